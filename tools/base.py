@@ -1,0 +1,127 @@
+"""The contract of a tool: four calls and a result.
+
+One instance of a tool serves many episodes at once; whatever belongs to one episode lives under its
+`instance_id`. The four-call lifecycle is the one that verl made known: `create` once per episode, `execute` per
+call, `calc_reward` once when the episode ends, `release` exactly once whatever happened.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.schema import ToolSchema
+
+
+class _ToolResult(NamedTuple):
+    text: str
+    reward: float
+    metrics: dict[str, Any]
+
+
+class ToolResult(_ToolResult):
+    """What one call gave. Unpacks as the familiar `(str, float, dict)`.
+
+    Attributes:
+        text: what the model reads.
+        reward: step reward of this call, added to the reward of the env's step.
+        metrics: numbers and strings about the call, kept in the trajectory. The keys `status` (a string, `"ok"`
+            when all went well) and `infra_failure` (true when the tool's infrastructure failed and the model is
+            not to blame) are understood by `toolgym.envs.ToolEnv`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str, reward: float = 0.0, metrics: Mapping[str, Any] | None = None) -> ToolResult:
+        return super().__new__(cls, text, float(reward), dict(metrics or {}))
+
+    @classmethod
+    def of(cls, value: Any) -> ToolResult:
+        """Read what a tool returned: a `ToolResult`, a `(text, reward, metrics)` tuple, or just text.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], str):
+            text, reward, metrics = value
+            return cls(text, 0.0 if reward is None else reward, metrics)
+        raise ConfigError(
+            f"a tool must return ToolResult(text, reward, metrics), a (str, float, dict) tuple or a str, got {value!r}"
+        )
+
+
+class BaseTool(ABC):
+    """A callable with a JSON schema and a life per episode.
+
+    Subclasses implement `execute` and, where they keep state per episode, `create` and `release`.
+
+    Args:
+        config: the tool's own options; see the subclass.
+        tool_schema: what the model sees, as a `ToolSchema` or a dict in the OpenAI shape. May be left out where the
+            subclass sets the class attribute `default_schema`.
+
+    Raises:
+        ConfigError: no schema was given and the class has none, or the schema is not valid.
+    """
+
+    default_schema: ToolSchema | None = None
+
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, tool_schema: ToolSchema | Mapping[str, Any] | None = None
+    ) -> None:
+        self.config: dict[str, Any] = dict(config or {})
+        schema = tool_schema if tool_schema is not None else self.default_schema
+        if schema is None:
+            raise ConfigError(f"{type(self).__name__} needs a tool_schema: it has no default_schema of its own")
+        self.tool_schema = schema if isinstance(schema, ToolSchema) else ToolSchema.from_openai(schema)
+
+    @property
+    def name(self) -> str:
+        """What the model calls this tool."""
+        return self.tool_schema.name
+
+    def get_openai_tool_schema(self) -> dict[str, Any]:
+        """The schema in the OpenAI shape, whole."""
+        return self.tool_schema.to_openai()
+
+    async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
+        """Open this tool for one episode.
+
+        Args:
+            instance_id: the id to use; a fresh one is made when it is None.
+            create_kwargs: from the task's `tools_kwargs[name]["create_kwargs"]`.
+
+        Returns:
+            The id that the other three calls take.
+        """
+        return instance_id if instance_id is not None else uuid.uuid4().hex
+
+    @abstractmethod
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        """Carry out one call.
+
+        Args:
+            instance_id: the episode, from `create`.
+            parameters: arguments, already checked against the schema and with its defaults filled in.
+            execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
+
+        What the model did wrong belongs in the result's text. An exception is caught by the env and shown to the
+        model as a failure of the tool.
+        """
+
+    async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
+        """The tool's contribution to the episode's reward, asked once when the episode ends. Default 0."""
+        return 0.0
+
+    async def release(self, instance_id: str, **release_kwargs: Any) -> None:
+        """Free what `create` and `execute` took. Called exactly once per `create`, whatever happened between."""
+
+    async def close(self) -> None:
+        """Free what the tool itself holds (pools, connections), when nobody will use it any more."""

@@ -1,0 +1,99 @@
+"""Tools from YAML files, in the shape that verl made known.
+
+```yaml
+tools:
+  - class_name: toolgym.tools.CodeInterpreterTool
+    config: {default_timeout: 10}
+    tool_schema:            # optional where the class has a schema of its own
+      type: function
+      function: {name: code_interpreter, description: ..., parameters: {...}}
+```
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from toolgym.tools.base import BaseTool
+from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, nearest
+
+
+class _Entry(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    class_name: str
+    config: dict[str, Any] = pydantic.Field(default_factory=dict)
+    tool_schema: dict[str, Any] | None = None
+
+
+class _File(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    tools: list[_Entry]
+
+
+def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
+    """Make the tools that a YAML file (or an already loaded mapping) lists.
+
+    Returns:
+        One tool per entry, in the file's order.
+
+    Raises:
+        UnknownNameError: the file, a module or a class does not exist; names the nearest one.
+        ConfigError: the file is not valid YAML or not of the shape above; names the place.
+    """
+    where, data = ("the mapping", source) if isinstance(source, Mapping) else _load(Path(source))
+    try:
+        parsed = _File.model_validate(data)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "top"
+        raise ConfigError(f"{where}: at {place}: {first['msg']} (got {first['input']!r})") from error
+    tools = []
+    for number, entry in enumerate(parsed.tools):
+        try:
+            tools.append(_import_class(entry.class_name)(entry.config, entry.tool_schema))
+        except ToolgymError as error:
+            raise type(error)(f"{where}: tools.{number} ({entry.class_name}): {error}") from error
+    names = [made.name for made in tools]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise ConfigError(f"{where}: two tools have the same name {double[0]!r}; names must be unique")
+    return tools
+
+
+def _load(path: Path) -> tuple[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        parent = path.parent
+        siblings = [item.name for item in parent.iterdir()] if parent.is_dir() else []
+        raise UnknownNameError(f"no tool file at {str(path)!r}{nearest(path.name, siblings)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the tool file {str(path)!r}: {error}") from error
+    try:
+        return str(path), yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+
+
+def _import_class(dotted: str) -> type[BaseTool]:
+    module_name, _, class_name = dotted.rpartition(".")
+    if not module_name:
+        raise ConfigError(f"class_name must be a dotted path such as 'package.module.Class', got {dotted!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UnknownNameError(f"cannot import {module_name!r}: no module named {error.name!r}") from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise UnknownNameError(f"module {module_name!r} has no {class_name!r}{nearest(class_name, dir(module))}")
+    if not (isinstance(found, type) and issubclass(found, BaseTool)):
+        raise ConfigError(f"{dotted!r} is not a subclass of toolgym.tools.BaseTool")
+    return found

@@ -1,0 +1,58 @@
+"""The chat message, in the OpenAI shape.
+
+Source: the `messages` array of the Chat Completions API, restricted to text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class FunctionCall(TypedDict):
+    """The function part of a tool call. `arguments` is an object, which chat templates render as JSON."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class MessageToolCall(TypedDict):
+    """One entry of an assistant message's `tool_calls`."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(TypedDict):
+    """One chat message.
+
+    `tool_calls` occurs on assistant messages only; `tool_call_id` and `name` on tool messages only.
+    """
+
+    role: Role
+    content: str
+    tool_calls: NotRequired[list[MessageToolCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+def system(content: str) -> Message:
+    """A system message."""
+    return {"role": "system", "content": content}
+
+
+def user(content: str) -> Message:
+    """A user message."""
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    """An assistant message without tool calls."""
+    return {"role": "assistant", "content": content}
+
+
+def tool(content: str, *, tool_call_id: str, name: str) -> Message:
+    """A tool's answer to the call with `tool_call_id`."""
+    return {"role": "tool", "content": content, "tool_call_id": tool_call_id, "name": name}

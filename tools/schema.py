@@ -1,0 +1,247 @@
+"""What a tool accepts (`ToolSchema`), a request for it (`ToolCall`), and what was wrong with one (`ToolCallError`).
+
+The JSON Schema of a tool is kept whole: nested objects, `items`, enums, defaults and everything else reach the
+model and the validator exactly as the tool's author wrote them.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.message import MessageToolCall
+
+
+@dataclass(frozen=True)
+class ToolSchema:
+    """A tool's name, description and parameters, as the model sees them.
+
+    Attributes:
+        name: what the model calls it.
+        description: one or more sentences for the model.
+        parameters: a JSON Schema (2020-12) of type `object`. Never altered.
+        strict: passed through to `to_openai` where set; kept for configurations in the OpenAI shape.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        import jsonschema
+
+        if not self.name or not isinstance(self.name, str):
+            raise ConfigError(f"a tool needs a non-empty name, got {self.name!r}")
+        if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
+            raise ConfigError(
+                f"parameters of tool {self.name!r} must be a JSON Schema with type 'object', "
+                f"got {self.parameters!r}"
+            )
+        try:
+            jsonschema.Draft202012Validator.check_schema(dict(self.parameters))
+        except jsonschema.SchemaError as error:
+            where = "/".join(str(part) for part in error.absolute_path) or "its top"
+            raise ConfigError(
+                f"parameters of tool {self.name!r} are not a valid JSON Schema at {where}: {error.message}"
+            ) from error
+
+    @classmethod
+    def from_openai(cls, value: Mapping[str, Any]) -> ToolSchema:
+        """Read `{"type": "function", "function": {"name", "description", "parameters"}}`, or the inner object.
+
+        Raises:
+            ConfigError: the value does not have that shape.
+        """
+        function = value.get("function", value) if isinstance(value, Mapping) else None
+        if not isinstance(function, Mapping) or "name" not in function:
+            raise ConfigError(
+                "a tool schema must look like {'type': 'function', 'function': {'name': ..., "
+                f"'description': ..., 'parameters': {{...}}}}}}, got {value!r}"
+            )
+        return cls(
+            name=function["name"],
+            description=function.get("description") or "",
+            parameters=copy.deepcopy(function.get("parameters") or {"type": "object", "properties": {}}),
+            strict=function.get("strict"),
+        )
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the schema in the OpenAI shape, as chat templates take it. The result may be altered freely."""
+        function: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": copy.deepcopy(dict(self.parameters)),
+        }
+        if self.strict is not None:
+            function["strict"] = self.strict
+        return {"type": "function", "function": function}
+
+    def problems(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Check arguments against the parameters.
+
+        Returns:
+            One sentence for each thing that is wrong, in words that a model can act on; empty when all is well.
+        """
+        errors = sorted(self._validator.iter_errors(dict(arguments)), key=lambda e: list(map(str, e.absolute_path)))
+        return [sentence for error in errors for sentence in _sentences(error)]
+
+    def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of the arguments in which absent ones with a `default` in the schema are filled in."""
+        return _fill_defaults(self.parameters, dict(arguments))
+
+    @functools.cached_property
+    def _validator(self) -> Any:
+        import jsonschema
+
+        return jsonschema.Draft202012Validator(dict(self.parameters))
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A well-formed request of the model for one tool.
+
+    Attributes:
+        id: unique in the episode; the answer carries it as `tool_call_id`.
+        name: the tool's name as the model wrote it.
+        arguments: the decoded JSON object.
+        index: position among all calls of its turn, malformed ones included, counted from 0.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    index: int = 0
+
+    def to_message(self) -> MessageToolCall:
+        """The entry for an assistant message's `tool_calls`."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class CallProblem(enum.StrEnum):
+    """Why a request for a tool could not be carried out. The model made the mistake, so the model reads it."""
+
+    MALFORMED_JSON = "malformed_json"
+    """The text between the tags is not JSON."""
+    NOT_A_CALL = "not_a_call"
+    """It is JSON, but not an object with a `name` and an object of `arguments`."""
+    UNCLOSED_TAG = "unclosed_tag"
+    """The turn ended before the call's closing tag."""
+    OPEN_THINKING = "open_thinking"
+    """The call stands inside a `<think>` that was never closed."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """No tool has that name."""
+    WRONG_ARGUMENTS = "wrong_arguments"
+    """The arguments do not fit the tool's schema."""
+    TOO_MANY_CALLS = "too_many_calls"
+    """More calls in one turn than `max_parallel_calls`."""
+
+
+@dataclass(frozen=True)
+class ToolCallError:
+    """A request for a tool that could not be carried out.
+
+    Attributes:
+        problem: the kind of mistake.
+        message: what the model reads: what was expected, what came, what to do.
+        raw: the text that the model wrote.
+        id: the id that the answer will carry.
+        index: position among all calls of the turn, counted from 0.
+        name: the tool's name, where it could be read.
+    """
+
+    problem: CallProblem
+    message: str
+    raw: str
+    id: str
+    index: int = 0
+    name: str = ""
+
+
+def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | ToolCallError:
+    """Check a call's name and arguments against the tools at hand.
+
+    Returns:
+        The call with the schema's defaults filled in, or the error that the model is to read.
+    """
+    raw = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    schema = schemas.get(call.name)
+    if schema is None:
+        known = ", ".join(sorted(schemas)) or "none"
+        text = f"Unknown tool {call.name!r}{nearest(call.name, schemas) or '.'} Available tools: {known}."
+        return ToolCallError(CallProblem.UNKNOWN_TOOL, text, raw, call.id, call.index, call.name)
+    problems = schema.problems(call.arguments)
+    if problems:
+        text = f"Wrong arguments for tool {call.name!r}: " + " ".join(problems)
+        return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)
+    return ToolCall(call.id, call.name, schema.with_defaults(call.arguments), call.index)
+
+
+def _sentences(error: Any) -> list[str]:
+    """Turn one `jsonschema` error into sentences that name the argument, what is wrong, and what is right."""
+    path = _path(error.absolute_path)
+    value, rule = error.instance, error.validator
+    if rule == "required":
+        absent = [name for name in error.validator_value if name not in value]
+        return [f"Missing required argument {_join(path, name)!r}." for name in absent]
+    if rule == "additionalProperties" and isinstance(value, Mapping):
+        allowed = list(error.schema.get("properties", {}))
+        extra = [name for name in value if name not in allowed]
+        expected = ", ".join(repr(name) for name in allowed) or "none"
+        return [f"Unexpected argument {_join(path, name)!r}; allowed: {expected}." for name in extra]
+    subject = f"Argument {path!r}" if path else "The arguments"
+    if rule == "type":
+        expected = error.validator_value
+        expected = " or ".join(expected) if isinstance(expected, list) else expected
+        return [f"{subject} must be of type {expected}, got {_json_type(value)} {_short(value)}."]
+    if rule == "enum":
+        allowed = ", ".join(json.dumps(item, ensure_ascii=False) for item in error.validator_value)
+        return [f"{subject} must be one of {allowed}, got {_short(value)}."]
+    if rule in ("anyOf", "oneOf") and error.context:
+        kinds = [child.validator_value for child in error.context if child.validator == "type"]
+        if kinds and len(kinds) == len(error.context):
+            return [f"{subject} must be of type {' or '.join(map(str, kinds))}, got {_json_type(value)} {_short(value)}."]
+    return [f"{subject} is not valid: {error.message}."]
+
+
+def _fill_defaults(schema: Mapping[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+    filled = dict(value)
+    for name, child in schema.get("properties", {}).items():
+        if not isinstance(child, Mapping):
+            continue
+        if name not in filled and "default" in child:
+            filled[name] = copy.deepcopy(child["default"])
+        elif isinstance(filled.get(name), dict):
+            filled[name] = _fill_defaults(child, filled[name])
+        elif isinstance(filled.get(name), list) and isinstance(child.get("items"), Mapping):
+            filled[name] = [
+                _fill_defaults(child["items"], item) if isinstance(item, dict) else item for item in filled[name]
+            ]
+    return filled
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _json_type(value: Any) -> str:
+    names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    return names.get(type(value), "null" if value is None else type(value).__name__)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
