@@ -1,13 +1,13 @@
 """The contract of an env: one episode at a time behind `reset`, `step` and `close`.
 
-    env = toolgym.make("CodeInterpreter-v0")
-    obs, info = await env.reset(seed=0)             # every message so far
-    while True:
-        result = await env.step(policy(obs))        # text, or an assistant message
-        obs = result.obs                            # only the new messages
-        if result.done:
-            break
-    await env.close()
+env = toolgym.make("CodeInterpreter-v0")
+obs, info = await env.reset(seed=0)             # every message so far
+while True:
+    result = await env.step(policy(obs))        # text, or an assistant message
+    obs = result.obs                            # only the new messages
+    if result.done:
+        break
+await env.close()
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class BaseEnv(ABC):
     """One episode at a time. Not safe for concurrent calls; make one env per concurrent episode."""
 
     @abstractmethod
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[list[Message], Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], Info]:
         """Begin an episode, ending the one before.
 
         Args:

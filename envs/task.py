@@ -77,7 +77,10 @@ class Task:
             "prompt": [dict(message) for message in self.messages],
             "reward_model": {"style": "rule", "ground_truth": self.ground_truth},
             "data_source": self.source,
-            "extra_info": {"index": self.id, "tools_kwargs": {k: dict(v) for k, v in self.tools_kwargs.items()}},
+            "extra_info": {
+                "index": self.id,
+                "tools_kwargs": {k: dict(v) for k, v in self.tools_kwargs.items()},
+            },
         }
 
 

@@ -74,7 +74,9 @@ class BaseTool(ABC):
     default_schema: ToolSchema | None = None
 
     def __init__(
-        self, config: Mapping[str, Any] | None = None, tool_schema: ToolSchema | Mapping[str, Any] | None = None
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
     ) -> None:
         self.config: dict[str, Any] = dict(config or {})
         schema = tool_schema if tool_schema is not None else self.default_schema

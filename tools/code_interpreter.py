@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pydantic
-
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError, nearest
 from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
@@ -87,7 +86,9 @@ class CodeInterpreterTool(BaseTool):
         self.sandbox = sandbox if sandbox is not None else _sandbox(self.options)
         self._workers: RateLimiter = LocalRateLimiter(self.options.num_workers)
         self._limiter: RateLimiter | None = (
-            global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit) if self.options.enable_global_rate_limit else None
+            global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit)
+            if self.options.enable_global_rate_limit
+            else None
         )
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
@@ -176,8 +177,9 @@ def _options(config: Mapping[str, Any]) -> CodeInterpreterConfig:
     known = CodeInterpreterConfig.model_fields
     for key in config:
         if key not in known:
-            raise ConfigError(f"code interpreter: unknown option {key!r}{nearest(key, known) or '.'} "
-                              f"Known: {', '.join(known)}.")
+            raise ConfigError(
+                f"code interpreter: unknown option {key!r}{nearest(key, known) or '.'} Known: {', '.join(known)}."
+            )
     try:
         return CodeInterpreterConfig.model_validate(dict(config))
     except pydantic.ValidationError as error:

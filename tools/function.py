@@ -10,7 +10,6 @@ from typing import Any, overload
 
 import docstring_parser
 import pydantic
-
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
@@ -39,7 +38,9 @@ class FunctionTool(BaseTool):
             checked = self._model.model_validate(parameters)
         except pydantic.ValidationError as error:
             sentences = (f"Argument {'.'.join(map(str, e['loc']))!r}: {e['msg']}." for e in error.errors())
-            return ToolResult(f"Wrong arguments for tool {self.name!r}: " + " ".join(sentences), 0.0, {"status": "error"})
+            return ToolResult(
+                f"Wrong arguments for tool {self.name!r}: " + " ".join(sentences), 0.0, {"status": "error"}
+            )
         arguments = {name: getattr(checked, name) for name in type(checked).model_fields}
         if inspect.iscoroutinefunction(self.function):
             value = await self.function(**arguments)
@@ -93,7 +94,9 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
         if param.kind not in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY):
             raise ConfigError(f"tool {tool_name!r}: parameter {param} must be passable by name; the model names them")
         if param.annotation is param.empty:
-            raise ConfigError(f"tool {tool_name!r}: parameter {param.name!r} needs a type hint, the schema is made of it")
+            raise ConfigError(
+                f"tool {tool_name!r}: parameter {param.name!r} needs a type hint, the schema is made of it"
+            )
         default = ... if param.default is param.empty else param.default
         fields[param.name] = (
             param.annotation,

@@ -41,8 +41,7 @@ class ToolSchema:
             raise ConfigError(f"a tool needs a non-empty name, got {self.name!r}")
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
             raise ConfigError(
-                f"parameters of tool {self.name!r} must be a JSON Schema with type 'object', "
-                f"got {self.parameters!r}"
+                f"parameters of tool {self.name!r} must be a JSON Schema with type 'object', got {self.parameters!r}"
             )
         try:
             jsonschema.Draft202012Validator.check_schema(dict(self.parameters))
@@ -121,7 +120,11 @@ class ToolCall:
 
     def to_message(self) -> MessageToolCall:
         """The entry for an assistant message's `tool_calls`."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 class CallProblem(enum.StrEnum):
@@ -206,7 +209,9 @@ def _sentences(error: Any) -> list[str]:
     if rule in ("anyOf", "oneOf") and error.context:
         kinds = [child.validator_value for child in error.context if child.validator == "type"]
         if kinds and len(kinds) == len(error.context):
-            return [f"{subject} must be of type {' or '.join(map(str, kinds))}, got {_json_type(value)} {_short(value)}."]
+            return [
+                f"{subject} must be of type {' or '.join(map(str, kinds))}, got {_json_type(value)} {_short(value)}."
+            ]
     return [f"{subject} is not valid: {error.message}."]
 
 

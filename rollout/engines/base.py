@@ -113,9 +113,7 @@ class Engine(ABC):
         """Get ready. Raises EngineUnavailableError when the engine cannot be reached."""
 
     @abstractmethod
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Generate one turn. Cancelling the call aborts the request.
 
         Args:

@@ -101,8 +101,7 @@ def _malformed(
         near = text[max(start, error.pos - 20) : min(end, error.pos + 20)]
         why = f"{error.msg} near {near!r}" if near else error.msg
     message = (
-        f"The tool call is not valid JSON: {why}. Write it as "
-        f'{OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE}.'
+        f'The tool call is not valid JSON: {why}. Write it as {OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE}.'
     )
     return ToolCallError(CallProblem.MALFORMED_JSON, message, raw, call_id, index), end + len(CLOSE)
 

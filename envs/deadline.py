@@ -1,0 +1,88 @@
+"""A deadline that holds even when the awaited code ignores cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CANCEL_GRACE = 2.0
+"""Seconds that cancelled code gets to clean up before it is left behind."""
+
+_log = logging.getLogger("toolgym.envs")
+_left_behind: set[asyncio.Task[Any]] = set()
+
+
+class DeadlineError(TimeoutError):
+    """The deadline passed. `stuck` tells whether the code also ignored its cancellation."""
+
+    def __init__(self, seconds: float, *, stuck: bool) -> None:
+        super().__init__(f"did not finish within {seconds:g} seconds")
+        self.seconds = seconds
+        self.stuck = stuck
+
+
+async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Await a coroutine for at most `seconds`.
+
+    `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here
+    it gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log.
+
+    Raises:
+        DeadlineError: the deadline passed.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if done:
+        return task.result()
+    stuck = not await _stop(task)
+    raise DeadlineError(seconds, stuck=stuck)
+
+
+async def shielded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine to its end even when the caller is cancelled meanwhile; the cancellation comes after.
+
+    For clean-up that must happen exactly once. The coroutine must have deadlines of its own.
+    """
+    task = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except Exception:  # noqa: BLE001  raised again below, by result()
+            break
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    return task.result()
+
+
+async def _stop(task: asyncio.Task[Any]) -> bool:
+    """Cancel a task and wait a little for it. Returns whether it ended."""
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=CANCEL_GRACE)
+    if done:
+        if not task.cancelled():
+            task.exception()  # it was cancelled on purpose; whatever it says now has nobody to hear it
+        return True
+    _log.warning("code that overran its deadline ignores cancellation and was left behind: %r", task)
+    _left_behind.add(task)
+    task.add_done_callback(_forget)
+    return False
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,333 @@
+"""`ToolEnv`: the loop that all tool environments share.
+
+One step: parse the turn, check each call, run the good ones at the same time, answer all in the order in which the
+model asked. A turn without calls is the answer and ends the episode. Whatever the model does wrong, and whatever a
+tool does, comes back as a message that the model reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.envs.base import BaseEnv, Info, StepResult, StopReason
+from toolgym.envs.deadline import DeadlineError, shielded, with_deadline
+from toolgym.envs.task import Task, TaskList, TaskSource
+from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.errors import ConfigError, EpisodeError
+from toolgym.tools.message import Message, tool
+from toolgym.tools.parsers import Parser, get_parser
+from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
+
+_log = logging.getLogger("toolgym.envs")
+
+Scorer = Callable[[str, Task], float | Awaitable[float]]
+"""From the text of the final turn and the task to a reward."""
+
+
+@dataclass(frozen=True)
+class ToolCallRecord:
+    """What became of one tool call.
+
+    Attributes:
+        id: the call's id.
+        name: the tool's name as the model wrote it; empty where it could not be read.
+        arguments: the arguments with defaults filled in; None where they could not be read.
+        status: `ok`; what the tool reported in its metrics' `status`; `timeout` or `error` where the tool overran its
+            deadline or raised; or the `CallProblem` of a call that was not run.
+        text: what the model read.
+        reward: the tool's step reward.
+        seconds: wall seconds that the call took.
+        infra_failure: the tool's infrastructure failed; the model is not to blame.
+        metrics: the tool's own numbers.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    status: str
+    text: str
+    reward: float = 0.0
+    seconds: float = 0.0
+    infra_failure: bool = False
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class ToolEnv(BaseEnv):
+    """An env whose policy may call tools.
+
+    Args:
+        tools: the tools, shared with other envs or not; they stay the caller's to close.
+        tasks: where tasks come from; a sequence is drawn from at random.
+        parser: how calls are written, by name (`hermes`) or as a function.
+        scorer: what the final turn is worth. None scores 0, so that only the tools' rewards count.
+        max_turns: turns of the policy until the episode is truncated.
+        max_parallel_calls: calls of one turn that are run; the model is told about those beyond.
+        max_bad_calls: malformed calls that an episode may contain; one more ends it. None: any number.
+        tool_timeout: wall seconds for any one call of a tool's methods, queueing included. Tools have deadlines of
+            their own; this one holds when they fail to.
+
+    The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score.
+
+    Raises:
+        ConfigError: two tools share a name, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[BaseTool],
+        tasks: TaskSource | Sequence[Task],
+        *,
+        parser: str | Parser = "hermes",
+        scorer: Scorer | None = None,
+        max_turns: int = 8,
+        max_parallel_calls: int = 8,
+        max_bad_calls: int | None = None,
+        tool_timeout: float = 120.0,
+    ) -> None:
+        self.tools = {made.name: made for made in tools}
+        if len(self.tools) != len(tools):
+            raise ConfigError(f"tools of one env need unique names, got {[made.name for made in tools]}")
+        for name, value in (("max_turns", max_turns), ("max_parallel_calls", max_parallel_calls)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value!r}")
+        if not tool_timeout > 0:
+            raise ConfigError(f"tool_timeout must be a positive number of seconds, got {tool_timeout!r}")
+        if max_bad_calls is not None and max_bad_calls < 0:
+            raise ConfigError(f"max_bad_calls must be None or at least 0, got {max_bad_calls!r}")
+        self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
+        self.max_turns = max_turns
+        self.max_parallel_calls = max_parallel_calls
+        self.max_bad_calls = max_bad_calls
+        self.tool_timeout = tool_timeout
+        self._parser = get_parser(parser) if isinstance(parser, str) else parser
+        self._scorer = scorer
+        self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
+        self._rng = random.Random()
+        self._task: Task | None = None
+        self._instances: dict[str, str] = {}
+        self._turn = 0
+        self._calls_seen = 0
+        self._bad_calls = 0
+        self._over = True
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        return list(self._schemas.values())
+
+    @property
+    def task(self) -> Task | None:
+        """The task of the episode; None before the first `reset`."""
+        return self._task
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], Info]:
+        await self._release()
+        if seed is not None:
+            self._rng = random.Random(seed)
+        task = (options or {}).get("task")
+        if task is not None and not isinstance(task, Task):
+            raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
+        self._task = task = task if task is not None else self.tasks.sample(self._rng)
+        unknown = sorted(set(task.tools_kwargs) - set(self.tools))
+        if unknown:
+            raise ConfigError(
+                f"task {task.id!r} has tools_kwargs for {unknown[0]!r}, but the env's tools are: "
+                f"{', '.join(self.tools) or 'none'}"
+            )
+        self._turn = self._calls_seen = self._bad_calls = 0
+        try:
+            for name, made in self.tools.items():
+                kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
+                self._instances[name] = await with_deadline(made.create(**kwargs), self.tool_timeout)
+        except BaseException:
+            await self._release()
+            raise
+        self._over = False
+        info: Info = {"task": task, "tools": [schema.to_openai() for schema in self.tool_schemas]}
+        return [message.copy() for message in task.messages], info
+
+    async def step(self, action: str | Message) -> StepResult:
+        if self._task is None:
+            raise EpisodeError("step was called before reset; call `await env.reset()` first")
+        if self._over:
+            raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
+        self._turn += 1
+        text, message, requests = self._read(action)
+        self._calls_seen += len(requests)
+        if not requests:
+            return await self._end(StopReason.ANSWERED, message, [], final_text=text)
+        if self._turn >= self.max_turns:
+            return await self._end(StopReason.MAX_TURNS, message, [])
+        records = await self._answer(requests)
+        self._bad_calls += sum(isinstance(request, ToolCallError) for request in requests)
+        reward = sum(record.reward for record in records)
+        if self.max_bad_calls is not None and self._bad_calls > self.max_bad_calls:
+            return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
+        obs = [tool(record.text, tool_call_id=record.id, name=record.name) for record in records]
+        return StepResult(obs, reward, False, self._info(None, message, records, {}))
+
+    async def close(self) -> None:
+        self._over = True
+        await self._release()
+
+    # ------------------------------------------------------------------ one turn
+
+    def _read(self, action: str | Message) -> tuple[str, Message, list[ToolCall | ToolCallError]]:
+        """Return the turn's text, the assistant message, and what it asks for in order."""
+        if isinstance(action, str):
+            text = action
+            parsed = self._parser(text, first_id=self._calls_seen)
+            found: list[ToolCall | ToolCallError] = sorted([*parsed.calls, *parsed.errors], key=lambda one: one.index)
+            if parsed.calls and not parsed.errors:
+                message: Message = {
+                    "role": "assistant",
+                    "content": parsed.content.strip(),
+                    "tool_calls": [call.to_message() for call in parsed.calls],
+                }
+            else:  # what could not be read stays in the conversation as it was written
+                message = {"role": "assistant", "content": text}
+        else:
+            text, message, found = self._read_message(action)
+        checked = [check_call(one, self._schemas) if isinstance(one, ToolCall) else one for one in found]
+        return text, message, [self._limit(one) for one in checked]
+
+    def _read_message(self, action: Message) -> tuple[str, Message, list[ToolCall | ToolCallError]]:
+        if action.get("role") != "assistant" or not isinstance(action.get("content"), str):
+            raise ConfigError(f"an action is text or an assistant message with a text content, got {action!r}")
+        if "tool_calls" not in action:
+            text, _, found = self._read(action["content"])
+            return text, action, found
+        calls: list[ToolCall | ToolCallError] = []
+        for index, one in enumerate(action["tool_calls"]):
+            function = one.get("function", {})
+            if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
+                raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {one!r}")
+            call_id = one.get("id") or f"call_{self._calls_seen + index}"
+            calls.append(ToolCall(call_id, function["name"], function["arguments"], index))
+        return action["content"], action, calls
+
+    def _limit(self, request: ToolCall | ToolCallError) -> ToolCall | ToolCallError:
+        if isinstance(request, ToolCallError) or request.index < self.max_parallel_calls:
+            return request
+        message = (
+            f"The call was not run: at most {self.max_parallel_calls} tool calls are allowed in one turn. "
+            "Send it again in your next turn."
+        )
+        return ToolCallError(CallProblem.TOO_MANY_CALLS, message, "", request.id, request.index, request.name)
+
+    async def _answer(self, requests: Sequence[ToolCall | ToolCallError]) -> list[ToolCallRecord]:
+        """Run all good calls at once; return one record per request, in their order."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._one(request)) for request in requests]
+        return [task.result() for task in tasks]
+
+    async def _one(self, request: ToolCall | ToolCallError) -> ToolCallRecord:
+        if isinstance(request, ToolCallError):
+            return ToolCallRecord(request.id, request.name, None, request.problem.value, request.message)
+        made, instance = self.tools[request.name], self._instances[request.name]
+        assert self._task is not None
+        kwargs = self._task.tools_kwargs.get(request.name, {}).get("execute_kwargs") or {}
+        started = time.monotonic()
+        status, infra_failure = "ok", False
+        try:
+            call = made.execute(instance, request.arguments, **kwargs)
+            result = ToolResult.of(await with_deadline(call, self.tool_timeout))
+            status = str(result.metrics.get("status", "ok"))
+            infra_failure = bool(result.metrics.get("infra_failure", False))
+        except DeadlineError as error:
+            status = "timeout"
+            result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a tool's failure is the model's observation
+            _log.debug("tool %r raised", request.name, exc_info=True)
+            status = "error"
+            result = ToolResult(f"[The tool {request.name!r} failed: {type(error).__name__}: {error}]")
+        return ToolCallRecord(
+            id=request.id,
+            name=request.name,
+            arguments=request.arguments,
+            status=status,
+            text=result.text,
+            reward=result.reward,
+            seconds=time.monotonic() - started,
+            infra_failure=infra_failure,
+            metrics=result.metrics,
+        )
+
+    # ------------------------------------------------------------------ the end
+
+    async def _end(
+        self,
+        reason: StopReason,
+        message: Message,
+        records: list[ToolCallRecord],
+        *,
+        reward: float = 0.0,
+        final_text: str | None = None,
+    ) -> StepResult:
+        """Score, ask every tool for its reward, release."""
+        self._over = True
+        assert self._task is not None
+        metrics: dict[str, Any] = {}
+        try:
+            if final_text is not None and self._scorer is not None:
+                metrics["score"] = await self._score(final_text)
+                reward += metrics["score"]
+            for name, instance in self._instances.items():
+                kwargs = self._task.tools_kwargs.get(name, {}).get("calc_reward_kwargs") or {}
+                given = await with_deadline(self.tools[name].calc_reward(instance, **kwargs), self.tool_timeout)
+                reward += float(given)
+                metrics[f"reward/{name}"] = float(given)
+        finally:
+            await self._release()
+        return StepResult([], reward, True, self._info(reason, message, records, metrics))
+
+    async def _score(self, final_text: str) -> float:
+        assert self._scorer is not None
+        assert self._task is not None
+        score = self._scorer(final_text, self._task)
+        if inspect.isawaitable(score):
+            score = await with_deadline(_awaited(score), self.tool_timeout)
+        return float(score)
+
+    def _info(
+        self,
+        reason: StopReason | None,
+        message: Message,
+        records: list[ToolCallRecord],
+        metrics: dict[str, Any],
+    ) -> Info:
+        return {
+            "terminated": reason in (StopReason.ANSWERED, StopReason.TOO_MANY_BAD_CALLS),
+            "truncated": reason is StopReason.MAX_TURNS,
+            "stop_reason": reason,
+            "message": message,
+            "tool_calls": records,
+            "metrics": {"turn": self._turn, "bad_calls": self._bad_calls, **metrics},
+        }
+
+    async def _release(self) -> None:
+        """Release every instance exactly once, even when cancelled meanwhile."""
+        if self._instances:
+            instances, self._instances = self._instances, {}
+            await shielded(self._release_all(instances))
+
+    async def _release_all(self, instances: Mapping[str, str]) -> None:
+        task_kwargs = self._task.tools_kwargs if self._task is not None else {}
+        for name, instance in instances.items():
+            kwargs = task_kwargs.get(name, {}).get("release_kwargs") or {}
+            try:
+                await with_deadline(self.tools[name].release(instance, **kwargs), self.tool_timeout)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  the episode's result is worth more
+                _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
+
+
+async def _awaited(value: Awaitable[float]) -> float:
+    return await value
