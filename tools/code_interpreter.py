@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pydantic
+
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError, nearest
 from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter

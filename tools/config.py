@@ -19,6 +19,7 @@ from typing import Any
 
 import pydantic
 import yaml
+
 from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, nearest
 

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import docstring_parser
 import pydantic
+
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import aiohttp
+
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 

@@ -1,0 +1,51 @@
+"""The `toolgym` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from toolgym.rollout_command import rollout_command
+from toolgym.tools.errors import ToolgymError
+from toolgym.version import __version__
+
+app = typer.Typer(
+    name="toolgym",
+    help="Gymnasium-style environments for training language models that use tools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"toolgym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Gymnasium-style environments for training language models that use tools."""
+
+
+app.command("rollout")(rollout_command)
+
+
+def main() -> None:
+    """Run the command line. Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+    try:
+        app()
+    except ToolgymError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", style="red", markup=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

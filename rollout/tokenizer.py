@@ -1,0 +1,37 @@
+"""Loading the tokenizer that belongs to a model, exactly as it was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
+
+try:
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+except ImportError as error:
+    raise missing_extra("rollout", "Loading a tokenizer", error) from error
+
+
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer.
+
+    A folder with a `tokenizer.json` is loaded from that very file. (`AutoTokenizer` of transformers 5 may build
+    another tokenizer from the model's type instead, with other ids.) A name that is no folder goes to the model hub.
+
+    Args:
+        source: a folder, or a model's name on the hub.
+
+    Raises:
+        UnknownNameError: it is a path, and there is no such folder; names the nearest one.
+        ConfigError: it holds no tokenizer.
+    """
+    path = Path(source)
+    if not path.is_dir() and (path.is_absolute() or str(source).startswith(".")):
+        siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UnknownNameError(f"no model folder at {str(source)!r}{nearest(path.name, siblings)}")
+    try:
+        if (path / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(str(path))
+        return AutoTokenizer.from_pretrained(str(source))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot load a tokenizer from {str(source)!r}: {error}") from error

@@ -1,0 +1,374 @@
+"""`Trajectory`: the record of one episode, with the exact tokens that the policy saw and wrote.
+
+Tokens are stored once, as segments in the order in which the context grew; every mask and layout is derived from
+them. On disk a trajectory is one line of JSON, a superset of the rows that verl's `rollout_data_dir` holds (`input`,
+`output`, `gts`, `score`, `step`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from toolgym.envs.base import StopReason
+from toolgym.envs.tool_env import ToolCallRecord
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.message import Message
+
+FORMAT_VERSION = 1
+"""Version of the JSON that `Trajectory.to_json` writes."""
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of tokens behind the prompt, all from one hand.
+
+    Attributes:
+        token_ids: the ids, in order.
+        is_policy: whether the policy sampled them; otherwise the env put them there.
+        logprobs: the engine's log-probability of each id; empty for the env's.
+        weight_versions: the version of the weights that sampled each id; empty for the env's.
+    """
+
+    token_ids: tuple[int, ...]
+    is_policy: bool
+    logprobs: tuple[float, ...] = ()
+    weight_versions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        expected = len(self.token_ids) if self.is_policy else 0
+        if not len(self.logprobs) == len(self.weight_versions) == expected:
+            raise ConfigError(
+                f"a segment of {len(self.token_ids)} {'policy' if self.is_policy else 'env'} tokens needs {expected} "
+                f"logprobs and weight versions, got {len(self.logprobs)} and {len(self.weight_versions)}"
+            )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One generation and the observation it led to.
+
+    Attributes:
+        text: what the policy wrote, without its end-of-turn token.
+        finish_reason: the engine's: `stop`, `length` or `abort`.
+        prompt_tokens: tokens of the context that was sent.
+        generated_tokens: tokens that came back.
+        cached_tokens: tokens of the context that the engine had in its prefix cache.
+        observation_tokens: tokens that the env appended afterwards.
+        tool_calls: what became of each call, in order.
+        reward: reward of the env's step.
+        engine_seconds: wall seconds until the engine had answered.
+        env_seconds: wall seconds of the env's step, tools included.
+    """
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int = 0
+    observation_tokens: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    reward: float = 0.0
+    engine_seconds: float = 0.0
+    env_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an episode failed.
+
+    Attributes:
+        kind: `env_create`, `reset`, `prompt`, `engine`, `engine_timeout`, `env`, `env_timeout` or `episode_timeout`.
+        message: the error's type and text.
+        turn: number of the turn, counted from 0.
+    """
+
+    kind: str
+    message: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished, truncated or failed episode.
+
+    Attributes:
+        id: unique in the run.
+        env_id: the env's id, or the name of its class.
+        task_id: the task's id.
+        source: the task's source.
+        group_id: number of the task in the run; trajectories of one group were sampled from one task.
+        sample: number of the trajectory in its group.
+        messages: the conversation. The chat template renders it to `prompt_ids` and the segments.
+        tools: the tools' schemas in the OpenAI shape, as the template got them.
+        prompt_ids: token ids of the conversation up to the first turn.
+        segments: what came after, in order.
+        reward: sum of the rewards of all steps.
+        stop_reason: why it ended.
+        turns: turn by turn.
+        ground_truth: the task's.
+        error: the failure, when it failed; everything up to it is kept.
+        sampling: parameters of the sampling, by name.
+        metrics: the env's metrics of the last step.
+        prompt_text: `prompt_ids` decoded, special tokens included.
+        response_text: all ids behind the prompt decoded, special tokens included.
+        started_at: seconds since the epoch.
+        seconds: wall seconds of the whole episode.
+        step: the training step it belongs to, where the caller says so.
+    """
+
+    id: str
+    env_id: str
+    task_id: str
+    source: str
+    group_id: int
+    sample: int
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    prompt_ids: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    reward: float
+    stop_reason: StopReason
+    turns: tuple[Turn, ...] = ()
+    ground_truth: str | None = None
+    error: Failure | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    prompt_text: str = ""
+    response_text: str = ""
+    started_at: float = 0.0
+    seconds: float = 0.0
+    step: int = 0
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def response_ids(self) -> list[int]:
+        """All ids behind the prompt, the policy's and the env's."""
+        return list(itertools.chain.from_iterable(segment.token_ids for segment in self.segments))
+
+    @property
+    def response_mask(self) -> list[int]:
+        """1 for each id that the policy sampled, 0 for each of the env's. Same length as `response_ids`."""
+        return [int(segment.is_policy) for segment in self.segments for _ in segment.token_ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The engine's log-probability of each id; 0.0 for the env's. Same length as `response_ids`."""
+        return [
+            value
+            for segment in self.segments
+            for value in (segment.logprobs if segment.is_policy else (0.0,) * len(segment.token_ids))
+        ]
+
+    @property
+    def weight_versions(self) -> list[str | None]:
+        """Version of the weights behind each id; None for the env's. Same length as `response_ids`."""
+        return [
+            value
+            for segment in self.segments
+            for value in (segment.weight_versions if segment.is_policy else (None,) * len(segment.token_ids))
+        ]
+
+    @property
+    def policy_tokens(self) -> int:
+        """Number of ids that the policy sampled."""
+        return sum(len(segment.token_ids) for segment in self.segments if segment.is_policy)
+
+    # ------------------------------------------------------------------ what happened
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine, the env or a deadline broke the episode off."""
+        return self.error is not None
+
+    @property
+    def tool_calls(self) -> list[ToolCallRecord]:
+        """All tool calls of the episode, in order."""
+        return [record for turn in self.turns for record in turn.tool_calls]
+
+    @property
+    def engine_seconds(self) -> float:
+        """Wall seconds that the episode waited for the engine."""
+        return sum(turn.engine_seconds for turn in self.turns)
+
+    @property
+    def env_seconds(self) -> float:
+        """Wall seconds that the episode waited for the env's steps, tools included."""
+        return sum(turn.env_seconds for turn in self.turns)
+
+    @property
+    def problems(self) -> list[str]:
+        """One line for each tool call that did not go well, and for the failure."""
+        lines = [
+            f"turn {number}: {record.name or 'call'}: {record.status}"
+            + (" (infrastructure)" if record.infra_failure else "")
+            for number, turn in enumerate(self.turns)
+            for record in turn.tool_calls
+            if record.status != "ok"
+        ]
+        if self.error is not None:
+            lines.append(f"turn {self.error.turn}: {self.error.kind}: {self.error.message}")
+        return lines
+
+    # ------------------------------------------------------------------ JSON
+
+    def to_json(self) -> dict[str, Any]:
+        """The trajectory as JSON can hold it; `from_json` reads it back equal."""
+        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        own["segments"] = [dataclasses.asdict(segment) for segment in self.segments]
+        own["turns"] = [dataclasses.asdict(turn) for turn in self.turns]
+        own["error"] = dataclasses.asdict(self.error) if self.error is not None else None
+        own["stop_reason"] = self.stop_reason.value
+        own["prompt_ids"] = list(self.prompt_ids)
+        del own["prompt_text"], own["response_text"], own["ground_truth"], own["reward"]
+        verl = {
+            "input": self.prompt_text,
+            "output": self.response_text,
+            "gts": self.ground_truth,
+            "score": self.reward,
+        }
+        return {"format_version": FORMAT_VERSION, **verl, **own}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Trajectory:
+        """Read what `to_json` made.
+
+        Raises:
+            ConfigError: something is missing or of another version.
+        """
+        if value.get("format_version") != FORMAT_VERSION:
+            raise ConfigError(
+                f"expected a trajectory of format version {FORMAT_VERSION}, got {value.get('format_version')!r}"
+            )
+        data = dict(value)
+        del data["format_version"]
+        try:
+            data["prompt_text"], data["response_text"] = data.pop("input"), data.pop("output")
+            data["ground_truth"], data["reward"] = data.pop("gts"), data.pop("score")
+            data["prompt_ids"] = tuple(data["prompt_ids"])
+            data["messages"], data["tools"] = tuple(data["messages"]), tuple(data["tools"])
+            data["segments"] = tuple(_segment(one) for one in data["segments"])
+            data["turns"] = tuple(_turn(one) for one in data["turns"])
+            data["error"] = Failure(**data["error"]) if data["error"] is not None else None
+            data["stop_reason"] = StopReason(data["stop_reason"])
+            return cls(**data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
+
+
+def _segment(value: Mapping[str, Any]) -> Segment:
+    return Segment(
+        token_ids=tuple(value["token_ids"]),
+        is_policy=value["is_policy"],
+        logprobs=tuple(value["logprobs"]),
+        weight_versions=tuple(value["weight_versions"]),
+    )
+
+
+def _turn(value: Mapping[str, Any]) -> Turn:
+    calls = tuple(ToolCallRecord(**record) for record in value["tool_calls"])
+    return Turn(**{**value, "tool_calls": calls})
+
+
+class TrajectoryWriter:
+    """Appends trajectories to a JSON Lines file, each as soon as it is there.
+
+    Every line is flushed to the operating system, so that a killed run keeps all that had finished.
+
+    Args:
+        path: the file; an existing one is replaced.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.count = 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = self.path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Append one trajectory.
+
+        Raises:
+            ConfigError: the disk is full or the file is gone; what was written before stays readable.
+        """
+        # Lone surrogates, which a model may well produce, cannot be UTF-8; JSON escapes keep them.
+        line = json.dumps(trajectory.to_json(), ensure_ascii=False, default=str)
+        try:
+            line.encode("utf-8")
+        except UnicodeEncodeError:
+            line = json.dumps(trajectory.to_json(), ensure_ascii=True, default=str)
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot append to {str(self.path)!r} after {self.count} trajectories: {error}"
+            ) from error
+        self.count += 1
+
+    def close(self) -> None:
+        """Write what is left to disk and close the file. Closing twice is fine."""
+        if not self._file.closed:
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
+    """Read a JSON Lines file of trajectories, one by one.
+
+    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log.
+
+    Raises:
+        UnknownNameError: there is no such file; names the nearest one.
+        ConfigError: a line is not a trajectory; names the line.
+    """
+    path = Path(path)
+    try:
+        file = path.open(encoding="utf-8")
+    except FileNotFoundError:
+        siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UnknownNameError(f"no trajectories at {str(path)!r}{nearest(path.name, siblings)}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise ConfigError(f"expected a JSON object, got {type(value).__name__}")
+            except (json.JSONDecodeError, ConfigError) as error:
+                if not line.endswith("\n"):
+                    _log.warning("%s: line %d was cut off and is skipped", path, number)
+                    return
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+            try:
+                yield Trajectory.from_json(value)
+            except ConfigError as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
