@@ -59,6 +59,10 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
     for number, entry in enumerate(parsed.tools):
         try:
             tools.append(_import_class(entry.class_name)(entry.config, entry.tool_schema))
+        except TypeError as error:  # an abstract class, or a constructor of another shape
+            raise ConfigError(
+                f"{where}: tools.{number}: {entry.class_name} cannot be made with (config, tool_schema): {error}"
+            ) from error
         except ToolgymError as error:
             raise type(error)(f"{where}: tools.{number} ({entry.class_name}): {error}") from error
     names = [made.name for made in tools]

@@ -67,7 +67,7 @@ class ToolSchema:
         return cls(
             name=function["name"],
             description=function.get("description") or "",
-            parameters=copy.deepcopy(function.get("parameters") or {"type": "object", "properties": {}}),
+            parameters=_without_nulls(function.get("parameters") or {"type": "object", "properties": {}}),
             strict=function.get("strict"),
         )
 
@@ -184,6 +184,28 @@ def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | 
         text = f"Wrong arguments for tool {call.name!r}: " + " ".join(problems)
         return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)
     return ToolCall(call.id, call.name, schema.with_defaults(call.arguments), call.index)
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Copy a schema without keywords whose value is null, as verl's files write `enum: null` for "no enum".
+
+    JSON Schema gives null a meaning in `default` and `const` only (and inside `enum` and `examples`, which are kept).
+    """
+    if not isinstance(schema, Mapping):
+        return copy.deepcopy(schema)
+    copied: dict[str, Any] = {}
+    for key, value in schema.items():
+        if value is None and key not in ("default", "const"):
+            continue
+        if key in ("properties", "$defs", "patternProperties") and isinstance(value, Mapping):
+            copied[key] = {name: _without_nulls(child) for name, child in value.items()}
+        elif key in ("items", "additionalProperties", "not"):
+            copied[key] = _without_nulls(value)
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+            copied[key] = [_without_nulls(child) for child in value]
+        else:
+            copied[key] = copy.deepcopy(value)
+    return copied
 
 
 def _sentences(error: Any) -> list[str]:
