@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from toolgym.tools import CodeInterpreterTool, from_config
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
@@ -71,7 +72,10 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("tools: [{class_name: nowhere.Tool}]", "no module named 'nowhere'"),
         ("tools: [{class_name: pathlib.Path}]", "not a subclass"),
         ("tools: [{class_name: toolgym.tools.BaseTool, tool_schema: {name: x}}]", "cannot be made"),
-        ("tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {num_worker: 1}}]", "did you mean 'num_workers'"),
+        (
+            "tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {num_worker: 1}}]",
+            "did you mean 'num_workers'",
+        ),
         ("tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {rate_limit: 0}}]", "'rate_limit'"),
         ("tools: [{class_name: toolgym.tools.CodeInterpreterTool, confg: {}}]", "tools.0.confg"),
     ],

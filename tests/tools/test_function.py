@@ -9,6 +9,7 @@ from typing import Literal
 
 import pydantic
 import pytest
+
 from toolgym.tools import ToolResult, tool
 from toolgym.tools.errors import ConfigError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from toolgym.tools.errors import UnknownNameError
 from toolgym.tools.parsers import get_parser, parse_hermes
 from toolgym.tools.schema import CallProblem
@@ -80,7 +81,9 @@ def test_what_is_not_a_call_is_an_error_that_says_why(inner, problem, said):
     assert said in error.message
 
 
-@pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "arg', '<tool_call>\n{"name": "f", "arguments": {}}\n', "<tool_call>"])
+@pytest.mark.parametrize(
+    "text", ['<tool_call>{"name": "f", "arg', '<tool_call>\n{"name": "f", "arguments": {}}\n', "<tool_call>"]
+)
 def test_an_unclosed_tag_is_an_error_even_if_its_json_is_complete(text):
     parsed = parse_hermes(text)
     assert parsed.calls == []
@@ -118,10 +121,12 @@ def test_a_think_tag_inside_an_argument_is_data():
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), json_values)), max_size=4))
 def test_whatever_json_can_hold_comes_through_unchanged(calls):
     text = " ".join(f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 

@@ -18,13 +18,17 @@ import signal
 import sys
 import tempfile
 import time
+from asyncio import FIRST_COMPLETED
 from pathlib import Path
 
 from toolgym.tools.errors import ConfigError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 
 KILL_GRACE = 5.0
-"""Seconds to wait for killed processes to be reaped and for their pipes to close."""
+"""Seconds to wait for a killed process to be reaped."""
+
+DRAIN_GRACE = 0.5
+"""Seconds to wait for the pipes of a dead process to close."""
 
 FLOOD_FACTOR = 64
 """A stream may carry this many times its cap before the program is killed for it."""
@@ -82,47 +86,38 @@ class ProcessSandbox(Sandbox):
             _kill_group(group)
 
     async def _run(self, command: list[str], folder: Path, stdin: bytes, timeout: float) -> ExecutionResult:
+        loop = asyncio.get_running_loop()
         started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
+        out, err = _Capture(self.max_output_bytes), _Capture(self.max_output_bytes)
+        transport, program = await loop.subprocess_exec(
+            lambda: _Program(out, err),
             *command,
             cwd=folder,
             env=_environment(folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        self._groups.add(process.pid)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, err = _Capture(self.max_output_bytes), _Capture(self.max_output_bytes)
-        readers = [
-            asyncio.create_task(out.read(process.stdout, lambda: _kill_group(process.pid))),
-            asyncio.create_task(err.read(process.stderr, lambda: _kill_group(process.pid))),
-        ]
-        feeder = asyncio.create_task(_feed(process.stdin, stdin))
+        group = transport.get_pid()
+        self._groups.add(group)
         timed_out = False
         try:
-            try:
-                async with asyncio.timeout(timeout):
-                    await process.wait()
-            except TimeoutError:
-                timed_out = True
+            _feed(transport, stdin)
+            done, _ = await asyncio.wait(
+                {program.exited, program.flooded}, timeout=timeout, return_when=FIRST_COMPLETED
+            )
+            timed_out = not done
         finally:
-            # Whatever happened, cancellation included: nothing of the group may survive, and every task is awaited.
-            _kill_group(process.pid)
-            feeder.cancel()
-            await asyncio.shield(_settle(process, [*readers, feeder]))
-            self._groups.discard(process.pid)
+            # Whatever happened, cancellation included, nothing of the group may survive.
+            _kill_group(group)
+            await asyncio.shield(program.settle())
+            transport.close()
+            self._groups.discard(group)
         duration = time.monotonic() - started
-        return_code = process.returncode
-        flooded = out.flooded or err.flooded
+        return_code = transport.get_returncode()
         if timed_out:
             status, return_code = ExecutionStatus.TIMEOUT, None
-        elif flooded:
+        elif program.flooded.done():
             status, return_code = ExecutionStatus.OUTPUT_LIMIT, None
-        elif return_code is not None and return_code < 0:
+        elif return_code is None or return_code < 0:
             status = ExecutionStatus.KILLED
         else:
             status = ExecutionStatus.OK if return_code == 0 else ExecutionStatus.ERROR
@@ -137,6 +132,41 @@ class ProcessSandbox(Sandbox):
         )
 
 
+class _Program(asyncio.SubprocessProtocol):
+    """What the event loop tells about one process.
+
+    (`asyncio.Process.wait` will not do: it also waits for the pipes, which a grandchild may hold open.)
+    """
+
+    def __init__(self, out: _Capture, err: _Capture) -> None:
+        loop = asyncio.get_running_loop()
+        self._captures = {1: out, 2: err}
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.flooded: asyncio.Future[None] = loop.create_future()
+        self._drained: asyncio.Future[None] = loop.create_future()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._captures[fd].add(data)
+        if self._captures[fd].flooded and not self.flooded.done():
+            self.flooded.set_result(None)
+
+    def process_exited(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._drained.done():
+            self._drained.set_result(None)
+
+    async def settle(self) -> None:
+        """Wait until the killed process is reaped and its pipes are read to the end.
+
+        Pipes that a process outside the group still holds are given up on after `DRAIN_GRACE`.
+        """
+        await asyncio.wait({self.exited}, timeout=KILL_GRACE)
+        await asyncio.wait({self._drained}, timeout=DRAIN_GRACE)
+
+
 class _Capture:
     """Keeps the head and the tail of a stream within a cap, and drains the rest."""
 
@@ -146,27 +176,25 @@ class _Capture:
         self._head = bytearray()
         self._tail = bytearray()
         self.total = 0
-        self.flooded = False
 
     @property
     def truncated(self) -> bool:
         return self.total > len(self._head) + len(self._tail)
 
-    async def read(self, stream: asyncio.StreamReader, on_flood: object) -> None:
-        assert callable(on_flood)
-        while chunk := await stream.read(65536):
-            self.total += len(chunk)
-            room = self._half - len(self._head)
-            if room > 0:
-                self._head += chunk[:room]
-                chunk = chunk[room:]
-            self._tail += chunk
-            excess = len(self._tail) - (self._cap - self._half)
-            if excess > 0:
-                del self._tail[:excess]
-            if self.total > self._cap * FLOOD_FACTOR and not self.flooded:
-                self.flooded = True
-                on_flood()
+    @property
+    def flooded(self) -> bool:
+        return self.total > self._cap * FLOOD_FACTOR
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        self._tail += chunk
+        excess = len(self._tail) - (self._cap - self._half)
+        if excess > 0:
+            del self._tail[:excess]
 
     def text(self) -> str:
         if not self.truncated:
@@ -177,28 +205,13 @@ class _Capture:
         return f"{head}\n... [{dropped} bytes cut] ...\n{tail}"
 
 
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    """Write standard input and close it. A program that does not read is no error."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+def _feed(transport: asyncio.SubprocessTransport, data: bytes) -> None:
+    """Write standard input and close it. A program that does not read it is no error."""
+    stream = transport.get_pipe_transport(0)
+    assert isinstance(stream, asyncio.WriteTransport)
+    if data:
         stream.write(data)
-        await stream.drain()
     stream.close()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        await stream.wait_closed()
-
-
-async def _settle(process: asyncio.subprocess.Process, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait until the process is reaped and its pipes are read to the end; give up on pipes held open elsewhere."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(KILL_GRACE):
-            await process.wait()
-    _, pending = await asyncio.wait(tasks, timeout=KILL_GRACE)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    transport = getattr(process, "_transport", None)
-    if transport is not None:
-        transport.close()
 
 
 def _kill_group(group: int) -> None:

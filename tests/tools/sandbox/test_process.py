@@ -1,0 +1,188 @@
+"""`ProcessSandbox`: what a user can see of it, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox import ExecutionStatus, ProcessSandbox
+
+
+@pytest.fixture
+async def sandbox():
+    async with ProcessSandbox(max_output_bytes=4096) as made:
+        yield made
+        assert made.process_ids == frozenset()
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def wait_until_dead(pid: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+async def test_output_and_code(sandbox):
+    result = await sandbox.run("import sys; print('out'); print('err', file=sys.stderr)")
+    assert result.status is ExecutionStatus.OK
+    assert result.ok
+    assert (result.stdout, result.stderr, result.return_code) == ("out\n", "err\n", 0)
+    assert 0 < result.duration < 30
+
+
+async def test_an_exception_is_an_error_with_its_traceback(sandbox):
+    result = await sandbox.run("def f():\n    return 1 / 0\nf()")
+    assert result.status is ExecutionStatus.ERROR
+    assert result.return_code == 1
+    assert result.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert 'File "main.py", line 2' in result.stderr
+
+
+async def test_exit_codes_and_signals_are_told_apart(sandbox):
+    assert (await sandbox.run("raise SystemExit(7)")).return_code == 7
+    killed = await sandbox.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert (killed.status, killed.return_code) == (ExecutionStatus.KILLED, -9)
+
+
+async def test_the_deadline_kills_and_keeps_partial_output(sandbox):
+    started = time.monotonic()
+    result = await sandbox.run("print('before', flush=True)\nimport time\ntime.sleep(60)", timeout=1.0)
+    assert time.monotonic() - started < 10
+    assert result.status is ExecutionStatus.TIMEOUT
+    assert result.stdout == "before\n"
+    assert result.return_code is None
+
+
+@pytest.mark.parametrize("ignore", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"])
+async def test_the_whole_group_dies_with_it(sandbox, ignore):
+    code = ignore + (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\n"
+    )
+    at_deadline = await sandbox.run(code + "time.sleep(60)", timeout=1.5)
+    assert wait_until_dead(int(at_deadline.stdout))
+    at_end = await sandbox.run(code)
+    assert at_end.status is ExecutionStatus.OK
+    assert wait_until_dead(int(at_end.stdout))
+
+
+async def test_cancelling_the_call_kills_what_it_ran(sandbox, tmp_path):
+    mark = tmp_path / "pid"
+    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    call = asyncio.create_task(sandbox.run(code))
+    while not (mark.exists() and mark.read_text()):
+        await asyncio.sleep(0.02)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert wait_until_dead(int(mark.read_text()))
+
+
+async def test_output_is_capped_in_the_middle(sandbox):
+    result = await sandbox.run("print('a' * 10000 + 'z')")
+    assert result.status is ExecutionStatus.OK
+    assert result.stdout_truncated
+    assert not result.stderr_truncated
+    assert result.stdout.startswith("a" * 2048 + "\n... [5906 bytes cut] ...\n")
+    assert result.stdout.endswith("az\n")
+
+
+async def test_a_flood_is_stopped(sandbox):
+    result = await sandbox.run("while True: print('x' * 1000)", timeout=60)
+    assert result.status is ExecutionStatus.OUTPUT_LIMIT
+    assert result.duration < 50
+    assert len(result.stdout) < 5000
+
+
+async def test_standard_input(sandbox):
+    assert (await sandbox.run("print(input()[::-1])", stdin="abc\n")).stdout == "cba\n"
+    assert (await sandbox.run("print(repr(open(0).read()))")).stdout == "''\n"
+    unread = await sandbox.run("print(1)", stdin="x" * 1_000_000)
+    assert unread.status is ExecutionStatus.OK
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("print('\\udc80')", ExecutionStatus.ERROR),
+        ("import sys; sys.stdout.buffer.write(b'a\\xff\\x00b')", ExecutionStatus.OK),
+        ("x = '\ud800'", ExecutionStatus.ERROR),
+        ("a\x00b", ExecutionStatus.ERROR),
+        ("import os; os.close(1); os.close(2)", ExecutionStatus.OK),
+        ("import os; os._exit(3)", ExecutionStatus.ERROR),
+        ("", ExecutionStatus.OK),
+    ],
+)
+async def test_odd_programs_give_results(sandbox, code, status):
+    result = await sandbox.run(code)
+    assert result.status is status
+    result.stdout.encode()
+    result.stderr.encode()
+
+
+async def test_the_hosts_environment_and_folder_are_not_there(sandbox, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    result = await sandbox.run("import os; print(sorted(os.environ)); print(os.listdir('.'))")
+    assert "SECRET_TOKEN" not in result.stdout
+    assert result.stdout.endswith("['main.py']\n")
+
+
+async def test_nothing_stays_on_disk(sandbox):
+    result = await sandbox.run("import os; open('left', 'w').write('x'); print(os.getcwd(), flush=True)")
+    assert not Path(result.stdout.strip()).exists()
+    assert "toolgym-" in result.stdout
+
+
+async def test_many_at_once(sandbox):
+    results = await asyncio.gather(*(sandbox.run(f"print({n})") for n in range(40)))
+    assert [r.stdout for r in results] == [f"{n}\n" for n in range(40)]
+
+
+async def test_killed_from_outside_in_mid_run(sandbox):
+    call = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+    while not sandbox.process_ids:
+        await asyncio.sleep(0.01)
+    [pid] = sandbox.process_ids
+    os.kill(pid, 9)
+    assert (await call).status is ExecutionStatus.KILLED
+
+
+async def test_close_kills_what_still_runs():
+    sandbox = ProcessSandbox()
+    call = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+    while not sandbox.process_ids:
+        await asyncio.sleep(0.01)
+    await sandbox.close()
+    assert (await call).status is ExecutionStatus.KILLED
+
+
+async def test_a_disk_that_cannot_be_written_is_the_sandboxs_failure(sandbox, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    result = await sandbox.run("print(1)")
+    assert result.status is ExecutionStatus.SANDBOX_ERROR
+    assert "cannot make a folder" in result.message
+
+
+async def test_bash(sandbox):
+    assert (await sandbox.run("echo $((6*7))", language="bash")).stdout == "42\n"
+
+
+async def test_what_the_user_asks_wrongly_is_an_error(sandbox):
+    with pytest.raises(ConfigError, match="did you mean 'python'"):
+        await sandbox.run("1", language="pyton")
+    with pytest.raises(ConfigError, match="positive"):
+        await sandbox.run("1", timeout=0)

@@ -1,0 +1,152 @@
+"""`CodeInterpreterTool`: configuration, what the model reads, and the limits on concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from toolgym.tools import CodeInterpreterTool, ToolSchema
+from toolgym.tools.code_interpreter import render_result
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Sandbox
+
+
+class SlowSandbox(Sandbox):
+    """Sleeps instead of running, and counts."""
+
+    def __init__(self):
+        self.running = self.peak = 0
+        self.order = []
+
+    async def run(self, code, *, timeout=30.0, language="python", stdin=""):
+        self.order.append(code)
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            self.running -= 1
+        return ExecutionResult(ExecutionStatus.OK, stdout=f"{code}\n", return_code=0)
+
+
+async def ask(tool, code, **kwargs):
+    instance = await tool.create()
+    try:
+        return await tool.execute(instance, {"code": code}, **kwargs)
+    finally:
+        await tool.release(instance)
+
+
+async def test_defaults_are_the_founding_ones():
+    options = CodeInterpreterTool().options
+    assert (options.rate_limit, options.default_timeout, options.default_language) == (10, 30.0, "python")
+    assert options.enable_global_rate_limit is True
+    assert options.sandbox_fusion_url is None
+
+
+async def test_the_schema_has_one_required_argument():
+    schema = CodeInterpreterTool().get_openai_tool_schema()["function"]
+    assert schema["name"] == "code_interpreter"
+    assert schema["parameters"]["required"] == ["code"]
+
+
+async def test_the_model_reads_what_was_printed():
+    result = await ask(CodeInterpreterTool(), "print(6 * 7)")
+    assert result.text == "42"
+    assert result.reward == 0.0
+    assert result.metrics["status"] == "ok"
+
+
+async def test_the_model_reads_the_errors_last_lines():
+    code = "print('so far')\ndef f(n):\n    return f(n + 1)\nf(0)"
+    text = (await ask(CodeInterpreterTool(), code)).text
+    assert text.startswith("so far\n... [")
+    assert "RecursionError" in text
+    assert text.endswith("[The program ended with exit code 1]")
+
+
+async def test_the_model_reads_that_it_timed_out():
+    tool = CodeInterpreterTool({"default_timeout": 0.5})
+    result = await ask(tool, "print('begun', flush=True)\nwhile True: pass")
+    assert result.text == "begun\n[Timed out: the program was stopped after 0.5 seconds]"
+    assert result.metrics["status"] == "timeout"
+    longer = await ask(tool, "import time; time.sleep(0.8); print('done')", timeout=20)
+    assert longer.text == "done"
+
+
+async def test_the_model_reads_that_output_was_cut():
+    result = await ask(CodeInterpreterTool({"max_output_chars": 100}), "print('a' * 500)")
+    assert result.text == "a" * 50 + "\n... [400 characters cut] ...\n" + "a" * 50
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (ExecutionResult(ExecutionStatus.OK), "[The program printed nothing]"),
+        (ExecutionResult(ExecutionStatus.OK, stdout="1\n\n"), "1\n"),
+        (ExecutionResult(ExecutionStatus.OK, stdout="1", stderr="warning\n"), "1\nwarning"),
+        (ExecutionResult(ExecutionStatus.KILLED, return_code=-11), "[The program was killed by signal 11]"),
+        (ExecutionResult(ExecutionStatus.OUTPUT_LIMIT, stdout="x"), "x\n[Stopped: the program printed too much]"),
+        (
+            ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message="disk full"),
+            "[The sandbox failed; your program is not to blame: disk full]",
+        ),
+    ],
+)
+def test_every_ending_is_said_plainly(result, text):
+    assert render_result(result, 30) == text
+
+
+async def test_num_workers_bounds_one_tool():
+    sandbox = SlowSandbox()
+    tool = CodeInterpreterTool({"num_workers": 3, "enable_global_rate_limit": False}, sandbox=sandbox)
+    results = await asyncio.gather(*(ask(tool, str(n)) for n in range(12)))
+    assert sandbox.peak == 3
+    assert sandbox.order == [str(n) for n in range(12)]
+    assert results[-1].metrics["queue_seconds"] > 0.1
+
+
+async def test_the_rate_limit_bounds_all_tools_of_the_process():
+    sandbox = SlowSandbox()
+    config = {"num_workers": 8, "rate_limit": 4}
+    tools = [CodeInterpreterTool(config, sandbox=sandbox) for _ in range(3)]
+    await asyncio.gather(*(ask(tool, "x") for tool in tools for _ in range(6)))
+    assert sandbox.peak == 4
+
+
+async def test_contradicting_global_limits_are_refused():
+    kept = CodeInterpreterTool({"rate_limit": 3})
+    with pytest.raises(ConfigError, match="already 3"):
+        CodeInterpreterTool({"rate_limit": 5})
+    del kept
+    CodeInterpreterTool({"rate_limit": 5})
+
+
+async def test_a_queue_does_not_eat_the_deadline():
+    tool = CodeInterpreterTool({"num_workers": 1, "default_timeout": 1.0, "enable_global_rate_limit": False})
+    started = time.monotonic()
+    results = await asyncio.gather(*(ask(tool, "import time; time.sleep(0.5); print('ok')") for _ in range(4)))
+    assert time.monotonic() - started > 2.0
+    assert [r.text for r in results] == ["ok"] * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"rate_limits": 3}, "did you mean 'rate_limit'"),
+        ({"default_timeout": -1}, "'default_timeout'"),
+        ({"num_workers": "many"}, "'num_workers'"),
+        ({"memory_limit_mb": 100}, "sandbox_fusion_url"),
+    ],
+)
+def test_wrong_options_are_named(config, said):
+    with pytest.raises(ConfigError) as caught:
+        CodeInterpreterTool(config)
+    assert said in str(caught.value)
+
+
+def test_a_schema_without_code_is_refused():
+    with pytest.raises(ConfigError, match="argument 'code'"):
+        CodeInterpreterTool({}, ToolSchema("x"))
