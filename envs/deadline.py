@@ -25,6 +25,10 @@ class DeadlineError(TimeoutError):
         self.stuck = stuck
 
 
+class ExitError(RuntimeError):
+    """The code called `sys.exit`, which would have ended the event loop."""
+
+
 async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
     """Await a coroutine for at most `seconds`.
 
@@ -33,8 +37,9 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
 
     Raises:
         DeadlineError: the deadline passed.
+        ExitError: the code called `sys.exit`.
     """
-    task = asyncio.ensure_future(coroutine)
+    task = asyncio.ensure_future(_contained(coroutine))
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
@@ -44,6 +49,13 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         return task.result()
     stuck = not await _stop(task)
     raise DeadlineError(seconds, stuck=stuck)
+
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coroutine
+    except SystemExit as error:
+        raise ExitError(f"SystemExit: {error.code}") from error
 
 
 async def shielded(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -245,7 +245,7 @@ class ToolEnv(BaseEnv):
         except DeadlineError as error:
             status = "timeout"
             result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a tool's failure is the model's observation
+        except Exception as error:  # noqa: BLE001  a tool's failure is the model's observation
             _log.debug("tool %r raised", request.name, exc_info=True)
             status = "error"
             result = ToolResult(f"[The tool {request.name!r} failed: {type(error).__name__}: {error}]")
@@ -325,7 +325,7 @@ class ToolEnv(BaseEnv):
             kwargs = task_kwargs.get(name, {}).get("release_kwargs") or {}
             try:
                 await with_deadline(self.tools[name].release(instance, **kwargs), self.tool_timeout)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  the episode's result is worth more
+            except Exception as error:  # noqa: BLE001  the episode's result is worth more
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
 

@@ -1,0 +1,395 @@
+"""`ToolEnv`: the lifecycle of tools, order and concurrency of calls, and failures as observations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+
+import pytest
+
+from toolgym.envs.base import StopReason
+from toolgym.envs.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.deadline import DeadlineError, shielded, with_deadline
+from toolgym.envs.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools import BaseTool, ToolResult, ToolSchema, tool
+from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Recorder(BaseTool):
+    """Writes down what happens to it; `wait` sleeps, `fail` raises, `hang` never returns, `deaf` ignores its end."""
+
+    default_schema = ToolSchema(
+        "record",
+        "",
+        {
+            "type": "object",
+            "properties": {
+                "what": {"enum": ["say", "wait", "fail", "exit", "hang", "deaf", "broken"]},
+                "text": {"type": "string", "default": ""},
+                "seconds": {"type": "number", "default": 0},
+            },
+            "required": ["what"],
+        },
+    )
+
+    def __init__(self, config=None, tool_schema=None):
+        super().__init__(config, tool_schema)
+        self.events = []
+
+    async def create(self, instance_id=None, **kwargs):
+        self.events.append(("create", kwargs))
+        if self.config.get("fail_create"):
+            raise RuntimeError("no room")
+        return "instance"
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        self.events.append(("execute", parameters["text"], kwargs))
+        what = parameters["what"]
+        if what == "fail":
+            raise ValueError("it broke")
+        if what == "exit":
+            raise SystemExit(3)
+        if what == "hang":
+            await asyncio.Event().wait()
+        if what == "broken":
+            return 42
+        while what == "deaf":
+            try:
+                await asyncio.sleep(5)
+                what = ""
+            except asyncio.CancelledError:
+                self.events.append(("ignored",))
+        await asyncio.sleep(parameters["seconds"])
+        return ToolResult(f"said {parameters['text']}", 0.25, {"n": 1})
+
+    async def calc_reward(self, instance_id, **kwargs):
+        self.events.append(("calc_reward", kwargs))
+        return 0.5
+
+    async def release(self, instance_id, **kwargs):
+        await asyncio.sleep(0)
+        self.events.append(("release", kwargs))
+        if self.config.get("fail_release"):
+            raise RuntimeError("stuck")
+
+    def count(self, kind):
+        return sum(event[0] == kind for event in self.events)
+
+
+TASK = Task(({"role": "user", "content": "go"},), ground_truth="1", id="t")
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+def make(recorder, **kwargs):
+    return ToolEnv([recorder], [TASK], **{"tool_timeout": 5.0, **kwargs})
+
+
+async def test_the_lifecycle_create_once_release_once_calc_reward_called(recorder):
+    env = make(recorder, scorer=lambda text, task: 1.0 if text == "done" else 0.0)
+    obs, info = await env.reset()
+    assert obs == [{"role": "user", "content": "go"}]
+    assert info["tools"][0]["function"]["name"] == "record"
+    first = await env.step(call("record", what="say", text="a"))
+    second = await env.step(call("record", what="say", text="b"))
+    assert (first.reward, second.reward) == (0.25, 0.25)
+    last = await env.step("done")
+    assert last.done
+    assert last.terminated
+    assert not last.truncated
+    assert last.reward == 1.5
+    assert last.info["stop_reason"] is StopReason.ANSWERED
+    assert last.info["metrics"]["score"] == 1.0
+    await env.close()
+    await env.close()
+    kinds = [event[0] for event in recorder.events]
+    assert kinds == ["create", "execute", "execute", "calc_reward", "release"]
+
+
+async def test_tools_kwargs_reach_every_call(recorder):
+    kwargs = {f"{k}_kwargs": {k: 1} for k in ("create", "execute", "calc_reward", "release")}
+    env = make(recorder)
+    await env.reset(options={"task": Task(TASK.messages, tools_kwargs={"record": kwargs})})
+    await env.step(call("record", what="say"))
+    await env.step("done")
+    assert recorder.events == [
+        ("create", {"create": 1}),
+        ("execute", "", {"execute": 1}),
+        ("calc_reward", {"calc_reward": 1}),
+        ("release", {"release": 1}),
+    ]
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "step cancelled"])
+async def test_release_happens_once_however_the_episode_ends(recorder, how):
+    env = make(recorder)
+    await env.reset()
+    if how == "reset":
+        await env.reset()
+        assert recorder.count("release") == 1
+    if how == "step cancelled":
+        step = asyncio.create_task(env.step(call("record", what="hang")))
+        await asyncio.sleep(0.05)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+    await env.close()
+    assert recorder.count("release") == recorder.count("create")
+
+
+async def test_release_is_finished_even_when_the_close_is_cancelled():
+    slow = []
+
+    class Slow(Recorder):
+        async def release(self, instance_id, **kwargs):
+            await asyncio.sleep(0.1)
+            slow.append(self)
+
+    env = ToolEnv([Slow(), Slow(tool_schema=ToolSchema("second"))], [TASK])
+    await env.reset()
+    close = asyncio.create_task(env.close())
+    await asyncio.sleep(0.02)
+    close.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await close
+    assert len(slow) == 2
+
+
+async def test_a_create_that_fails_releases_what_was_created():
+    good, bad = Recorder(), Recorder({"fail_create": True}, ToolSchema("second"))
+    env = ToolEnv([good, bad], [TASK])
+    with pytest.raises(RuntimeError, match="no room"):
+        await env.reset()
+    assert (good.count("release"), bad.count("release")) == (1, 0)
+    with pytest.raises(EpisodeError):
+        await env.step("x")
+
+
+async def test_a_release_that_fails_costs_nothing(caplog):
+    recorder = Recorder({"fail_release": True})
+    env = make(recorder)
+    await env.reset()
+    assert (await env.step("done")).done
+    assert "stuck" in caplog.text
+    await env.reset()
+    await env.close()
+
+
+async def test_parallel_calls_overlap_and_are_answered_in_order(recorder):
+    env = make(recorder)
+    await env.reset()
+    turn = "".join(call("record", what="say", text=str(n), seconds=0.4 - 0.1 * n) for n in range(4))
+    started = time.monotonic()
+    result = await env.step(turn)
+    assert time.monotonic() - started < 0.9  # 1.0 s one after the other
+    assert [m["content"] for m in result.obs] == [f"said {n}" for n in range(4)]
+    assert [m["tool_call_id"] for m in result.obs] == [f"call_{n}" for n in range(4)]
+    ids = [c["id"] for c in result.info["message"]["tool_calls"]]
+    assert ids == ["call_0", "call_1", "call_2", "call_3"]
+    again = await env.step(call("record", what="say"))
+    assert again.obs[0]["tool_call_id"] == "call_4"
+    await env.close()
+
+
+async def test_mistakes_keep_their_place_among_good_calls(recorder):
+    env = make(recorder)
+    await env.reset()
+    turn = "".join(
+        [
+            call("record", what="say", text="a"),
+            "<tool_call>{oops}</tool_call>",
+            call("recrod", what="say"),
+            call("record", what="sing"),
+            call("record", what="say", text="b"),
+        ]
+    )
+    result = await env.step(turn)
+    records = result.info["tool_calls"]
+    assert [r.status for r in records] == ["ok", "malformed_json", "unknown_tool", "wrong_arguments", "ok"]
+    assert [m["tool_call_id"] for m in result.obs] == [f"call_{n}" for n in range(5)]
+    assert "did you mean 'record'" in result.obs[2]["content"]
+    assert 'must be one of "say"' in result.obs[3]["content"]
+    assert result.info["message"] == {"role": "assistant", "content": turn}  # kept as written
+    assert recorder.count("execute") == 2
+    await env.close()
+
+
+async def test_a_tool_that_raises_is_an_observation(recorder):
+    env = make(recorder)
+    await env.reset()
+    result = await env.step(call("record", what="fail") + call("record", what="exit") + call("record", what="broken"))
+    assert [r.status for r in result.info["tool_calls"]] == ["error"] * 3
+    assert result.obs[0]["content"] == "[The tool 'record' failed: ValueError: it broke]"
+    assert "SystemExit" in result.obs[1]["content"]
+    assert "must return" in result.obs[2]["content"]
+    assert not result.done
+    await env.close()
+
+
+@pytest.mark.parametrize("what", ["hang", "deaf"])
+async def test_a_tool_that_overruns_its_deadline_is_an_observation(recorder, what, monkeypatch):
+    monkeypatch.setattr("toolgym.envs.deadline.CANCEL_GRACE", 0.2)
+    env = make(recorder, tool_timeout=0.3)
+    await env.reset()
+    result = await env.step(call("record", what="say", text="x") + call("record", what=what))
+    assert [r.status for r in result.info["tool_calls"]] == ["ok", "timeout"]
+    assert result.obs[1]["content"] == "[The tool 'record' did not finish within 0.3 seconds and was stopped]"
+    assert result.info["tool_calls"][1].seconds < 3
+    await env.close()
+    if what == "deaf":
+        assert recorder.count("ignored") >= 1
+
+
+async def test_limits_on_turns_calls_and_mistakes(recorder):
+    env = make(recorder, max_turns=2, max_parallel_calls=1, max_bad_calls=1)
+    await env.reset()
+    result = await env.step(call("record", what="say", text="a") + call("record", what="say", text="b"))
+    assert [r.status for r in result.info["tool_calls"]] == ["ok", "too_many_calls"]
+    assert "at most 1 tool calls" in result.obs[1]["content"]
+    last = await env.step(call("record", what="say"))
+    assert (last.done, last.truncated, last.info["stop_reason"]) == (True, True, StopReason.MAX_TURNS)
+    assert recorder.count("execute") == 1
+    assert last.reward == 0.5  # calc_reward counts, the score does not
+    await env.reset()
+    result = await env.step("<tool_call>" * 3)
+    assert (result.terminated, result.info["stop_reason"]) == (True, StopReason.TOO_MANY_BAD_CALLS)
+
+
+async def test_an_answer_in_the_last_turn_is_scored(recorder):
+    env = make(recorder, max_turns=1, scorer=lambda text, task: 1.0)
+    await env.reset()
+    assert (await env.step("done")).info["stop_reason"] is StopReason.ANSWERED
+
+
+async def test_an_async_scorer_has_a_deadline(recorder):
+    async def judge(text, task):
+        await asyncio.sleep(60)
+        return 1.0
+
+    env = make(recorder, scorer=judge, tool_timeout=0.2)
+    await env.reset()
+    with pytest.raises(DeadlineError):
+        await env.step("done")
+    assert recorder.count("release") == 1
+
+
+async def test_actions_may_be_messages(recorder):
+    env = make(recorder)
+    await env.reset()
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "abc", "type": "function", "function": {"name": "record", "arguments": {"what": "say"}}}],
+    }
+    result = await env.step(message)
+    assert result.obs[0]["tool_call_id"] == "abc"
+    result = await env.step({"role": "assistant", "content": call("record", what="say")})
+    assert result.obs[0]["tool_call_id"] == "call_1"
+    with pytest.raises(ConfigError, match="assistant message"):
+        await env.step({"role": "user", "content": "x"})
+    await env.close()
+
+
+async def test_use_out_of_order_is_the_users_error(recorder):
+    env = make(recorder)
+    with pytest.raises(EpisodeError, match="before reset"):
+        await env.step("x")
+    await env.reset()
+    await env.step("done")
+    with pytest.raises(EpisodeError, match="after the episode ended"):
+        await env.step("x")
+    with pytest.raises(ForkNotSupportedError):
+        await env.fork()
+    with pytest.raises(ConfigError, match="must be a toolgym Task"):
+        await env.reset(options={"task": {"prompt": []}})
+    with pytest.raises(ConfigError, match="tools_kwargs for 'other'"):
+        await env.reset(options={"task": Task(TASK.messages, tools_kwargs={"other": {}})})
+
+
+def test_wrong_arguments_of_the_env_are_named(recorder):
+    for kwargs in ({"max_turns": 0}, {"max_parallel_calls": 0}, {"tool_timeout": 0}, {"max_bad_calls": -1}):
+        with pytest.raises(ConfigError, match=next(iter(kwargs))):
+            make(recorder, **kwargs)
+    with pytest.raises(ConfigError, match="unique names"):
+        ToolEnv([recorder, recorder], [TASK])
+
+
+async def test_seeds_decide_the_tasks_and_global_random_state_is_left_alone():
+    env = CodeInterpreterEnv()
+    random.seed(1)
+    before = random.getstate()
+    first = [(await env.reset(seed=5))[0], (await env.reset())[0], (await env.reset())[0]]
+    second = [(await env.reset(seed=5))[0], (await env.reset())[0], (await env.reset())[0]]
+    other, _ = await env.reset(seed=6)
+    assert first == second
+    assert first[0] != first[1]
+    assert other != first[0]
+    assert random.getstate() == before
+    await env.close()
+
+
+async def test_the_code_interpreter_end_to_end():
+    async with CodeInterpreterEnv() as env:
+        _, info = await env.reset(seed=0)
+        truth = info["task"].ground_truth
+        result = await env.step("I compute.\n" + call("code_interpreter", code=f"print({truth})"))
+        assert result.obs == [
+            {"role": "tool", "content": truth, "tool_call_id": "call_0", "name": "code_interpreter"}
+        ]
+        assert result.info["message"]["content"] == "I compute."
+        assert (await env.step(f"#### {truth}")).reward == 1.0
+        await env.reset(seed=0)
+        assert (await env.step("#### -1")).reward == 0.0
+
+
+async def test_other_tools_in_place_of_the_interpreter():
+    @tool
+    def shout(text: str) -> str:
+        """Shout."""
+        return text.upper()
+
+    async with CodeInterpreterEnv([TASK], tools=[shout]) as env:
+        await env.reset()
+        assert (await env.step(call("shout", text="hi"))).obs[0]["content"] == "HI"
+    with pytest.raises(ConfigError, match="either tools or tool_config"):
+        CodeInterpreterEnv(tools=[shout], tool_config={})
+
+
+async def test_shielded_work_ends_before_its_cancellation_is_seen():
+    done = []
+
+    async def work():
+        await asyncio.sleep(0.05)
+        done.append(1)
+
+    task = asyncio.create_task(shielded(work()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == [1]
+
+
+async def test_a_deadline_passes_results_and_errors_through():
+    async def give(value):
+        return value
+
+    async def fail():
+        raise KeyError("x")
+
+    assert await with_deadline(give(3), 1) == 3
+    with pytest.raises(KeyError):
+        await with_deadline(fail(), 1)
+    with pytest.raises(DeadlineError, match="within 0.01 seconds"):
+        await with_deadline(asyncio.sleep(5), 0.01)
