@@ -1,0 +1,210 @@
+"""The ids of envs: `register` gives an env an id, `make` makes the env of an id.
+
+Each id is known to Gymnasium as well, where `gymnasium.make` gives a synchronous env over it and
+`gymnasium.make_vec` a vector env that steps many at the same time.
+
+Importing this module is cheap: an env's own module is imported when the first env of its id is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+
+if TYPE_CHECKING:
+    from toolgym.envs.base import BaseEnv
+
+SYNC_ENTRY_POINT = "toolgym.envs.gymnasium_env:make_gymnasium_env"
+"""What Gymnasium calls for `gymnasium.make`."""
+
+VECTOR_ENTRY_POINT = "toolgym.envs.vector_env:make_vector_env"
+"""What Gymnasium calls for `gymnasium.make_vec`."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an id stands for.
+
+    Attributes:
+        id: the id, for example `CodeInterpreter-v0`; Gymnasium's rules for ids hold.
+        entry_point: a class or function that makes the env, or where to find it, as `"package.module:name"`.
+        description: one line for people who look for an env.
+        kwargs: arguments that every env of this id gets, unless `make` is given others.
+    """
+
+    id: str
+    entry_point: str | Callable[..., BaseEnv]
+    description: str = ""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., BaseEnv]:
+        """Return the class or function that makes the env, importing it where needed.
+
+        Raises:
+            UnknownNameError: the module has no such name; names the nearest one.
+        """
+        if not isinstance(self.entry_point, str):
+            return self.entry_point
+        module_name, _, path = self.entry_point.partition(":")
+        found: Any = _import(module_name, f"the env {self.id!r} should be in {self.entry_point!r}")
+        for name in path.split("."):
+            if not hasattr(found, name):
+                raise UnknownNameError(
+                    f"the env {self.id!r} should be in {self.entry_point!r}, but there is no "
+                    f"{name!r}{nearest(name, dir(found))}"
+                )
+            found = getattr(found, name)
+        if not callable(found):
+            raise ConfigError(f"the entry point {self.entry_point!r} of env {self.id!r} is not callable: {found!r}")
+        return found  # type: ignore[no-any-return]  # called through `make`, which checks what it gives
+
+    def build(self, kwargs: Mapping[str, Any]) -> BaseEnv:
+        """Make the env with these arguments and no others.
+
+        Raises:
+            ConfigError: the entry point gave something that is not a `BaseEnv`.
+        """
+        from toolgym.envs.base import BaseEnv
+
+        env = self.load()(**kwargs)
+        if not isinstance(env, BaseEnv):
+            raise ConfigError(f"the entry point of env {self.id!r} must give a toolgym BaseEnv, it gave {env!r}")
+        return env
+
+
+_specs: dict[str, EnvSpec] = {}
+
+
+def register(
+    id: str,
+    entry_point: str | Callable[..., BaseEnv],
+    *,
+    description: str = "",
+    kwargs: Mapping[str, Any] | None = None,
+    replace: bool = False,
+) -> EnvSpec:
+    """Give an env an id, here and with Gymnasium.
+
+    Registering the same thing again does nothing.
+
+    Args:
+        id: the id, for example `MyEnv-v0`, perhaps with a namespace: `lab/MyEnv-v0`.
+        entry_point: a class or function that makes a `BaseEnv`, or where to find it, as `"package.module:name"`.
+            Its class method `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the
+            arguments for the envs of a vector env.
+        description: one line for people who look for an env.
+        kwargs: arguments that every env of this id gets, unless `make` is given others.
+        replace: take the id over from whatever had it, as one does when a notebook's cell is run again.
+
+    Raises:
+        ConfigError: the id is malformed, or stands for something else already.
+
+    Example:
+        >>> import toolgym
+        >>> spec = toolgym.register("ShortCodeInterpreter-v0",
+        ...                         "toolgym.envs.code_interpreter:CodeInterpreterEnv", kwargs={"max_turns": 2})
+        >>> toolgym.make("ShortCodeInterpreter-v0").max_turns
+        2
+    """
+    if not callable(entry_point) and not _is_entry_point(entry_point):
+        raise ConfigError(
+            f"env {id!r}: expected an entry point like 'package.module:name', or a callable, got {entry_point!r}"
+        )
+    spec = EnvSpec(id, entry_point, description, dict(kwargs or {}))
+    known = _specs.get(id)
+    if known is not None and not replace:
+        if (known.entry_point, known.kwargs) == (spec.entry_point, spec.kwargs):
+            return known
+        raise ConfigError(
+            f"the env id {id!r} stands for {known.entry_point!r} with {dict(known.kwargs)!r} already, so it cannot "
+            f"also stand for {spec.entry_point!r} with {dict(spec.kwargs)!r}; choose another id (a new version, for "
+            "example), or pass replace=True"
+        )
+    _register_with_gymnasium(id)
+    _specs[id] = spec
+    return spec
+
+
+def make(id: str, **kwargs: Any) -> BaseEnv:
+    """Make the async env of an id.
+
+    Args:
+        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, for it to register its ids.
+        kwargs: arguments of the env.
+
+    Raises:
+        UnknownNameError: no env has that id, or the module does not exist; names the nearest id.
+
+    Example:
+        >>> import toolgym
+        >>> toolgym.make("CodeInterpreter-v0", max_turns=3).max_turns
+        3
+    """
+    found = spec(id)
+    return found.build({**found.kwargs, **kwargs})
+
+
+def spec(id: str) -> EnvSpec:
+    """Return what an id stands for; see `make` for the form of `id` and for errors."""
+    if not isinstance(id, str):
+        raise ConfigError(f"an env id is a text like 'CodeInterpreter-v0', got {id!r}")
+    module_name, colon, name = id.rpartition(":")
+    if colon:
+        _import(module_name, f"the env id {id!r} asks for it")
+    if name not in _specs:
+        known = ", ".join(sorted(_specs)) or "none"
+        raise UnknownNameError(f"no env has the id {name!r}{nearest(name, _specs) or '.'} Known ids: {known}")
+    return _specs[name]
+
+
+def registered() -> Mapping[str, EnvSpec]:
+    """Every id and what it stands for; a view that cannot be altered."""
+    return MappingProxyType(_specs)
+
+
+def _register_with_gymnasium(id: str) -> None:
+    known = gymnasium.registry.get(id)
+    if known is not None and known.entry_point == SYNC_ENTRY_POINT:
+        return  # ours, from before this module was reloaded, or about to be replaced: it looks the id up here
+    if not isinstance(id, str) or ":" in id:
+        raise ConfigError(f"an env id is a text without a colon, like 'MyEnv-v0', got {id!r}")
+    try:
+        gymnasium.register(
+            id=id,
+            entry_point=SYNC_ENTRY_POINT,
+            vector_entry_point=VECTOR_ENTRY_POINT,
+            kwargs={"env_id": id},
+        )
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"Gymnasium does not take the env id {id!r}: {error}") from error
+
+
+def _is_entry_point(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    module_name, _, path = value.partition(":")
+    return all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")])
+
+
+def _import(module_name: str, why: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A dependency that the module lacks is another matter, with its own message.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UnknownNameError(f"there is no module {error.name!r}; {why}") from error
+
+
+register(
+    "CodeInterpreter-v0",
+    "toolgym.envs.code_interpreter:CodeInterpreterEnv",
+    description="Solve a problem with the help of a Python interpreter, and answer with `#### answer`.",
+)
