@@ -1,0 +1,59 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else: they make their own virtual environment.
+PYTHON ?= python3.11
+VENV   ?= .venv
+# Installed first and pinned: another package's looser wish would bring several gigabytes of CUDA.
+TORCH  ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# One thread per operation and no spinning: tiny matrices gain nothing from more, and two cores are soon crowded.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help demo test test-fast lint types notebooks bench install clean
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
+	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out
+
+test: $(VENV)/.dev  ## Run all tests.
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.dev  ## Run the tests without the slow ones and those that need an SGLang server.
+	$(BIN)/python -m pytest -m "not slow and not sglang"
+
+lint: $(VENV)/.dev  ## Check style.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## Type-check a plain copy of the library (mypy does not see through an editable install).
+	rm -rf build
+	$(PIP) install --no-deps --no-build-isolation --target build/types .
+	MYPYPATH=build/types $(BIN)/python -m mypy -p toolgym
+
+notebooks: $(VENV)/.dev  ## Execute the notebooks.
+	$(BIN)/python notebooks/execute.py
+
+bench: $(VENV)/.dev  ## Run the benchmarks.
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+install: $(VENV)/.dev  ## Set up for development.
+
+clean:  ## Remove what was built and the virtual environment.
+	rm -rf $(VENV) build dist *.egg-info demo-out
+
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip -c constraints.txt
+	touch $@
+
+$(VENV)/.rollout: $(VENV)/.python pyproject.toml setup.cfg constraints.txt
+	$(PIP) install -c constraints.txt $(TORCH)
+	$(PIP) install -c constraints.txt -e ".[rollout]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.rollout
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	touch $@

@@ -1,0 +1,128 @@
+"""What keeps the house true: the wheel holds exactly the library, and no floor looks up."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOORS = ["tools", "envs", "wrappers", "rollout", "front"]
+
+
+def package_dirs() -> dict[str, str]:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = config["options"]["package_dir"].split()
+    return dict(zip(lines[::3], lines[2::3], strict=True))
+
+
+def import_name(path: Path) -> str:
+    """The import name of a file of the tree."""
+    floor, *rest = path.relative_to(ROOT).with_suffix("").parts
+    parts = ["toolgym"] if floor == "front" else ["toolgym", floor]
+    return ".".join([*parts, *(part for part in rest if part != "__init__")])
+
+
+def sources(floor: str) -> list[Path]:
+    return [path for path in sorted((ROOT / floor).rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def imported(path: Path) -> set[str]:
+    """Absolute names that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("toolgym."):
+            names.add(node.value.partition(":")[0])  # lazy imports and entry points by name
+    return names
+
+
+def floor_of(name: str) -> str | None:
+    parts = name.split(".")
+    if parts[0] != "toolgym":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS[:-1] else "front"
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_no_floor_imports_a_higher_one(floor):
+    height = FLOORS.index(floor)
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources(floor)
+        for name in imported(path)
+        if (other := floor_of(name)) is not None and FLOORS.index(other) > height
+    ]
+    assert wrong == []
+
+
+def test_the_floor_rule_can_fail():
+    assert floor_of("toolgym.rollout.batch") == "rollout"
+    assert floor_of("toolgym.version") == "front"
+    assert floor_of("torch.nn") is None
+
+
+def test_every_floor_is_mapped():
+    expected = {"toolgym": "front"} | {f"toolgym.{floor}": floor for floor in FLOORS[:-1]}
+    assert package_dirs() == expected
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
+    copy = tmp_path / "copy"  # building in the checkout would leave a build folder there
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\n")  # fmt: skip
+    for name in filter(None, tracked):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy],
+        check=True,
+        timeout=300,
+    )
+    [wheel] = tmp_path.glob("toolgym-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        metadata = next(archive.read(n).decode() for n in archive.namelist() if n.endswith("/METADATA"))
+    wanted = set()
+    for floor in FLOORS:
+        prefix = Path("toolgym") if floor == "front" else Path("toolgym") / floor
+        for path in (ROOT / floor).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                wanted.add(str(prefix / path.relative_to(ROOT / floor)))
+    assert held == wanted
+    assert "Requires-Python: >=3.11" in metadata
+    for extra in ("rollout", "sglang", "ray", "viewer", "trl", "verl", "dev"):
+        assert f"Provides-Extra: {extra}" in metadata
+
+
+def test_no_room_is_called_utils():
+    names = {path.stem for floor in FLOORS for path in sources(floor)}
+    assert names.isdisjoint({"utils", "common", "helpers", "misc"})
+
+
+def test_public_names_resolve_and_are_documented():
+    import importlib
+
+    for module_name in ("toolgym", "toolgym.tools", "toolgym.envs", "toolgym.wrappers", "toolgym.rollout"):
+        module = importlib.import_module(module_name)
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value):
+                assert value.__doc__, f"{module_name}.{name} has no docstring"
+        assert set(module.__all__) <= set(dir(module))
+        with pytest.raises(AttributeError):
+            module.no_such_name  # noqa: B018

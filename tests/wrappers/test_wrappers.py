@@ -1,0 +1,72 @@
+"""Wrappers change one thing and pass everything else on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from toolgym.envs.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools import tool
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError
+from toolgym.wrappers import TruncateResults, Wrapper
+
+
+@tool
+def repeat(text: str, times: int) -> str:
+    """Repeat.
+
+    Args:
+        text: what
+        times: how often
+    """
+    return text * times
+
+
+def make():
+    return ToolEnv([repeat], [Task(({"role": "user", "content": "x" * 50},))])
+
+
+def call(**arguments):
+    return f"<tool_call>{json.dumps({'name': 'repeat', 'arguments': arguments})}</tool_call>"
+
+
+async def test_a_plain_wrapper_changes_nothing():
+    async with Wrapper(make()) as env:
+        await env.reset(seed=0)
+        assert (await env.step(call(text="ab", times=3))).obs[0]["content"] == "ababab"
+        assert [schema.name for schema in env.tool_schemas] == ["repeat"]
+        assert (await env.step("done")).terminated
+        with pytest.raises(ForkNotSupportedError):
+            await env.fork()
+
+
+async def test_attributes_are_never_stale():
+    env = Wrapper(Wrapper(make()))
+    env.unwrapped.max_turns = 99
+    assert env.max_turns == 99
+    assert not hasattr(env, "no_such_thing")
+
+
+@pytest.mark.parametrize(
+    ("side", "text"),
+    [
+        ("left", "abcde ... [5 characters cut]"),
+        ("right", "[5 characters cut] ... fghij"),
+        ("middle", "abc ... [5 characters cut] ... ij"),
+    ],
+)
+async def test_results_are_cut_where_asked(side, text):
+    async with TruncateResults(make(), 5, side=side) as env:
+        obs, _ = await env.reset(seed=0)
+        assert obs[0]["content"] == "x" * 50  # tasks are left alone
+        assert (await env.step(call(text="abcdefghij", times=1))).obs[0]["content"] == text
+        assert (await env.step(call(text="abcde", times=1))).obs[0]["content"] == "abcde"
+
+
+def test_wrong_arguments():
+    with pytest.raises(ConfigError, match="max_chars"):
+        TruncateResults(make(), 0)
+    with pytest.raises(ConfigError, match="side"):
+        TruncateResults(make(), 5, side="top")

@@ -1,0 +1,59 @@
+"""`Wrapper`: one env around another, changing one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.envs.base import BaseEnv, Info, StepResult
+from toolgym.tools.message import Message
+from toolgym.tools.schema import ToolSchema
+
+
+class Wrapper(BaseEnv):
+    """Passes everything on to the env inside; subclasses change one thing.
+
+    Attributes that the wrapper lacks are looked up in the env inside at each access, so they are never stale.
+
+    Args:
+        env: the env inside; closed with the wrapper.
+    """
+
+    def __init__(self, env: BaseEnv) -> None:
+        self.env = env
+
+    @property
+    def unwrapped(self) -> BaseEnv:
+        """The innermost env."""
+        return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        return self.env.tool_schemas
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], Info]:
+        return await self.env.reset(seed=seed, options=options)
+
+    async def step(self, action: str | Message) -> StepResult:
+        return await self.env.step(action)
+
+    async def close(self) -> None:
+        await self.env.close()
+
+    async def fork(self) -> BaseEnv:
+        """Fork the env inside, and wrap the fork the same way."""
+        inside = await self.env.fork()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.env = inside
+        return twin
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self.env, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.env!r}>"

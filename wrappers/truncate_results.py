@@ -1,0 +1,59 @@
+"""`TruncateResults`: no tool result is longer than the policy can afford."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message
+from toolgym.wrappers.base import Wrapper
+
+Side = Literal["left", "middle", "right"]
+
+
+class TruncateResults(Wrapper):
+    """Cuts the text of tool messages to a number of characters, and says in the text that it was cut.
+
+    Changes the observations of `step`; issues no signal of its own.
+
+    Args:
+        env: the env inside.
+        max_chars: characters that may remain of one result, the note not counted.
+        side: where to cut. As in verl, `left` keeps the beginning, `right` the end, `middle` both.
+
+    Raises:
+        ConfigError: `max_chars` is below 1, or there is no such side.
+
+    Example:
+        >>> import toolgym
+        >>> env = TruncateResults(toolgym.make("CodeInterpreter-v0"), 200, side="middle")
+    """
+
+    def __init__(self, env: BaseEnv, max_chars: int, *, side: Side = "middle") -> None:
+        super().__init__(env)
+        if max_chars < 1:
+            raise ConfigError(f"max_chars must be at least 1, got {max_chars!r}")
+        if side not in ("left", "middle", "right"):
+            raise ConfigError(f"side must be 'left', 'middle' or 'right', got {side!r}")
+        self.max_chars = max_chars
+        self.side = side
+
+    async def step(self, action: str | Message) -> StepResult:
+        result = await self.env.step(action)
+        return result._replace(obs=[self._cut(message) for message in result.obs])
+
+    def _cut(self, message: Message) -> Message:
+        text = message["content"]
+        if message["role"] != "tool" or len(text) <= self.max_chars:
+            return message
+        note = f"[{len(text) - self.max_chars} characters cut]"
+        if self.side == "left":
+            text = f"{text[: self.max_chars]} ... {note}"
+        elif self.side == "right":
+            text = f"{note} ... {text[-self.max_chars :]}"
+        else:
+            head = self.max_chars - self.max_chars // 2
+            tail = self.max_chars // 2
+            text = f"{text[:head]} ... {note} ... {text[len(text) - tail :]}"
+        return {**message, "content": text}
