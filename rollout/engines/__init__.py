@@ -1,1 +1,35 @@
-"""To be filled."""
+"""Engines: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+    from toolgym.rollout.engines.sglang import SGLangServer
+    from toolgym.rollout.engines.transformers import TransformersEngine
+
+_HOMES = {
+    "Engine": "base",
+    "FinishReason": "base",
+    "Generation": "base",
+    "SGLangServer": "sglang",
+    "SamplingParams": "base",
+    "TransformersEngine": "transformers",
+}
+
+__all__ = [
+    "Engine",
+    "FinishReason",
+    "Generation",
+    "SGLangServer",
+    "SamplingParams",
+    "TransformersEngine",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require(self.max_new_tokens >= 1, "max_new_tokens", "at least 1", self.max_new_tokens)
-        _require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
+        _require(0 <= self.temperature < math.inf, "temperature", "at least 0 and finite", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
         _require(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 or at least 1", self.top_k)
         _require(0 <= self.min_p <= 1, "min_p", "between 0 and 1", self.min_p)

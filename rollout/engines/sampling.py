@@ -1,0 +1,132 @@
+"""Sampling one token per row of a batch, each row with its own parameters.
+
+Every row is sampled by inverting its cumulative distribution at one uniform number that the caller drew from the
+row's own generator. So a row's token depends on its own logits, parameters and number only, never on the company
+that it has in the batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.tools.errors import missing_extra
+
+try:
+    import torch
+except ImportError as error:
+    raise missing_extra("rollout", "The embedded engine", error) from error
+
+GREEDY_BELOW = 1e-6
+"""Temperatures below this are greedy, as in SGLang (`_SAMPLING_EPS` in its `sampling_params.py`)."""
+
+
+@dataclass(frozen=True)
+class SamplingColumns:
+    """The sampling parameters of a batch, one entry per row.
+
+    Attributes:
+        temperature: float32 `[batch, 1]`; 1 for greedy rows.
+        greedy: bool `[batch]`.
+        truncated: int64 `[truncated rows]`, the rows that top-p, top-k or min-p narrow down.
+        top_p: float64 `[truncated rows, 1]`.
+        top_k: int64 `[truncated rows, 1]`; the vocabulary's size or more keeps all.
+        min_p: float64 `[truncated rows, 1]`.
+        any_greedy: whether a row is greedy, known without asking the device.
+        all_greedy: whether every row is.
+    """
+
+    temperature: torch.Tensor
+    greedy: torch.Tensor
+    truncated: torch.Tensor
+    top_p: torch.Tensor
+    top_k: torch.Tensor
+    min_p: torch.Tensor
+    any_greedy: bool
+    all_greedy: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> SamplingColumns:
+        """Lay out the parameters of `rows` as tensors on `device`."""
+        greedy = [row.temperature < GREEDY_BELOW for row in rows]
+        narrow = [
+            index
+            for index, row in enumerate(rows)
+            if not greedy[index] and (row.top_p < 1 or row.top_k != -1 or row.min_p > 0)
+        ]
+
+        def column(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        return cls(
+            temperature=column(
+                [1.0 if cold else row.temperature for cold, row in zip(greedy, rows, strict=True)], torch.float32
+            ),
+            greedy=torch.tensor(greedy, dtype=torch.bool, device=device),
+            truncated=torch.tensor(narrow, dtype=torch.long, device=device),
+            top_p=column([rows[index].top_p for index in narrow], torch.float64),
+            top_k=column([2**31 if rows[index].top_k == -1 else rows[index].top_k for index in narrow], torch.long),
+            min_p=column([rows[index].min_p for index in narrow], torch.float64),
+            any_greedy=any(greedy),
+            all_greedy=all(greedy),
+        )
+
+
+def generator_of(seed: int) -> random.Random:
+    """Make the generator of one seeded request. Any integer is a seed, and different ones differ."""
+    return random.Random(str(seed))  # a string is hashed: as a number, -1 would be the same seed as 1
+
+
+def sample(logits: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one token per row.
+
+    Top-p, top-k and min-p each look at the temperature-scaled distribution over the whole vocabulary, and a token
+    must pass all three ("joint", as SGLang's default sampler does). The most probable token always passes.
+
+    Args:
+        logits: `[batch, vocab]`, any floating dtype; NaN gives a NaN logprob.
+        columns: the rows' parameters.
+        uniforms: float64 `[batch]`, each in [0, 1).
+
+    Returns:
+        The ids, int64 `[batch]`, and their natural-log probabilities, float32 `[batch]`, under the
+        temperature-scaled distribution before truncation.
+    """
+    scores = logits.float()
+    # Subtracting the maximum first keeps a small temperature from overflowing to infinity minus infinity.
+    logprobs = ((scores - scores.amax(-1, keepdim=True)) / columns.temperature).log_softmax(-1)
+    if columns.all_greedy:
+        token_ids = scores.argmax(-1)
+    else:
+        probs = logprobs.double().exp()
+        token_ids = _invert(probs, uniforms)
+        if columns.truncated.numel():
+            rows = columns.truncated
+            token_ids[rows] = _sample_truncated(probs[rows], columns, uniforms[rows])
+        if columns.any_greedy:
+            token_ids = torch.where(columns.greedy, scores.argmax(-1), token_ids)
+    return token_ids, logprobs.gather(1, token_ids[:, None])[:, 0]
+
+
+def _sample_truncated(probs: torch.Tensor, columns: SamplingColumns, uniforms: torch.Tensor) -> torch.Tensor:
+    # Stable, so that equally probable tokens keep the order of their ids whatever the batch.
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[-1], device=probs.device)[None]
+    kept = rank < columns.top_k
+    kept &= ordered.cumsum(-1) - ordered < columns.top_p
+    kept &= ordered >= columns.min_p * ordered[:, :1]
+    kept[:, 0] = True
+    place = _invert(ordered.masked_fill(~kept, 0.0), uniforms)
+    return order.gather(1, place[:, None])[:, 0]
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return the first index whose cumulative weight exceeds the uniform share of the total; float64 in, int64 out."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1]
+    # Rounding must not lift the threshold to the total: past the end lie only tokens of no weight.
+    threshold = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+    return index.clamp(max=weights.shape[-1] - 1)

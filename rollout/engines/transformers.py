@@ -1,0 +1,450 @@
+"""`TransformersEngine`: the embedded engine, any causal LM of transformers in this process.
+
+One thread owns the model and decodes all running requests together, one token per step; requests join and leave
+between steps. It serves small policies on a CPU, tests, and a learner that shares its module. What is not covered:
+reusing the keys and values of an earlier turn (`cached_tokens` is always 0), and several devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.decoding import DecodingBatch, Row, check_model
+from toolgym.rollout.engines.sampling import generator_of
+from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
+from toolgym.tools.errors import ConfigError, EngineError, missing_extra
+
+try:
+    import torch
+    from torch import nn
+    from transformers import AutoModelForCausalLM
+except ImportError as error:
+    raise missing_extra("rollout", "The embedded engine", error) from error
+
+T = TypeVar("T")
+
+WeightSource: TypeAlias = (
+    Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]] | Callable[[nn.Module], object]
+)
+"""New weights: a state dict, (name, tensor) pairs, or a function that changes the module in place."""
+
+MAX_PREFILL_TOKENS = 16384
+"""Most tokens, padding included, of the prompts that are prefilled in one forward pass (one prompt always fits)."""
+
+
+class _Request:
+    """One `generate` call: its row, and the future that its caller waits for."""
+
+    def __init__(self, request_id: str, row: Row) -> None:
+        self.request_id = request_id
+        self.row = row
+        self.aborted = False
+        self.future: Future[Generation] = Future()
+        # From here on only the engine's thread settles the future: a caller that was cancelled cannot race with it.
+        self.future.set_running_or_notify_cancel()
+
+    def deliver(self) -> None:
+        row = self.row
+        if row.stopped:
+            reason = FinishReason.STOP
+        elif row.done:
+            reason = FinishReason.LENGTH
+        else:
+            reason = FinishReason.ABORT
+        self.future.set_result(
+            Generation(tuple(row.token_ids), tuple(row.logprobs), reason, tuple(row.weight_versions))
+        )
+
+
+class TransformersEngine(Engine):
+    """Generates with a causal LM of transformers, in this process.
+
+    Example:
+        >>> async with TransformersEngine("path/to/model") as engine:  # doctest: +SKIP
+        ...     turn = await engine.generate(prompt_ids, SamplingParams(max_new_tokens=64), request_id="a")
+
+    A request with a seed gets the same tokens whatever else runs (up to rounding of the logits, which depends on
+    the batch's shape). Requests without a seed draw from the engine's own generator; torch's, NumPy's and Python's
+    global random states are never touched. Its methods may be called from any event loop and thread.
+
+    Args:
+        model: a folder or hub name, or a module. A module is used as it is, without a copy: a learner that changes
+            its weights in place calls `pause`, changes them, `notify_weights_changed`, `resume`. It samples in
+            evaluation mode whatever mode the module is in.
+        device: where to put a model that is loaded by name ("cpu" when None); a module stays where it is.
+        max_batch: most requests decoded together; the others wait in order.
+        dtype: for a model loaded by name, for example "float32"; None takes the checkpoint's.
+        weight_version: version of the weights that it starts with.
+        num_threads: threads of torch's operators in the engine's thread; None leaves torch's setting. Torch applies
+            it to threads created later as well.
+        context_length: most tokens of prompt and generation together; None takes the model's
+            `max_position_embeddings`.
+
+    Raises:
+        ConfigError: an argument is not usable.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module,
+        *,
+        device: str | torch.device | None = None,
+        max_batch: int = 64,
+        dtype: torch.dtype | str | None = None,
+        weight_version: str = "0",
+        num_threads: int | None = None,
+        context_length: int | None = None,
+    ) -> None:
+        if max_batch < 1:
+            raise ConfigError(f"max_batch must be at least 1, got {max_batch!r}")
+        if num_threads is not None and num_threads < 1:
+            raise ConfigError(f"num_threads must be at least 1, got {num_threads!r}")
+        if context_length is not None and context_length < 2:
+            raise ConfigError(f"context_length must be at least 2, got {context_length!r}")
+        if isinstance(model, nn.Module) and dtype is not None:
+            raise ConfigError("dtype is for a model loaded by name; convert the module before passing it")
+        self._source = model
+        self._wanted_device = None if device is None else torch.device(device)
+        self._wanted_dtype = dtype
+        self._wanted_context = context_length
+        self._max_batch = max_batch
+        self._num_threads = num_threads
+        self._weight_version = weight_version
+
+        self._model: nn.Module | None = None
+        self._vocab_size = 0
+        self._context_length = 0
+        self._random = random.Random()
+        if isinstance(model, nn.Module):
+            self._adopt(model)
+
+        # The thread and its callers share these, under the condition's lock.
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._requests: dict[str, _Request] = {}
+        self._queue: deque[_Request] = deque()
+        self._commands: deque[tuple[Callable[[], object], Future[Any]]] = deque()
+        self._paused = False
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._starting = threading.Lock()
+
+        # Only the thread touches these.
+        self._running: list[_Request] = []
+        self._batch: DecodingBatch | None = None
+
+    # ---- what callers see
+
+    @property
+    def model(self) -> nn.Module:
+        """The module. Raises EngineError before `start` when it is loaded by name."""
+        if self._model is None:
+            raise EngineError("the model is loaded by start(): await engine.start() first")
+        return self._model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the input embedding."""
+        self.model  # noqa: B018 - raises before start
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        self.model  # noqa: B018 - raises before start
+        return self._context_length
+
+    @property
+    def weight_version(self) -> str:
+        return self._weight_version
+
+    async def start(self) -> None:
+        """Load the model where it is named, try it, and start the thread. Starting twice is fine.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or this engine cannot decode it.
+            EngineError: the engine was closed.
+        """
+        await asyncio.to_thread(self._start)
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+        self.check_request(prompt_ids, params)
+        source = self._random if params.seed is None else generator_of(params.seed)
+        request = _Request(request_id, Row(tuple(prompt_ids), params, source))
+        with self._changed:
+            self._require_open()
+            if request_id in self._requests:
+                raise ConfigError(f"request id {request_id!r} is already running")
+            self._requests[request_id] = request
+            self._queue.append(request)
+            self._changed.notify()
+        try:
+            return await asyncio.wrap_future(request.future)
+        except asyncio.CancelledError:
+            self._abort(request)
+            raise
+
+    async def abort(self, request_id: str) -> None:
+        with self._changed:
+            request = self._requests.get(request_id)
+        if request is not None:
+            self._abort(request)
+
+    async def pause(self) -> None:
+        """Stop sampling until `resume`. On return no forward pass is under way, so the weights may be changed."""
+
+        def pause() -> None:
+            self._paused = True
+
+        await self._command(pause)
+
+    async def resume(self) -> None:
+        def resume() -> None:
+            self._paused = False
+
+        await self._command(resume)
+
+    async def update_weights(self, source: WeightSource, *, version: str) -> None:
+        """Change the weights between two decoding steps.
+
+        Requests in flight go on with the new weights: they keep the keys and values that the old ones computed, and
+        record the version of each token. So their later logprobs are those of a mixture, not of the new weights
+        alone; abort and start them again where that matters.
+
+        Args:
+            source: all parameters and persistent buffers by the names of `state_dict` (of tied ones one name is
+                enough), cast to the model's dtype; or a function that changes the module in place.
+            version: what `weight_versions` says from here on.
+
+        Raises:
+            ConfigError: a name is unknown, missing or twice there, or a shape differs. The weights are as before.
+            EngineError: the function failed. What it had changed until then stays changed, under the old version.
+        """
+        if callable(source) and not isinstance(source, Mapping):
+            change = source
+
+            def apply() -> None:
+                try:
+                    change(self.model)
+                except Exception as error:
+                    raise EngineError(
+                        f"the function that changes the weights failed: {type(error).__name__}: {error}"
+                    ) from error
+                self._weight_version = version
+        else:
+            weights = await asyncio.to_thread(collect_weights, source)
+            check_weights(self.model, weights)
+
+            def apply() -> None:
+                load_weights(self.model, weights)
+                self._weight_version = version
+
+        await self._command(apply)
+
+    async def notify_weights_changed(self, version: str) -> None:
+        """Say that a learner changed the shared module in place (do that while paused); sets the version."""
+
+        def bump() -> None:
+            self._weight_version = version
+
+        await self._command(bump)
+
+    async def close(self) -> None:
+        """Abort what runs, end the thread and free keys, values and a model that the engine loaded itself."""
+        await asyncio.to_thread(self._close)
+
+    # ---- callers' side of the thread
+
+    def _adopt(self, model: nn.Module) -> None:
+        config = getattr(model, "config", None)
+        embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        if config is None or not isinstance(embedding, nn.Module):
+            raise ConfigError(
+                f"a model must be a causal LM of transformers, or a path to one, got {type(model).__name__}"
+            )
+        device = next(model.parameters()).device
+        if self._wanted_device is not None and self._wanted_device.type != device.type:
+            raise ConfigError(f"the module is on {device}, not on {self._wanted_device}: move it before passing it")
+        text_config = config.get_text_config(decoder=True)
+        longest = self._wanted_context or getattr(text_config, "max_position_embeddings", None)
+        if not isinstance(longest, int):
+            raise ConfigError(
+                f"the config of {type(model).__name__} has no max_position_embeddings: pass context_length"
+            )
+        self._vocab_size = int(embedding.weight.shape[0])
+        self._context_length = longest
+        self._device = device
+        self._model = model
+
+    def _start(self) -> None:
+        with self._starting:  # two concurrent starts must not load twice
+            if self._closing:
+                raise EngineError("the engine was closed; make a new one")
+            if self._thread is not None:
+                return
+            if not isinstance(self._source, nn.Module):
+                self._adopt(self._load(self._source))
+            check_model(self.model, self._device)
+            self._thread = threading.Thread(target=self._run, name="toolgym-engine", daemon=True)
+            self._thread.start()
+            # A program that forgets `close` must still be able to exit cleanly.
+            atexit.register(self._close)
+
+    def _load(self, source: str | Path) -> nn.Module:
+        try:
+            model: nn.Module = AutoModelForCausalLM.from_pretrained(source, dtype=self._wanted_dtype or "auto")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the model {str(source)!r} cannot be loaded: {error}") from error
+        return model.to(self._wanted_device or "cpu").eval()
+
+    def _require_open(self) -> None:
+        """Refuse a call that nothing would answer. Needs the lock."""
+        if self._failure is not None:
+            raise self._failed()
+        if self._closing:
+            raise EngineError("the engine was closed")
+        if self._thread is None:
+            raise EngineError("the engine was not started: await engine.start() first")
+
+    def _failed(self) -> EngineError:
+        cause = self._failure
+        error = EngineError(f"the engine's model failed: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        return error
+
+    def _abort(self, request: _Request) -> None:
+        with self._changed:
+            request.aborted = True
+            self._changed.notify()
+
+    async def _command(self, run: Callable[[], T]) -> T:
+        """Run something in the thread, between two steps."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._require_open()
+            self._commands.append((run, future))
+            self._changed.notify()
+        return await asyncio.wrap_future(future)
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closing = True
+            thread = self._thread
+            self._changed.notify()
+        if thread is not None:
+            thread.join()
+            atexit.unregister(self._close)
+        if not isinstance(self._source, nn.Module):
+            self._model = None
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            if self._num_threads is not None:
+                torch.set_num_threads(self._num_threads)
+            self._batch = DecodingBatch(self.model, self._device)
+            while self._wait_for_work():
+                self._work(self._batch)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when the engine closes."""
+
+        def ready() -> bool:
+            if self._closing or self._commands:
+                return True
+            if not self._paused and (self._queue or self._running):
+                return True
+            return any(request.aborted for request in self._requests.values())
+
+        with self._changed:
+            self._changed.wait_for(ready)
+            return not self._closing
+
+    def _work(self, batch: DecodingBatch) -> None:
+        """Everything that happens around one decoding step."""
+        with self._changed:
+            commands = list(self._commands)
+            self._commands.clear()
+        for run, future in commands:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(run())
+                except Exception as error:  # noqa: BLE001 - goes to whoever asked
+                    future.set_exception(error)
+        self._let_go(batch)
+        if self._paused:
+            return
+        newcomers = self._admit()
+        if newcomers:
+            # They run from here on, so that a failing prefill fails them too.
+            before = len(self._running)
+            self._running.extend(newcomers)
+            batch.add([request.row for request in newcomers], self._weight_version)
+            if any(request.row.done for request in self._running[before:]):
+                self._let_go(batch)
+        if self._running:
+            batch.step(self._weight_version)
+            self._let_go(batch)
+
+    def _admit(self) -> list[_Request]:
+        """Take the next requests from the queue, as many as the batch and one prefill hold."""
+        newcomers: list[_Request] = []
+        width = 0
+        with self._changed:
+            while self._queue and len(self._running) + len(newcomers) < self._max_batch:
+                width = max(width, len(self._queue[0].row.prompt_ids))
+                if newcomers and width * (len(newcomers) + 1) > MAX_PREFILL_TOKENS:
+                    break
+                newcomers.append(self._queue.popleft())
+        return newcomers
+
+    def _let_go(self, batch: DecodingBatch) -> None:
+        """Deliver every request that is done or aborted."""
+        with self._changed:
+            gone = [r for r in self._requests.values() if r.aborted or r.row.done]
+            if not gone:
+                return
+            for request in gone:
+                del self._requests[request.request_id]
+            leaving = set(gone)
+            if any(request.aborted for request in gone):
+                self._queue = deque(request for request in self._queue if request not in leaving)
+        kept = [index for index, request in enumerate(self._running) if request not in leaving]
+        self._running = [self._running[index] for index in kept]
+        batch.keep(kept)
+        for request in gone:
+            request.deliver()
+
+    def _end(self, failure: BaseException | None) -> None:
+        """Settle every future; nothing may wait for a thread that is gone."""
+        with self._changed:
+            self._closing = True
+            self._failure = failure
+            requests = list(self._requests.values())
+            commands = list(self._commands)
+            self._requests.clear()
+            self._queue.clear()
+            self._commands.clear()
+        self._running.clear()
+        self._batch = None
+        for request in requests:
+            if failure is None:
+                request.deliver()
+            else:
+                request.future.set_exception(self._failed())
+        for _, future in commands:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineError("the engine was closed") if failure is None else self._failed())
