@@ -1,0 +1,115 @@
+"""What `import toolgym` loads, and what it offers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import toolgym
+import toolgym.envs
+from toolgym.tools.errors import MissingExtraError
+
+HEAVY = {
+    "aiohttp",
+    "jinja2",
+    "jsonschema",
+    "pydantic",
+    "ray",
+    "rich",
+    "safetensors",
+    "sglang",
+    "textual",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "typer",
+    "yaml",
+}
+
+floors = pytest.mark.parametrize("floor", [toolgym, toolgym.envs], ids=lambda floor: floor.__name__)
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+def test_importing_loads_nothing_heavy():
+    loaded = json.loads(python("import json, sys, toolgym; print(json.dumps(sorted(sys.modules)))"))
+    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+
+
+def test_importing_adds_few_modules_to_gymnasium():
+    added = json.loads(
+        python(
+            "import json, sys, gymnasium; before = set(sys.modules); import toolgym; "
+            "print(json.dumps(sorted(set(sys.modules) - before)))"
+        )
+    )
+    # Beside our own: nothing but what the editable install's finder may bring.
+    assert [name for name in added if not name.startswith(("toolgym", "__editable__"))] == []
+    assert not any(name in added for name in ("toolgym.envs.gymnasium_env", "toolgym.tools.base"))
+
+
+def test_importing_registers_the_envs_with_gymnasium():
+    python("import toolgym, gymnasium; gymnasium.spec('CodeInterpreter-v0')")
+    assert gymnasium.spec("CodeInterpreter-v0").vector_entry_point
+
+
+@floors
+def test_every_public_name_resolves(floor):
+    assert floor.__all__ == sorted(floor.__all__)
+    for name in floor.__all__:
+        try:
+            assert getattr(floor, name) is not None
+        except MissingExtraError:
+            continue  # says itself what to install
+
+
+@floors
+def test_dir_lists_every_public_name(floor):
+    assert set(floor.__all__) <= set(dir(floor))
+
+
+@floors
+def test_an_unknown_name_is_an_attribute_error(floor):
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = floor.no_such_name
+
+
+@floors
+def test_type_checkers_see_the_names_where_they_really_are(floor):
+    tree = ast.parse(Path(floor.__file__).read_text())
+    seen = {
+        alias.asname or alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(floor.__all__) <= set(seen)
+    for name, home in floor._HOMES.items():
+        assert seen[name] == f"{floor.__name__}.{home}"
+
+
+@pytest.mark.parametrize("first", ["", "import toolgym.rollout.trajectory", "from toolgym.rollout import rollout"])
+def test_rollout_is_the_package_and_the_function_whatever_was_imported_before(first):
+    python(
+        f"{first}\nimport toolgym, types\nfrom toolgym import rollout\n"
+        "assert rollout is toolgym.rollout and callable(rollout) and isinstance(rollout, types.ModuleType)\n"
+        "import toolgym.rollout.trajectory as trajectory\n"
+        "assert toolgym.rollout.trajectory is trajectory\n"
+    )
+
+
+def test_calling_rollout_calls_the_function(monkeypatch):
+    from toolgym.rollout import runner
+
+    monkeypatch.setattr(runner, "rollout", lambda *args, **kwargs: (args, kwargs))
+    assert toolgym.rollout(1, two=2) == ((1,), {"two": 2})
