@@ -200,7 +200,7 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) 
     log_probs = batch.rollout_log_probs
     steps = batch.position_ids.diff(dim=1)
     inner = attention[:, 1:] * attention[:, :-1]
-    _hold("masks hold 0 and 1 only", ((attention | mask) & ~1) == 0)
+    _hold("masks hold 0 and 1 only", (torch.cat([attention, mask], dim=1) & ~1) == 0)
     _hold("prompts are padded on the left only", prompt_attention.diff(dim=1) >= 0)
     _hold("responses are padded on the right only", response_attention.diff(dim=1) <= 0)
     _hold("every prompt has a token", prompt_attention.any(dim=1))

@@ -1,0 +1,173 @@
+"""Batches: layout, dtypes, the checker, and the way back to the trajectories."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolgym.envs.base import StopReason
+from toolgym.rollout.batch import check_batch, load_batch, make_batch
+from toolgym.rollout.trajectory import Failure, Segment, Trajectory
+from toolgym.tools.errors import BatchError, ConfigError
+
+PAD = 0
+
+
+def trajectory(prompt, segments, *, name="t", reward=1.0, group=0, error=None):
+    """`segments` alternate policy, env, policy, …; each a list of ids."""
+    made = tuple(
+        Segment(tuple(ids), True, tuple(-0.5 - n for n in range(len(ids))), ("0",) * len(ids))
+        if index % 2 == 0
+        else Segment(tuple(ids), False)
+        for index, ids in enumerate(segments)
+    )
+    return Trajectory(
+        id=name, env_id="", task_id="", source="", group_id=group, sample=0, messages=(), tools=(),
+        prompt_ids=tuple(prompt), segments=made, reward=reward, stop_reason=StopReason.ANSWERED, error=error,
+    )  # fmt: skip
+
+
+LONG = trajectory([1, 2, 3], [[4, 5], [6, 7], [8]], name="long", reward=0.5, group=1)
+SHORT = trajectory([9], [[4]], name="short", group=2)
+
+
+def test_the_layout_of_the_module_docstring():
+    batch = make_batch([LONG, SHORT], pad_token_id=PAD)
+    assert batch.prompts.tolist() == [[1, 2, 3], [0, 0, 9]]
+    assert batch.responses.tolist() == [[4, 5, 6, 7, 8], [4, 0, 0, 0, 0]]
+    assert batch.response_mask.tolist() == [[1, 1, 0, 0, 1], [1, 0, 0, 0, 0]]
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 9, 4, 0, 0, 0, 0]]
+    assert batch.attention_mask.tolist() == [[1] * 8, [0, 0, 1, 1, 0, 0, 0, 0]]
+    assert batch.position_ids.tolist() == [list(range(8)), [0, 0, 0, 1, 0, 0, 0, 0]]
+    assert batch.rollout_log_probs.tolist() == [[-0.5, -1.5, 0, 0, -0.5], [-0.5, 0, 0, 0, 0]]
+    assert batch.rewards.tolist() == [0.5, 1.0]
+    assert batch.group_ids.tolist() == [1, 2]
+    assert batch.ids == ("long", "short")
+    for name, value in batch.tensors().items():
+        floats = name in ("rollout_log_probs", "rewards")
+        assert value.dtype == (torch.float32 if floats else torch.int64), name
+
+
+def test_the_pad_token_may_also_be_a_real_token():
+    one = trajectory([PAD, PAD], [[PAD, 5], [PAD], [PAD]])
+    batch = make_batch([one, LONG], pad_token_id=PAD, max_prompt_length=6, max_response_length=9)
+    assert batch.attention_mask[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]
+    assert batch.prompts.shape == (2, 6)
+    assert batch.responses.shape == (2, 9)
+
+
+def test_nothing_is_ever_cut():
+    with pytest.raises(BatchError, match="the prompt of trajectory long has 3 tokens, more than max_prompt_length=2"):
+        make_batch([SHORT, LONG], pad_token_id=PAD, max_prompt_length=2)
+    with pytest.raises(BatchError, match="max_response_length=4"):
+        make_batch([SHORT, LONG], pad_token_id=PAD, max_response_length=4)
+
+
+def test_what_is_left_out_is_listed():
+    failed = trajectory([1], [[2]], name="failed", error=Failure("engine", "died", 0))
+    empty = trajectory([1], [], name="empty")
+    batch = make_batch([failed, LONG, empty], pad_token_id=PAD)
+    assert batch.ids == ("long",)
+    assert [(d.id, d.reason) for d in batch.dropped] == [
+        ("failed", "engine: died"),
+        ("empty", "no policy tokens (stop reason answered)"),
+    ]
+    with pytest.raises(BatchError, match="engine: died"):
+        make_batch([failed, empty], pad_token_id=PAD)
+    with pytest.raises(BatchError, match="none were given"):
+        make_batch([], pad_token_id=PAD)
+
+
+def changed(name, row, column, value):
+    batch = make_batch([LONG, SHORT], pad_token_id=PAD)
+    tensor = getattr(batch, name).clone()
+    tensor[row, column] = value
+    return dataclasses.replace(batch, **{name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "value", "said"),
+    [
+        ("response_mask", 1, 2, 1, "within the attention"),
+        ("response_mask", 0, 0, 2, "0 and 1 only"),
+        ("attention_mask", 1, 2, 0, "every prompt has a token"),
+        ("attention_mask", 0, 1, 0, "padded on the left only"),
+        ("attention_mask", 0, 4, 0, "padded on the right only"),
+        ("attention_mask", 1, 1, 1, "position_ids"),
+        ("input_ids", 1, 0, 3, "padding holds the pad token"),
+        ("prompts", 0, 0, 8, "prompts and responses"),
+        ("position_ids", 0, 3, 9, "position_ids"),
+        ("position_ids", 1, 7, 4, "position_ids are 0 on padding"),
+        ("rollout_log_probs", 0, 2, -1.0, "did not sample"),
+        ("rollout_log_probs", 0, 0, 0.5, "at most 0"),
+        ("rollout_log_probs", 0, 0, float("nan"), "finite"),
+    ],
+)
+def test_the_checker_finds_every_broken_invariant(name, row, column, value, said):
+    with pytest.raises(BatchError, match=said):
+        check_batch(changed(name, row, column, value))
+
+
+def test_the_checker_finds_a_mask_without_policy_tokens_and_wrong_shapes():
+    batch = make_batch([LONG, SHORT], pad_token_id=PAD)
+    with pytest.raises(BatchError, match="every response has a policy token"):
+        check_batch(dataclasses.replace(batch, response_mask=batch.response_mask * 0))
+    with pytest.raises(BatchError, match="rewards must be torch.float32"):
+        check_batch(dataclasses.replace(batch, rewards=batch.rewards.double()))
+    with pytest.raises(BatchError, match="rewards are finite"):
+        check_batch(dataclasses.replace(batch, rewards=batch.rewards / 0))
+    with pytest.raises(BatchError, match="as many ids"):
+        check_batch(dataclasses.replace(batch, ids=("a",)))
+
+
+def test_the_checker_finds_rows_that_do_not_lead_back():
+    batch = make_batch([LONG, SHORT], pad_token_id=PAD)
+    for other, said in [
+        (trajectory([1, 2, 4], [[4, 5], [6, 7], [8]], name="long"), "prompt ids"),
+        (trajectory([1, 2, 3], [[4, 5], [6, 7], [9]], name="long"), "response ids, policy ids"),
+        (trajectory([1, 2, 3], [[4, 5, 6], [7], [8]], name="long"), "policy ids, log probs"),
+        (dataclasses.replace(LONG, id="other"), "id differ"),
+    ]:
+        with pytest.raises(BatchError, match=said):
+            check_batch(batch, [other, SHORT])
+    with pytest.raises(BatchError, match="2 rows came from 1"):
+        check_batch(batch, [LONG])
+
+
+ids = st.lists(st.integers(0, 500), min_size=1, max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(ids, st.lists(ids, min_size=1, max_size=5)), min_size=1, max_size=8))
+def test_any_trajectories_make_a_batch_that_holds(rows):
+    made = [trajectory(prompt, segments, name=str(n)) for n, (prompt, segments) in enumerate(rows)]
+    batch = make_batch(made, pad_token_id=PAD)
+    check_batch(batch, made)
+    assert int(batch.response_mask.sum()) == sum(one.policy_tokens for one in made)
+    assert int(batch.attention_mask.sum()) == sum(len(o.prompt_ids) + len(o.response_ids) for o in made)
+
+
+def test_there_and_back_through_a_file(tmp_path):
+    failed = trajectory([1], [[2]], name="failed", error=Failure("engine", "died", 0))
+    batch = make_batch([LONG, SHORT, failed], pad_token_id=PAD)
+    path = tmp_path / "deep" / "batch.safetensors"
+    batch.save(path)
+    back = load_batch(path)
+    for name, value in batch.tensors().items():
+        assert torch.equal(value, getattr(back, name)), name
+    assert (back.ids, back.dropped, back.pad_token_id) == (batch.ids, batch.dropped, batch.pad_token_id)
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(ConfigError, match="is not a batch"):
+        load_batch(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match="is not a batch"):
+        load_batch(path)
+    with pytest.raises(ConfigError, match="cannot write"):
+        make_batch([LONG], pad_token_id=PAD).save("/proc/nowhere/batch.safetensors")
