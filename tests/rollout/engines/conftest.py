@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import aiohttp
 import pytest
 import torch
 from aiohttp import web
-from toolgym.rollout.engines import Engine, Generation, SamplingParams, SGLangServer, TransformersEngine
-from toolgym.tools.errors import ConfigError
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from toolgym.rollout.engines import Engine, SamplingParams, SGLangServer, TransformersEngine
+from toolgym.tools.errors import ConfigError
 
 REAL_URL = os.environ.get("TOOLGYM_SGLANG_URL")
 EOS = 256
@@ -64,17 +64,6 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny_model")
     make_model().save_pretrained(path)
     return path
-
-
-def rescore(
-    model: torch.nn.Module, prompt_ids: Sequence[int], generation: Generation, temperature: float
-) -> list[float]:
-    """Logprobs of the generated ids in one plain forward pass over prompt and generation."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt_ids, *generation.token_ids]])).logits[0].float()
-    scaled = (logits / (temperature or 1.0)).log_softmax(-1)
-    first = len(prompt_ids) - 1
-    return [scaled[first + place, token_id].item() for place, token_id in enumerate(generation.token_ids)]
 
 
 @dataclass
@@ -272,9 +261,3 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
                 tolerance=1e-4 if exact else 0.05,
                 honours_seeds=engine.info.deterministic,
             )
-
-
-def close_to(found: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:
-    return len(found) == len(expected) and all(
-        math.isclose(one, other, abs_tol=tolerance) for one, other in zip(found, expected, strict=True)
-    )

@@ -9,6 +9,8 @@ import time
 from typing import Any
 
 import pytest
+import torch
+
 from toolgym.rollout.engines import FinishReason, Generation, SamplingParams
 from toolgym.tools.errors import ConfigError, EngineError
 
@@ -19,8 +21,6 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def logprob_gap(subject: Any, prompt_ids: list[int], generation: Generation, temperature: float) -> float:
-    import torch
-
     with torch.no_grad():
         logits = subject.model(torch.tensor([[*prompt_ids, *generation.token_ids]])).logits[0].float()
     scaled = (logits / (temperature or 1.0)).log_softmax(-1)
@@ -39,6 +39,7 @@ async def until(holds: Any, seconds: float = 10.0) -> None:
 
 
 LONG = SamplingParams(max_new_tokens=450)
+SHORT = SamplingParams(max_new_tokens=24)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
@@ -108,12 +109,9 @@ async def test_greedy_is_the_most_probable_and_repeatable(subject: Any) -> None:
     alone = await subject.engine.generate(prompt(4, 10), greedy, request_id="a")
     again, *_ = await asyncio.gather(
         subject.engine.generate(prompt(4, 10), greedy, request_id="a"),
-        *(subject.engine.generate(prompt(n, n + 1), LONG_ENOUGH, request_id=str(n)) for n in range(10)),
+        *(subject.engine.generate(prompt(n, n + 1), SHORT, request_id=str(n)) for n in range(10)),
     )
     assert again.token_ids == alone.token_ids
-
-
-LONG_ENOUGH = SamplingParams(max_new_tokens=24)
 
 
 async def test_a_seed_gives_the_same_tokens_in_any_company(subject: Any) -> None:
@@ -124,16 +122,14 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(subject: Any) -> None
     again, other, *_ = await asyncio.gather(
         subject.engine.generate(prompt(5, 10), seeded, request_id="a"),
         subject.engine.generate(prompt(5, 10), dataclasses.replace(seeded, seed=8), request_id="b"),
-        *(subject.engine.generate(prompt(n, n + 1), LONG_ENOUGH, request_id=str(n)) for n in range(20)),
+        *(subject.engine.generate(prompt(n, n + 1), SHORT, request_id=str(n)) for n in range(20)),
     )
     assert again.token_ids == alone.token_ids
     assert other.token_ids != alone.token_ids
 
 
 async def test_without_a_seed_equal_requests_differ(subject: Any) -> None:
-    one, two = await asyncio.gather(
-        *(subject.engine.generate(prompt(6, 5), LONG_ENOUGH, request_id=name) for name in "ab")
-    )
+    one, two = await asyncio.gather(*(subject.engine.generate(prompt(6, 5), SHORT, request_id=name) for name in "ab"))
     assert one.token_ids != two.token_ids
 
 
@@ -157,13 +153,13 @@ async def test_aborting_at_once_ends_the_request(subject: Any) -> None:
 
 async def test_aborting_a_queued_request_gives_nothing(subject: Any) -> None:
     await subject.engine.pause()
-    task = asyncio.create_task(subject.engine.generate(prompt(8, 5), LONG_ENOUGH, request_id="a"))
+    task = asyncio.create_task(subject.engine.generate(prompt(8, 5), SHORT, request_id="a"))
     await asyncio.sleep(0.05)
     await subject.engine.abort("a")
     generation = await asyncio.wait_for(task, 10)
     assert generation == Generation((), (), FinishReason.ABORT, ())
     await subject.engine.resume()
-    assert (await subject.engine.generate(prompt(8, 5), LONG_ENOUGH, request_id="a")).token_ids
+    assert (await subject.engine.generate(prompt(8, 5), SHORT, request_id="a")).token_ids
 
 
 async def test_aborting_an_unknown_request_is_fine(subject: Any) -> None:
@@ -174,7 +170,7 @@ async def test_a_pause_stops_sampling_and_loses_nothing(subject: Any) -> None:
     task = asyncio.create_task(subject.engine.generate(prompt(9, 5), LONG, request_id="a"))
     await asyncio.sleep(0.1)
     await subject.engine.pause()
-    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), LONG_ENOUGH, request_id="b"))
+    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="b"))
     await asyncio.sleep(2.0)  # far longer than the rest would take
     assert not task.done()
     assert not late.done()
@@ -197,7 +193,7 @@ async def test_cancelling_the_caller_aborts_the_request(subject: Any) -> None:
     async def again() -> Generation:
         while True:  # the embedded engine frees the id between two steps
             try:
-                return await subject.engine.generate(prompt(10, 5), LONG_ENOUGH, request_id="a")
+                return await subject.engine.generate(prompt(10, 5), SHORT, request_id="a")
             except ConfigError:
                 await asyncio.sleep(0.01)
 
@@ -245,21 +241,21 @@ async def test_a_request_that_does_not_fit_is_refused(subject: Any) -> None:
 @pytest.mark.parametrize("ids", [[-1], [1, -5, 2], [320], [1, 10**9], []])
 async def test_ids_that_are_none_are_refused(subject: Any, ids: list[int]) -> None:
     with pytest.raises(ConfigError, match="vocabulary|at least one"):
-        await subject.engine.generate(ids, LONG_ENOUGH, request_id="a")
-    assert (await subject.engine.generate([0, 319], LONG_ENOUGH, request_id="a")).token_ids
+        await subject.engine.generate(ids, SHORT, request_id="a")
+    assert (await subject.engine.generate([0, 319], SHORT, request_id="a")).token_ids
 
 
 async def test_two_running_requests_cannot_share_an_id(subject: Any) -> None:
     task = asyncio.create_task(subject.engine.generate(prompt(13, 5), LONG, request_id="a"))
     await asyncio.sleep(0.05)
     with pytest.raises(ConfigError, match="already running"):
-        await subject.engine.generate(prompt(13, 5), LONG_ENOUGH, request_id="a")
+        await subject.engine.generate(prompt(13, 5), SHORT, request_id="a")
     await subject.engine.abort("a")
     await asyncio.wait_for(task, 10)
 
 
 async def test_every_token_has_the_engines_weight_version(subject: Any) -> None:
-    generation = await subject.engine.generate(prompt(14, 5), LONG_ENOUGH, request_id="a")
+    generation = await subject.engine.generate(prompt(14, 5), SHORT, request_id="a")
     assert generation.weight_versions == (subject.engine.weight_version,) * 24
 
 
@@ -274,7 +270,7 @@ async def test_closing_ends_what_runs(subject: Any) -> None:
     assert len(generation.token_ids) < LONG.max_new_tokens
     await engine.close()
     with pytest.raises(EngineError, match="closed"):
-        await engine.generate(prompt(15, 5), LONG_ENOUGH, request_id="b")
+        await engine.generate(prompt(15, 5), SHORT, request_id="b")
     with pytest.raises(EngineError, match="closed"):
         await engine.start()
 
@@ -282,7 +278,7 @@ async def test_closing_ends_what_runs(subject: Any) -> None:
 async def test_an_engine_that_was_not_started_says_so(subject: Any) -> None:
     engine = subject.make()
     with pytest.raises(EngineError, match="start"):
-        await engine.generate(prompt(16, 5), LONG_ENOUGH, request_id="a")
+        await engine.generate(prompt(16, 5), SHORT, request_id="a")
     await engine.close()
 
 

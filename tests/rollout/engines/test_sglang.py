@@ -1,0 +1,401 @@
+"""What only the SGLang client does: servers that are absent, foreign, overloaded, slow or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from toolgym.rollout.engines import FinishReason, Generation, SamplingParams, SGLangServer
+from toolgym.rollout.engines.sglang_wire import error_text, read_generation, request_body
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+
+SHORT = SamplingParams(max_new_tokens=2)
+MODEL_INFO = {"model_path": "org/model", "tokenizer_path": "org/model", "weight_version": "default"}
+SERVER_INFO = {"context_length": None, "max_req_input_len": 100, "version": "0.5.23"}
+GOOD: dict[str, Any] = {
+    "text": "",
+    "output_ids": [5, 6],
+    "meta_info": {
+        "finish_reason": {"type": "length", "length": 2},
+        "output_token_logprobs": [[-0.5, 5, None], [-1.5, 6, None]],
+        "weight_version": "2",
+        "weight_versions": [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 2}],
+        "cached_tokens": 3,
+    },
+}
+Handler = Callable[[web.Request], Any]
+
+
+@contextlib.asynccontextmanager
+async def _serve(routes: dict[str, Handler]) -> AsyncIterator[str]:
+    app = web.Application()
+    for route, handler in routes.items():
+        method, path = route.split()
+        app.router.add_route(method, path, handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def answering(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        if isinstance(body, str):
+            return web.Response(text=body, status=status, headers=headers)
+        return web.json_response(body, status=status, headers=headers)
+
+    return handler
+
+
+@contextlib.asynccontextmanager
+async def client(generate: Handler, **changes: Any) -> AsyncIterator[SGLangServer]:
+    """A started client whose server answers `/generate` with `generate`."""
+    server_info = SERVER_INFO | changes.pop("server_info", {})
+    routes = {
+        "GET /model_info": answering(MODEL_INFO),
+        "GET /server_info": answering(server_info),
+        "POST /generate": generate,
+        "POST /abort_request": changes.pop("abort", answering("")),
+        "POST /pause_generation": answering({}),
+        "POST /continue_generation": answering({}),
+    }
+    async with _serve(routes) as url, SGLangServer(url, vocab_size=320, **changes) as engine:
+        yield engine
+
+
+def wrong(**changes: Any) -> dict[str, Any]:
+    answer = json.loads(json.dumps(GOOD))
+    for name, value in changes.items():
+        place = answer if name in answer else answer["meta_info"]
+        if value is None:
+            place.pop(name, None)
+        else:
+            place[name] = value
+    return answer
+
+
+# ---- starting
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_a_dead_url_is_told_within_seconds() -> None:
+    began = time.monotonic()
+    with pytest.raises(EngineUnavailableError, match=r"nothing answers.*launch_server"):
+        await SGLangServer(f"http://127.0.0.1:{free_port()}").start()
+    assert time.monotonic() - began < 3
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(EngineError, match="broke off"):
+            await SGLangServer(url, control_timeout=0.3).start()
+
+
+@pytest.mark.parametrize("body", ["<html>hello</html>", {"hello": "world"}, [1]])
+async def test_what_is_not_sglang_is_told(body: Any) -> None:
+    page = answering(body)
+    routes = {f"GET {path}": page for path in ("/model_info", "/get_model_info", "/server_info")}
+    async with _serve(routes) as url:
+        with pytest.raises(EngineError, match="not as an SGLang server"):
+            await SGLangServer(url, vocab_size=8).start()
+    async with _serve({}) as url:
+        with pytest.raises(EngineError, match="not as an SGLang server"):
+            await SGLangServer(url, vocab_size=8).start()
+
+
+async def test_older_names_of_the_endpoints_work() -> None:
+    routes = {
+        "GET /get_model_info": answering(MODEL_INFO),
+        "GET /get_server_info": answering(SERVER_INFO | {"context_length": 90}),
+    }
+    async with _serve(routes) as url, SGLangServer(url, vocab_size=8) as engine:
+        assert engine.context_length == 90
+        assert engine.info.model_path == "org/model"
+
+
+async def test_an_unknown_vocabulary_is_never_guessed(tmp_path: Path) -> None:
+    routes = {"GET /model_info": answering(MODEL_INFO), "GET /server_info": answering(SERVER_INFO)}
+    async with _serve(routes) as url:
+        with pytest.raises(ConfigError, match="vocab_size="):
+            await SGLangServer(url).start()
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 77}}')
+    routes["GET /model_info"] = answering(MODEL_INFO | {"model_path": str(tmp_path)})
+    async with _serve(routes) as url, SGLangServer(url) as engine:
+        assert engine.vocab_size == 77
+    routes["GET /model_info"] = answering({"model_path": "org/model", "tokenizer_path": "org/model"})
+    async with _serve(routes) as url:
+        with pytest.raises(EngineError, match="weight_version"):
+            await SGLangServer(url, vocab_size=8).start()
+
+
+async def test_the_key_is_sent_and_missed() -> None:
+    async def guarded(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != "Bearer secret":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return web.json_response(MODEL_INFO | SERVER_INFO)
+
+    async with _serve({"GET /model_info": guarded, "GET /server_info": guarded}) as url:
+        async with SGLangServer(url, api_key="secret", vocab_size=8):
+            pass
+        with pytest.raises(EngineError, match="api_key"):
+            await SGLangServer(url, vocab_size=8).start()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"url": "localhost:1"}, "http://"),
+        ({"request_timeout": 0}, "request_timeout"),
+        ({"connect_timeout": -1}, "connect_timeout"),
+        ({"control_timeout": 0}, "control_timeout"),
+        ({"vocab_size": 0}, "vocab_size"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SGLangServer(**({"url": "http://localhost:1"} | arguments))
+
+
+# ---- answers
+
+
+async def test_a_good_answer_is_read() -> None:
+    async with client(answering(GOOD)) as engine:
+        assert engine.weight_version == "default"
+        generation = await engine.generate([1], SHORT, request_id="a")
+        assert generation == Generation((5, 6), (-0.5, -1.5), FinishReason.LENGTH, ("1", "2"), 3)
+        assert engine.weight_version == "2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("this is no JSON", "JSON"),
+        ([GOOD], "meta_info"),
+        ({"output_ids": [1]}, "meta_info"),
+        (wrong(output_ids=None), "output_ids"),
+        (wrong(output_ids=["5", "6"]), "output_ids"),
+        (wrong(output_token_logprobs=None), "output_token_logprobs"),
+        (wrong(output_token_logprobs=[[-0.5, 5, None]]), "output_token_logprobs"),
+        (wrong(output_token_logprobs=[[-0.5, 5], 6]), r"\[logprob, id, text\]"),
+        (wrong(output_token_logprobs=[[-0.5, 5, None], [-1.5, 7, None]]), "is of id 7, but output id 1 is 6"),
+        (wrong(output_token_logprobs=[["x", 5, None], [-1.5, 6, None]]), "finite"),
+        (wrong(finish_reason=None), "stop, length or abort"),
+        (wrong(finish_reason={"type": "stop", "matched": "NaN happened"}), "NaN happened"),
+        (wrong(finish_reason={"type": "stop", "matched": 5}), "not the last"),
+        (wrong(output_ids=[5], output_token_logprobs=[[-0.5, 5, None]], weight_versions=None), "caps"),
+        (wrong(weight_versions=[{"version": "1", "start": 0, "end": 1}]), "weight_versions"),
+        (wrong(weight_versions=[{"version": "1", "start": 1, "end": 2}]), "weight_versions"),
+        (wrong(weight_versions=[{"version": "1"}]), "weight_versions"),
+        (wrong(weight_versions=None, weight_version=None), "weight_version"),
+    ],
+)
+async def test_a_wrong_answer_is_told(answer: Any, message: str) -> None:
+    async with client(answering(answer)) as engine:
+        with pytest.raises(EngineError, match=message):
+            await engine.generate([1], SHORT, request_id="a")
+
+
+def test_a_null_logprob_is_told() -> None:
+    answer = wrong(output_token_logprobs=[[None, 5, None], [-1.5, 6, None]])
+    with pytest.raises(EngineError, match="NaN in the model"):
+        read_generation(answer, SHORT)
+
+
+def test_one_version_is_taken_for_all_tokens_where_there_are_no_spans() -> None:
+    assert read_generation(wrong(weight_versions=None), SHORT).weight_versions == ("2", "2")
+
+
+def test_an_abort_in_the_queue_is_read() -> None:
+    meta = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "1"}
+    generation = read_generation({"output_ids": [], "meta_info": meta}, SHORT)
+    assert generation == Generation((), (), FinishReason.ABORT, ())
+
+
+# ---- requests
+
+
+def test_every_parameter_is_explicit() -> None:
+    params = SamplingParams(max_new_tokens=4, temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, stop_token_ids=(7,))
+    body = request_body((1, 2), params, 3)
+    sampling = body["sampling_params"]
+    assert body["input_ids"] == [1, 2]
+    assert body["return_logprob"] is True
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"], sampling["min_p"]) == (0.6, 0.9, 20, 0.1)
+    assert (sampling["max_new_tokens"], sampling["stop_token_ids"], sampling["sampling_seed"]) == (4, [7], 3)
+    assert sampling["ignore_eos"] is False
+    assert request_body((1,), SHORT, None)["sampling_params"]["ignore_eos"] is True
+    assert "sampling_seed" not in request_body((1,), SHORT, None)["sampling_params"]
+
+
+def test_top_k_1_keeps_scaled_logprobs() -> None:
+    hot = request_body((1,), SamplingParams(max_new_tokens=1, temperature=0.5, top_k=1), None)["sampling_params"]
+    assert hot["top_k"] == -1
+    assert 0 < hot["top_p"] < 1e-6
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+async def test_a_seed_that_sglang_does_not_take_is_refused(seed: int) -> None:
+    async with client(answering(GOOD)) as engine:
+        with pytest.raises(ConfigError, match="seeds from 0"):
+            await engine.generate([1], SamplingParams(max_new_tokens=2, seed=seed), request_id="a")
+
+
+async def test_a_deterministic_server_gets_a_seed_each_time() -> None:
+    seen: list[Any] = []
+
+    async def generate(request: web.Request) -> web.Response:
+        seen.append((await request.json())["sampling_params"].get("sampling_seed"))
+        return web.json_response(GOOD)
+
+    async with client(generate, server_info={"enable_deterministic_inference": True}) as engine:
+        for _ in range(2):
+            await engine.generate([1], SHORT, request_id="a")
+        await engine.generate([1], SamplingParams(max_new_tokens=2, seed=5), request_id="a")
+        with pytest.raises(ConfigError, match="min_p"):
+            await engine.generate([1], SamplingParams(max_new_tokens=2, min_p=0.1), request_id="a")
+    assert len(set(seen)) == 3
+    assert seen[2] == 5
+
+
+# ---- errors and repetitions
+
+
+@pytest.mark.parametrize("body", [{"error": {"message": "too hot"}}, {"error": "too hot"}, {"detail": "too hot"}])
+async def test_what_the_request_did_wrong_is_a_config_error(body: Any) -> None:
+    async with client(answering(body, 400)) as engine:
+        with pytest.raises(ConfigError, match="too hot"):
+            await engine.generate([1], SHORT, request_id="a")
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, 503])
+async def test_what_the_server_did_wrong_is_an_engine_error(status: int) -> None:
+    calls = 0
+
+    async def generate(request: web.Request) -> web.Response:
+        nonlocal calls
+        calls += 1
+        return web.json_response({"error": {"message": "it broke"}}, status=status)
+
+    async with client(generate) as engine:
+        with pytest.raises(EngineError, match="it broke"):
+            await engine.generate([1], SHORT, request_id="a")
+    assert calls == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "headers"),
+    [
+        ({"error": "busy"}, 503, {"Retry-After": "0"}),
+        ({"error": "busy"}, 429, {"Retry-After": "0.05"}),
+        ({"message": "The request queue is full."}, 503, {}),
+    ],
+)
+async def test_an_overloaded_server_is_asked_again(body: Any, status: int, headers: dict[str, str]) -> None:
+    rids: list[str] = []
+
+    async def generate(request: web.Request) -> web.Response:
+        rids.append((await request.json())["rid"])
+        if len(rids) < 3:
+            return web.json_response(body, status=status, headers=headers)
+        return web.json_response(GOOD)
+
+    async with client(generate) as engine:
+        assert (await engine.generate([1], SHORT, request_id="a")).token_ids == (5, 6)
+    assert len(set(rids)) == 3
+    assert {len(rid) for rid in rids} == {32}
+
+
+async def test_repetitions_are_bounded_and_can_be_aborted() -> None:
+    overloaded = answering({"error": "busy"}, 503, {"Retry-After": "0"})
+    async with client(overloaded) as engine:
+        with pytest.raises(EngineError, match="busy"):
+            await engine.generate([1], SHORT, request_id="a")
+    async with client(answering({"error": "busy"}, 503, {"Retry-After": "20"})) as engine:
+        task = asyncio.create_task(engine.generate([1], SHORT, request_id="a"))
+        await asyncio.sleep(0.1)
+        await engine.abort("a")
+        assert (await asyncio.wait_for(task, 2)).finish_reason is FinishReason.ABORT
+
+
+async def test_a_server_that_goes_away_is_unavailable() -> None:
+    routes = {"GET /model_info": answering(MODEL_INFO), "GET /server_info": answering(SERVER_INFO)}
+    async with contextlib.AsyncExitStack() as stack:
+        async with _serve(routes) as url:
+            engine = await stack.enter_async_context(SGLangServer(url, vocab_size=320))
+        with pytest.raises(EngineUnavailableError):
+            await engine.generate([1], SHORT, request_id="a")
+
+
+async def test_a_slow_server_is_given_up_and_told() -> None:
+    aborted: list[str] = []
+
+    async def slow(request: web.Request) -> web.Response:
+        await asyncio.sleep(10)
+        return web.json_response(GOOD)
+
+    async def abort(request: web.Request) -> web.Response:
+        aborted.append((await request.json())["rid"])
+        return web.Response()
+
+    async with client(slow, abort=abort, request_timeout=0.2) as engine:
+        began = time.monotonic()
+        with pytest.raises(EngineError, match=r"0\.2 seconds"):
+            await engine.generate([1], SHORT, request_id="a")
+        assert time.monotonic() - began < 2
+    assert len(aborted) == 1
+
+
+async def test_a_connection_that_breaks_is_an_engine_error() -> None:
+    async def vanish(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    async with client(vanish) as engine:
+        with pytest.raises(EngineError, match="broke off"):
+            await engine.generate([1], SHORT, request_id="a")
+
+
+async def test_another_event_loop_is_refused() -> None:
+    async with client(answering(GOOD)) as engine:
+
+        def elsewhere() -> None:
+            asyncio.run(engine.generate([1], SHORT, request_id="a"))  # type: ignore[arg-type]
+
+        with pytest.raises(EngineError, match="event loop"):
+            await asyncio.to_thread(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"error": {"message": "a"}}, "a"),
+        ({"error": "a"}, "a"),
+        ({"object": "error", "message": "a"}, "a"),
+        ({"detail": "a"}, "a"),
+        ("plain", "plain"),
+        (None, "None"),
+    ],
+)
+def test_messages_are_found_in_every_shape_of_error(body: Any, text: str) -> None:
+    assert error_text(body) == text
