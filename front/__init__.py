@@ -7,10 +7,8 @@ first used.
 from __future__ import annotations
 
 import importlib
-import types
 from typing import TYPE_CHECKING, Any
 
-import toolgym.rollout as _rollout
 from toolgym.envs.registry import make, register  # importing it registers the envs
 from toolgym.version import __version__
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Engine, SamplingParams
     from toolgym.rollout.engines.sglang import SGLangServer
     from toolgym.rollout.engines.transformers import TransformersEngine
-    from toolgym.rollout.runner import rollout
+    from toolgym.rollout.runner import RunConfig, Runner
     from toolgym.rollout.trajectory import Trajectory
     from toolgym.tools.base import BaseTool, ToolResult
     from toolgym.tools.code_interpreter import CodeInterpreterTool
@@ -41,6 +39,8 @@ _HOMES = {
     "Engine": "rollout.engines.base",
     "SGLangServer": "rollout.engines.sglang",
     "SamplingParams": "rollout.engines.base",
+    "RunConfig": "rollout.runner",
+    "Runner": "rollout.runner",
     "StepResult": "envs.base",
     "StopReason": "envs.base",
     "Task": "envs.task",
@@ -65,6 +65,8 @@ __all__ = [
     "CodeInterpreterEnv",
     "CodeInterpreterTool",
     "Engine",
+    "RunConfig",
+    "Runner",
     "SGLangServer",
     "SamplingParams",
     "StepResult",
@@ -84,23 +86,8 @@ __all__ = [
     "make",
     "make_batch",
     "register",
-    "rollout",
     "tool",
 ]
-
-
-class _CallablePackage(types.ModuleType):
-    """A package that may be called like the function it is named after.
-
-    `toolgym.rollout` is the package with the engines, and it is also the function that people come for. Which of the
-    two a plain attribute would be depends on what was imported before; so it is both.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return importlib.import_module("toolgym.rollout.runner").rollout(*args, **kwargs)
-
-
-_rollout.__class__ = _CallablePackage
 
 
 def __getattr__(name: str) -> Any:

@@ -96,20 +96,3 @@ def test_type_checkers_see_the_names_where_they_really_are(floor):
     assert set(floor.__all__) <= set(seen)
     for name, home in floor._HOMES.items():
         assert seen[name] == f"{floor.__name__}.{home}"
-
-
-@pytest.mark.parametrize("first", ["", "import toolgym.rollout.trajectory", "from toolgym.rollout import rollout"])
-def test_rollout_is_the_package_and_the_function_whatever_was_imported_before(first):
-    python(
-        f"{first}\nimport toolgym, types\nfrom toolgym import rollout\n"
-        "assert rollout is toolgym.rollout and callable(rollout) and isinstance(rollout, types.ModuleType)\n"
-        "import toolgym.rollout.trajectory as trajectory\n"
-        "assert toolgym.rollout.trajectory is trajectory\n"
-    )
-
-
-def test_calling_rollout_calls_the_function(monkeypatch):
-    from toolgym.rollout import runner
-
-    monkeypatch.setattr(runner, "rollout", lambda *args, **kwargs: (args, kwargs))
-    assert toolgym.rollout(1, two=2) == ((1,), {"two": 2})
