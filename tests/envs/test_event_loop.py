@@ -20,6 +20,14 @@ from toolgym.tools.errors import EpisodeError
 
 
 @pytest.fixture
+def interrupts():
+    """Python's own handler, which a background job of a shell is started without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def bridge():
     made = EventLoopThread(name="bridge-under-test")
     yield made
@@ -96,7 +104,7 @@ def test_a_timeout_cancels(bridge):
     assert bridge.run(answer(), timeout=5) == 42
 
 
-def test_a_keyboard_interrupt_cancels_and_waits_for_the_clean_up(bridge):
+def test_a_keyboard_interrupt_cancels_and_waits_for_the_clean_up(bridge, interrupts):
     cleaned = threading.Event()
 
     async def slow():

@@ -297,6 +297,7 @@ def test_a_keyboard_interrupt_cancels_the_step():
             async def close(self):
                 print("closed")
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         env = GymnasiumEnv(Slow())
         env.reset()
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
