@@ -127,7 +127,7 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
 
         server = SGLangServer(name)
         await server.start()
-        source = tokenizer_name or server.tokenizer_path
+        source = tokenizer_name or server.info.tokenizer_path
         engine = server
     else:
         from toolgym.rollout.engines.transformers import TransformersEngine

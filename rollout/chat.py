@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from toolgym.tools.errors import TemplateError, missing_extra
 from toolgym.tools.message import Message
@@ -287,20 +287,25 @@ class Chat:
 def _foreign_texts(message: Message) -> list[str]:
     """All strings of a message that the policy did not write as tokens of its own."""
     texts: list[str] = []
-    _map_foreign(message, lambda text: (texts.append(text), text)[1])
+
+    def note(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _map_foreign(message, note)
     return texts
 
 
-def _map_foreign(message: Message, change: Any) -> Message:
+def _map_foreign(message: Message, change: Callable[[str], str]) -> Message:
     """Copy a message with a function applied to every string in it, but for its role and an assistant's content."""
     changed: dict[str, Any] = {}
     for key, value in message.items():
         own = key == "role" or (key == "content" and message["role"] == "assistant")
         changed[key] = value if own else _map_strings(value, change)
-    return changed  # type: ignore[return-value]
+    return cast(Message, changed)
 
 
-def _map_strings(value: Any, change: Any) -> Any:
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -311,6 +316,6 @@ def _map_strings(value: Any, change: Any) -> Any:
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    state = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["added_tokens"] = []
     return Tokenizer.from_str(json.dumps(state))

@@ -188,7 +188,7 @@ class Episode:
             env_seconds = time.monotonic() - started
             self._reward += result.reward
             self._metrics = result.info.get("metrics", {})
-            message = result.info.get("message") or {"role": "assistant", "content": text}
+            message: Message = result.info.get("message") or {"role": "assistant", "content": text}
             self._messages.append(chat.exact_message(text, message))
             turn = replace(
                 turn,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,7 @@ class Runner:
         done = [trajectory async for trajectory in self.stream(tasks)]
         return sorted(done, key=lambda one: (one.group_id, one.sample))
 
-    async def stream(self, tasks: Sequence[Task]) -> AsyncIterator[Trajectory]:
+    async def stream(self, tasks: Sequence[Task]) -> AsyncGenerator[Trajectory, None]:
         """Play every task `group_size` times, and yield each trajectory as it finishes.
 
         Closing the iterator early cancels what runs, and waits until it has cleaned up.

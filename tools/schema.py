@@ -226,8 +226,8 @@ def _sentences(error: Any) -> list[str]:
         expected = " or ".join(expected) if isinstance(expected, list) else expected
         return [f"{subject} must be of type {expected}, got {_json_type(value)} {_short(value)}."]
     if rule == "enum":
-        allowed = ", ".join(json.dumps(item, ensure_ascii=False) for item in error.validator_value)
-        return [f"{subject} must be one of {allowed}, got {_short(value)}."]
+        choices = ", ".join(json.dumps(item, ensure_ascii=False) for item in error.validator_value)
+        return [f"{subject} must be one of {choices}, got {_short(value)}."]
     if rule in ("anyOf", "oneOf") and error.context:
         kinds = [child.validator_value for child in error.context if child.validator == "type"]
         if kinds and len(kinds) == len(error.context):
