@@ -81,17 +81,16 @@ class EventLoopThread:
             EpisodeError: after `close`, in a forked child of the process that started the loop, from the loop's own
                 thread, or `close` was called meanwhile.
         """
+        call = _Call(coroutine)
         try:
-            call = self._server.submit(coroutine)
-        except BaseException:
-            coroutine.close()  # nobody will await it
-            raise
-        try:
+            self._server.submit(call)
             if call.finished.wait(timeout):
                 return call.result()
             self._server.cancel(call)
-        except BaseException:
-            if not call.finished.is_set():
+        except BaseException:  # an interrupt may come anywhere
+            if not call.submitted:
+                coroutine.close()  # nobody will await it
+            elif not call.finished.is_set():
                 self._server.cancel(call)
             raise
         raise LoopTimeoutError(f"the call did not finish within {timeout:g} seconds and was cancelled")
@@ -123,6 +122,7 @@ class _Call(Generic[T]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self.coroutine = coroutine
+        self.submitted = False
         self.finished = threading.Event()
         self.task: asyncio.Task[T] | None = None
 
@@ -133,6 +133,9 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
+        else:  # an interrupt came before `start` was scheduled, and now it never will be
+            self.coroutine.close()
+            self.finished.set()
 
     def result(self) -> T:
         assert self.task is not None
@@ -174,7 +177,7 @@ class _Server:
         """Whether the thread was started by a process that this one was forked from."""
         return self.thread is not None and self._pid != os.getpid()
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> _Call[T]:
+    def submit(self, call: _Call[Any]) -> None:
         # Without the lock: a fork may have copied it locked, and the loop's thread must not wait for itself.
         if self.is_inherited():
             raise EpisodeError(
@@ -190,10 +193,9 @@ class _Server:
             if self._closing:
                 raise EpisodeError("the env is closed; make another")
             loop = self._loop if self._loop is not None else self._start()
-            call = _Call(coroutine)
+            call.submitted = True
             # Under the lock, so that no call comes after the loop was told to stop and waits for ever.
             loop.call_soon_threadsafe(call.start)
-        return call
 
     def cancel(self, call: _Call[Any]) -> None:
         """Cancel a call and wait a little for it to clean up."""
@@ -237,12 +239,13 @@ class _Server:
     def _start(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._serve, args=(loop,), name=self.name, daemon=True)
+        self._pid, self._loop, self.thread = os.getpid(), loop, thread
         try:
             thread.start()
-        except BaseException:
+        except RuntimeError:  # the system has no thread left; after an interrupt, however, the thread does run
+            self._loop = self.thread = None
             loop.close()
             raise
-        self._pid, self._loop, self.thread = os.getpid(), loop, thread
         return loop
 
     def _stop_loop(self) -> None:

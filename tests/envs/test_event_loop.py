@@ -105,20 +105,22 @@ def test_a_timeout_cancels(bridge):
 
 
 def test_a_keyboard_interrupt_cancels_and_waits_for_the_clean_up(bridge, interrupts):
-    cleaned = threading.Event()
+    cleaned: list[int] = []
 
-    async def slow():
+    async def slow(number):
+        # At once, so that the interrupt comes in many places of the caller, at the wait and before.
         os.kill(os.getpid(), signal.SIGINT)
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.sleep(0.1)
-            cleaned.set()
+            await asyncio.sleep(0.01)
+            cleaned.append(number)
 
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        bridge.run(slow())
-    assert cleaned.is_set()
+    for number in range(50):
+        with pytest.raises(KeyboardInterrupt):
+            bridge.run(slow(number))
+        assert cleaned == list(range(number + 1))
     assert time.monotonic() - started < 5
     assert bridge.run(answer()) == 42
 
