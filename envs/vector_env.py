@@ -248,6 +248,9 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         """Close every env, and end the thread."""
         self._bridge.close()
 
+    def __del__(self) -> None:
+        """Do nothing: a forgotten vector env is closed by its loop's thread, while older Gymnasiums close here."""
+
     # ------------------------------------------------------------------ one env
 
     async def _begin(self, index: int) -> _Outcome:
