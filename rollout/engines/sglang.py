@@ -280,6 +280,8 @@ class SGLangServer(Engine):
             await asyncio.wait({task})
             return
         await self._control("/abort_request", {"rid": flight.rid})
+        if not self._running.is_set():
+            return  # a paused server ends it after the pause
         for delay in ABORT_AGAIN:
             await asyncio.wait({task}, timeout=delay)
             if task.done() or not flight.sent:
@@ -293,7 +295,7 @@ class SGLangServer(Engine):
             try:
                 async with asyncio.timeout(WITHDRAW_DEADLINE):
                     await self._abort(flight)
-                    if flight.task is not None:
+                    if flight.task is not None and self._running.is_set():
                         await asyncio.wait({flight.task})
             except (TimeoutError, EngineError):
                 pass  # closing the connection, below, makes the server abort too, some seconds later

@@ -146,8 +146,10 @@ class TransformersEngine(Engine):
 
     @property
     def model(self) -> nn.Module:
-        """The module. Raises EngineError before `start` when it is loaded by name."""
+        """The module. A model loaded by name is there from `start` to `close`; EngineError otherwise."""
         if self._model is None:
+            if self._closing:
+                raise EngineError("the engine was closed, and with it the model that it had loaded")
             raise EngineError("the model is loaded by start(): await engine.start() first")
         return self._model
 

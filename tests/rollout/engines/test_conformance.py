@@ -135,7 +135,7 @@ async def test_without_a_seed_equal_requests_differ(subject: Any) -> None:
 
 async def test_aborting_a_running_request_keeps_what_it_has(subject: Any) -> None:
     task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a"))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.1)
     await subject.engine.abort("a")
     generation = await asyncio.wait_for(task, 10)
     assert generation.finish_reason is FinishReason.ABORT
@@ -198,6 +198,21 @@ async def test_cancelling_the_caller_aborts_the_request(subject: Any) -> None:
                 await asyncio.sleep(0.01)
 
     assert (await asyncio.wait_for(again(), 10)).token_ids
+
+
+async def test_aborting_and_cancelling_during_a_pause_do_not_wait_for_its_end(subject: Any) -> None:
+    aborted, cancelled = (
+        asyncio.create_task(subject.engine.generate(prompt(10, 5), LONG, request_id=name)) for name in "ab"
+    )
+    await asyncio.sleep(0.1)
+    await subject.engine.pause()
+    async with asyncio.timeout(2):
+        await subject.engine.abort("a")
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    await subject.engine.resume()
+    assert (await asyncio.wait_for(aborted, 10)).finish_reason is FinishReason.ABORT
 
 
 async def test_a_deadline_of_the_caller_aborts_the_request(subject: Any) -> None:

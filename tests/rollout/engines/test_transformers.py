@@ -273,6 +273,35 @@ async def test_a_path_is_loaded_by_start(tiny_model_path: Path) -> None:
         engine.vocab_size  # noqa: B018
     async with engine:
         assert (engine.vocab_size, engine.context_length) == (320, 512)
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate([1], SHORT, request_id="a")
+
+
+async def test_coming_going_and_cancelling_mix_nothing_up(tiny_model: Qwen3ForCausalLM) -> None:
+    source = random.Random(0)
+    checked = 0
+
+    async def one(engine: TransformersEngine, name: str) -> None:
+        nonlocal checked
+        await asyncio.sleep(source.random() * 0.5)
+        ids = [source.randrange(300) for _ in range(source.randint(1, 60))]
+        params = SamplingParams(max_new_tokens=source.randint(1, 60), stop_token_ids=(source.randrange(300),))
+        task = asyncio.create_task(engine.generate(ids, params, request_id=name))
+        fate = source.random()
+        if fate < 0.4:
+            await asyncio.sleep(source.random() * 0.1)
+            await engine.abort(name) if fate < 0.2 else task.cancel()
+        try:
+            generation = await task
+        except asyncio.CancelledError:
+            return
+        if generation.token_ids:
+            assert gap(tiny_model, ids, generation) < 1e-4
+            checked += 1
+
+    async with TransformersEngine(tiny_model, max_batch=16) as engine:
+        await asyncio.gather(*(one(engine, str(n)) for n in range(150)))
+    assert checked > 90
 
 
 @pytest.mark.parametrize(
