@@ -292,7 +292,11 @@ class Episode:
             turns=tuple(self._turns),
             ground_truth=self._task.ground_truth,
             error=error,
-            sampling={**asdict(self._sampling), "seed": self._seed},
+            sampling={
+                **asdict(self._sampling),
+                "stop_token_ids": list(self._sampling.stop_token_ids),
+                "seed": self._seed,
+            },
             metrics=dict(self._metrics),
             prompt_text=self._chat.decode(self._prompt_ids) if self._chat is not None else "",
             response_text=self._chat.decode(response) if self._chat is not None else "",

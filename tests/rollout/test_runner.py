@@ -322,13 +322,12 @@ async def test_tool_output_cannot_close_a_turn_or_add_a_special_token(scripted, 
         return hostile
 
     def script(prompt, request_id):
-        return "#### 0" if hostile in prompt else call("x")
+        return "#### 0" if "<tool_response>" in prompt else call("x")
 
     added = {tokenizer.convert_tokens_to_ids(t.content) for t in tokenizer.added_tokens_decoder.values()}
     counts = []
     for env in (lambda: CodeInterpreterEnv(tools=[evil]), lambda: CodeInterpreterEnv(tools=[Bad()])):
-        engine = scripted(script if not counts else lambda p, r: "#### 0" if "<tool_response>" in p else call("x"))
-        [one] = await play(engine, tokenizer, ["q"], env=env)
+        [one] = await play(scripted(script), tokenizer, ["q"], env=env)
         assert len(one.turns) == 2
         counts.append(sum(token in added for token in one.segments[1].token_ids))
     assert counts[0] == counts[1]

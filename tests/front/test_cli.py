@@ -1,0 +1,149 @@
+"""The `toolgym` command, as a user types it: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from toolgym.rollout import load_batch, read_trajectories
+from toolgym.version import __version__
+
+COMMAND = [sys.executable, "-m", "toolgym"]
+
+
+def run(*arguments, timeout=120, **kwargs):
+    env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **kwargs}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, env=env, check=False)
+
+
+def test_version_and_help():
+    assert run("--version").stdout == f"toolgym {__version__}\n"
+    shown = run("rollout", "--help").stdout
+    for option in ("--env", "--tasks", "--group-size", "--out", "--engine"):
+        assert option in shown
+
+
+def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
+    out = tmp_path / "out"
+    done = run("rollout", "--tasks", "4", "--group-size", "2", "--out", str(out), "--max-new-tokens", "96")
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "reward",
+        "success",
+        "turns",
+        "tool calls",
+        "tokens",
+        "errors",
+        "wall time",
+        "time in engine",
+        "time in tools",
+    ):
+        assert word in done.stdout
+    assert "assistant" in done.stdout
+    assert "every invariant holds" in done.stdout
+    assert str(out / "trajectories.jsonl") in done.stdout
+    trajectories = list(read_trajectories(out / "trajectories.jsonl"))
+    batch = load_batch(out / "batch.safetensors")
+    assert len(trajectories) == len(batch) == 8
+    assert sorted(batch.ids) == sorted(one.id for one in trajectories)
+    assert "\x1b[" not in done.stdout  # no colours into a pipe
+    assert "Traceback" not in done.stderr
+
+
+def test_tasks_and_tools_from_files(tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    row = {"prompt": [{"role": "user", "content": "Compute 12*34."}], "reward_model": {"ground_truth": "408"}}
+    tasks.write_text(json.dumps(row) + "\n")
+    tools = tmp_path / "tools.yaml"
+    tools.write_text("tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {default_timeout: 3}}]\n")
+    out = tmp_path / "out"
+    done = run(
+        "rollout", "--tasks", "2", "--group-size", "1", "--out", str(out), "--max-new-tokens", "64",
+        "--task-file", str(tasks), "--tool-config", str(tools),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [one.ground_truth for one in read_trajectories(out / "trajectories.jsonl")] == ["408", "408"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--env", "CodeInterpretr-v0"], "did you mean 'CodeInterpreter-v0'"),
+        (["--task-file", "{folder}/task.jsonl"], "did you mean 'tasks.jsonl'"),
+        (["--tool-config", "{folder}/tool.yaml"], "did you mean 'tools.yaml'"),
+        (["--engine", "tyni"], "'tiny', an http:// URL or a model folder"),
+        (["--top-p", "3"], "top_p must be above 0"),
+        (["--out", "{folder}/tasks.jsonl/x"], "cannot write trajectories"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_helps(tmp_path, arguments, said):
+    (tmp_path / "tasks.jsonl").write_text("")
+    (tmp_path / "tools.yaml").write_text("")
+    arguments = [one.format(folder=tmp_path) for one in arguments]
+    if "--out" not in arguments:
+        arguments += ["--out", str(tmp_path / "out")]
+    done = run("rollout", *arguments)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_usage_is_exit_status_2():
+    assert run("rollout", "--tasks", "none").returncode == 2
+    assert run("rollot").returncode == 2
+
+
+def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path):
+    started = time.monotonic()
+    done = run("rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 30  # most of it is Python importing on a busy machine
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_keeps_what_has_finished(tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*COMMAND, "rollout", "--tasks", "2000", "--group-size", "4", "--out", str(out), "--max-new-tokens", "96"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    path = out / "trajectories.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (path.exists() and path.stat().st_size > 20_000):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stdout
+    assert "Traceback" not in stderr
+    kept = list(read_trajectories(path))
+    assert 0 < len(kept) < 8000
+    assert len(load_batch(out / "batch.safetensors")) == len(kept)
+
+
+def test_an_engine_that_always_fails_is_told(tmp_path):
+    """A context too small for any prompt: every episode fails, and the command says so."""
+    import shutil
+
+    from toolgym.rollout import tiny_policy_path
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_policy_path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
+    done = run("rollout", "--engine", str(folder), "--tasks", "2", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "no batch" in done.stdout
+    assert "not cut" in done.stdout

@@ -1,0 +1,135 @@
+"""The whole road with nothing faked: the tiny policy, real tools, real tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from toolgym.envs import ArithmeticTasks
+from toolgym.rollout import (
+    RunConfig,
+    SamplingParams,
+    TrajectoryWriter,
+    TransformersEngine,
+    check_batch,
+    load_batch,
+    make_batch,
+    read_trajectories,
+    rollout,
+    tiny_policy_path,
+)
+
+
+class Listening(TransformersEngine):
+    """Keeps what goes in and comes out."""
+
+    heard: dict
+
+    async def generate(self, prompt_ids, params, *, request_id):
+        generation = await super().generate(prompt_ids, params, request_id=request_id)
+        self.heard[request_id] = (list(prompt_ids), generation)
+        return generation
+
+
+async def play(num_tasks, group_size, temperature=1.0, seed=0):
+    from toolgym.rollout.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_policy_path())
+    config = RunConfig(
+        group_size=group_size, sampling=SamplingParams(max_new_tokens=96, temperature=temperature), seed=seed
+    )
+    engine = Listening(tiny_policy_path())
+    engine.heard = {}
+    async with engine:
+        done = await rollout(
+            "CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=num_tasks, config=config
+        )
+    return tokenizer, engine.heard, done
+
+
+@pytest.fixture(scope="module")
+def played():
+    import asyncio
+
+    return asyncio.run(play(24, 4))
+
+
+def test_it_calls_the_tool_and_solves_some_but_not_all(played):
+    _, _, done = played
+    assert not any(one.failed for one in done)
+    success = sum(one.reward for one in done) / len(done)
+    called = sum(bool(one.tool_calls) for one in done) / len(done)
+    assert 0.15 < success < 0.8
+    assert called > 0.5
+    by_status = {record.status for one in done for record in one.tool_calls}
+    assert "ok" in by_status
+    solved = [one for one in done if one.reward == 1.0]
+    assert any(one.tool_calls for one in solved)
+
+
+def test_every_generated_id_is_the_engines_own(played):
+    _, heard, done = played
+    requests = set(heard)
+    for one in done:
+        context = list(one.prompt_ids)
+        number = 0
+        for segment in one.segments:
+            if segment.is_policy:
+                sent, generation = heard[f"{one.id}-{number}"]
+                requests.discard(f"{one.id}-{number}")
+                assert sent == context
+                assert segment.token_ids == generation.token_ids
+                assert segment.logprobs == generation.logprobs
+                number += 1
+            context += segment.token_ids
+    assert requests == set()  # nothing was generated that is in no record
+
+
+def test_decoding_the_whole_sequence_gives_the_templates_rendering(played):
+    tokenizer, _, done = played
+    odd = 0
+    for one in done:
+        whole = tokenizer.decode([*one.prompt_ids, *one.response_ids])
+        rendered = tokenizer.apply_chat_template(list(one.messages), tools=list(one.tools), tokenize=False)
+        closing = "\n" if whole.endswith("<|im_end|>") else "<|im_end|>\n"  # a turn that was cut is not closed
+        assert rendered == whole + closing
+        odd += any(record.status not in ("ok", "error") for record in one.tool_calls)
+    assert odd  # malformed calls are among them, and are exact too
+
+
+def test_the_samplers_log_probs_are_the_models(played):
+    _, _, done = played
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32).eval()
+    batch = make_batch(done, pad_token_id=0)
+    with torch.no_grad():
+        logits = model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
+        ).logits
+    width = batch.prompts.shape[1]
+    log_probs = logits[:, width - 1 : -1].float().log_softmax(-1).gather(2, batch.responses[..., None])[..., 0]
+    difference = (log_probs - batch.rollout_log_probs).abs() * batch.response_mask
+    assert difference.max() < 1e-3
+
+
+def test_files_lead_back_to_the_run(played, tmp_path):
+    _, _, done = played
+    with TrajectoryWriter(tmp_path / "trajectories.jsonl") as writer:
+        for one in done:
+            writer.write(one)
+    back = list(read_trajectories(tmp_path / "trajectories.jsonl"))
+    assert back == done
+    batch = make_batch(back, pad_token_id=0)
+    batch.save(tmp_path / "batch.safetensors")
+    again = load_batch(tmp_path / "batch.safetensors")
+    check_batch(again, back)
+
+
+async def test_a_seed_repeats_a_run_and_greedy_needs_none():
+    _, _, first = await play(4, 2, seed=5)
+    _, _, second = await play(4, 2, seed=5)
+    _, _, other = await play(4, 2, seed=6)
+    assert [one.response_ids for one in first] == [one.response_ids for one in second]
+    assert [one.response_ids for one in first] != [one.response_ids for one in other]
+    _, _, greedy = await play(2, 3, temperature=0.0)
+    assert greedy[0].response_ids == greedy[1].response_ids == greedy[2].response_ids
