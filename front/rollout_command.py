@@ -130,8 +130,11 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
         source = tokenizer_name or server.info.tokenizer_path
         engine = server
     else:
+        from transformers.utils import logging as transformers_logging
+
         from toolgym.rollout.engines.transformers import TransformersEngine
 
+        transformers_logging.disable_progress_bar()  # it would break into ours
         folder = tiny_policy_path() if name == "tiny" else Path(name)
         if not folder.is_dir():
             raise ConfigError(f"--engine takes 'tiny', an http:// URL or a model folder; {name!r} is none of these")

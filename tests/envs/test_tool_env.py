@@ -343,9 +343,7 @@ async def test_the_code_interpreter_end_to_end():
         _, info = await env.reset(seed=0)
         truth = info["task"].ground_truth
         result = await env.step("I compute.\n" + call("code_interpreter", code=f"print({truth})"))
-        assert result.obs == [
-            {"role": "tool", "content": truth, "tool_call_id": "call_0", "name": "code_interpreter"}
-        ]
+        assert result.obs == [{"role": "tool", "content": truth, "tool_call_id": "call_0", "name": "code_interpreter"}]
         assert result.info["message"]["content"] == "I compute."
         assert (await env.step(f"#### {truth}")).reward == 1.0
         await env.reset(seed=0)
