@@ -1,0 +1,189 @@
+"""The private root that a template and all its children live in: made once, read-only, nearly empty.
+
+/            tmpfs, read-only
+/usr /lib …  the system's runtime, bound read-only
+(runtime)    the Python of the template, bound read-only at its own path
+/etc         a handful of files made up here
+/dev         null, zero, full, random, urandom
+/proc        of the new pid namespace
+/tmp         each child mounts its own here
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toolgym.tools.sandbox.local import kernel
+
+SYSTEM_PATHS = (
+    "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/alternatives", "/etc/fonts",
+    "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/certs", "/etc/java-17-openjdk", "/etc/java-21-openjdk",
+    "/etc/mono", "/opt/go",
+)  # fmt: skip
+"""What programs need of the system, where it exists. Nothing of it is secret: the rest of /etc stays outside."""
+
+SANDBOX_UID = 65534
+"""The user that a template started by root becomes, so that no process of the sandbox is root outside of it."""
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_ETC = {
+    "passwd": "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+    "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
+"""Folders to build the new root on. Any will do: the mount hides it from this process alone."""
+
+
+@dataclass(frozen=True)
+class Jailed:
+    """What `enter` gave.
+
+    Attributes:
+        pid: in the process that called, the id of the jailed one; 0 in the jailed one itself.
+        fresh_proc: whether /proc shows the jail's processes (some containers forbid mounting one).
+    """
+
+    pid: int
+    fresh_proc: bool
+
+
+def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
+    """Fork a process into new namespaces with a private root. Must be called single-threaded.
+
+    Args:
+        read_only: files and folders to bind, besides nothing else; see `SYSTEM_PATHS`.
+        network: whether to keep the host's network.
+
+    Returns:
+        In both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
+
+    Raises:
+        OSError: the machine does not allow it.
+    """
+    paths = _outermost(read_only)
+    root = _mount_point(paths)
+    is_root = os.geteuid() == 0
+    if is_root:
+        # Bound while root can still traverse every folder; afterwards only what is bound exists.
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        _build(root, paths)
+        os.setgroups([])
+        os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+        os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to root, maps included
+    uid, gid = os.geteuid(), os.getegid()
+    flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    kernel.unshare(flags if network else flags | kernel.CLONE_NEWNET)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(done)
+        told = os.read(ready, 1)
+        os.close(ready)
+        return Jailed(pid, told == b"p")
+    os.close(ready)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    kernel.libc.sethostname(b"sandbox", 7)
+    if not is_root:
+        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        _build(root, paths)
+    else:
+        # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
+        kernel.mount(root, root, None, kernel.MS_BIND | kernel.MS_REC)
+    fresh_proc = _mount_proc(root)
+    os.chdir(root)
+    kernel.pivot_root(".", "old")
+    os.chdir("/")
+    kernel.detach("/old")
+    with contextlib.suppress(OSError):
+        os.rmdir("/old")
+    _remount("/", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+    os.write(done, b"p" if fresh_proc else b"-")
+    os.close(done)
+    return Jailed(0, fresh_proc)
+
+
+def _mount_point(paths: Iterable[str]) -> str:
+    for folder in _MOUNT_POINTS:
+        if os.path.isdir(folder) and not any(f"{path}/".startswith(f"{folder}/") for path in paths):
+            return folder
+    raise OSError(f"none of {', '.join(_MOUNT_POINTS)} is a folder that the runtime does not need")
+
+
+def _build(root: str, paths: Iterable[str]) -> None:
+    """Mount a new tmpfs and fill it."""
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=2m,mode=755")
+    os.umask(0o022)
+    for path in paths:
+        _bind(root, path)
+    for folder in ("dev/shm", "tmp", "w", "proc", "etc", "old"):
+        os.makedirs(f"{root}/{folder}", exist_ok=True)
+    for name in DEVICES:
+        target = f"{root}/dev/{name}"
+        with open(target, "w"):
+            pass
+        kernel.mount(f"/dev/{name}", target, None, kernel.MS_BIND)
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
+    for name, text in _ETC.items():
+        with open(f"{root}/etc/{name}", "w") as file:
+            file.write(text)
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """The paths that exist, without those below another one, sorted."""
+    kept: list[str] = []
+    for path in sorted({os.path.abspath(path) for path in paths if os.path.lexists(path)}):
+        if not any(path.startswith(f"{other}/") for other in kept):
+            kept.append(path)
+    return kept
+
+
+def _bind(root: str, path: str) -> None:
+    target = root + path
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        with open(target, "a"):
+            pass
+    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+    _remount(target, kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+
+
+def _remount(target: str, flags: int) -> None:
+    """Change the flags of a mount; flags that its owner locked are kept."""
+    status = os.statvfs(target).f_flag
+    for option, flag in (
+        (os.ST_NOEXEC, kernel.MS_NOEXEC),
+        (os.ST_NODEV, kernel.MS_NODEV),
+        (os.ST_NOSUID, kernel.MS_NOSUID),
+    ):
+        if status & option:
+            flags |= flag
+    for option, flag in ((os.ST_NOATIME, 1024), (os.ST_NODIRATIME, 2048), (os.ST_RELATIME, 1 << 21)):
+        if status & option:
+            flags |= flag
+    kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | flags)
+
+
+def _mount_proc(root: str) -> bool:
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    try:
+        kernel.mount("proc", f"{root}/proc", "proc", flags)
+    except PermissionError:
+        return False  # parts of the host's /proc are masked, so the kernel shows no fresh one
+    return True

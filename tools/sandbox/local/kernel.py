@@ -1,0 +1,112 @@
+"""Linux system calls that Python does not offer, through ctypes.
+
+Everything here raises `OSError` on failure; whether that is fatal is for the caller to say. This module, like all that
+a template process loads, uses the standard library alone: the template may run on a Python that has nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 0x1000
+MS_REC, MS_PRIVATE = 0x4000, 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8913, 0x8914, 0x1, 0x40
+
+MACHINE = platform.machine()
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
+# The numbers of calls made after 2019 are the same on every architecture.
+_CLOSE_RANGE, _OPENAT2 = 436, 437
+
+libc = ctypes.CDLL(None, use_errno=True)
+syscall = libc.syscall
+syscall.restype = ctypes.c_long
+
+
+def check(result: int, what: str) -> int:
+    """Return a call's result, or raise the `OSError` of its errno."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces that `flags` (CLONE_NEW*) names for new ones."""
+    check(libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace behind a descriptor."""
+    check(libc.setns(fd, kind), "setns")
+
+
+def prctl(option: int, value: int = 0) -> None:
+    """`prctl(option, value, 0, 0, 0)`."""
+    check(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """`mount(2)`."""
+    encoded = [text.encode() if text is not None else None for text in (source, target, kind, data)]
+    result = libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    check(result, f"mount {source} {target} {kind}")
+
+
+def detach(target: str) -> None:
+    """Unmount lazily."""
+    check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """`pivot_root(2)`."""
+    if _PIVOT_ROOT < 0:
+        raise OSError(errno.ENOSYS, f"pivot_root on {MACHINE}")
+    check(syscall(_PIVOT_ROOT, new.encode(), old.encode()), "pivot_root")
+
+
+def drop_capabilities() -> None:
+    """Empty the effective, permitted and inheritable sets.
+
+    With no-new-privileges set and a user id other than 0, no later `execve` can fill them again.
+    """
+    header = struct.pack("Ii", 0x20080522, 0)
+    check(libc.capset(header, bytes(24)), "capset")
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    check(syscall(_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0), "close_range")
+
+
+def open_beneath(folder: int, name: str) -> int:
+    """Open a file for reading that lies truly below a folder: no links, no `..`, no other file system.
+
+    Never blocks, not even on a FIFO.
+    """
+    how = struct.pack(
+        "QQQ",
+        os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0,
+        RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
+    )
+    return check(syscall(_OPENAT2, folder, os.fsencode(name), how, ctypes.c_size_t(len(how))), f"openat2 {name}")
+
+
+def trim_heap() -> None:
+    """Give freed heap back to the system, where the C library knows how."""
+    trim = getattr(libc, "malloc_trim", None)
+    if trim is not None:
+        trim(0)

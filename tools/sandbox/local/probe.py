@@ -1,0 +1,144 @@
+"""What isolation this machine offers, found out by trying."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from toolgym.tools.errors import ConfigError, SandboxError, nearest
+from toolgym.tools.sandbox.local import landlock, seccomp
+
+
+class Level(enum.StrEnum):
+    """How strong the isolation is, strongest first."""
+
+    NAMESPACES = "namespaces"
+    """Private root, processes, network, IPC, host name and users, with Landlock, seccomp and limits on top. Works as
+    root and as an ordinary user where user namespaces are allowed."""
+    UID = "uid"
+    """For root in a container without user namespaces: a user id per execution, Landlock, seccomp and limits."""
+    LANDLOCK = "landlock"
+    """For an ordinary user without user namespaces: Landlock, seccomp and limits. No processes, no sockets."""
+
+
+ORDER = (Level.NAMESPACES, Level.UID, Level.LANDLOCK)
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What protects the host from a program.
+
+    Attributes:
+        level: the level in use.
+        landlock: ABI of Landlock in use; 0: none.
+        seccomp: whether system calls are filtered.
+        fresh_proc: whether a program sees a /proc of its own processes only (at the level `namespaces`).
+        network: `off`, `loopback` (inside only) or `host`.
+        missing: what the machine does not offer, a sentence each.
+    """
+
+    level: Level
+    landlock: int
+    seccomp: bool
+    fresh_proc: bool
+    network: str
+    missing: tuple[str, ...] = ()
+
+
+@functools.cache
+def user_namespaces() -> bool:
+    """Whether this process may make user namespaces with mounts in them."""
+    code = (
+        "import ctypes, os, sys\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "uid = os.geteuid()\n"
+        "if uid == 0:\n"
+        "    uid = 65534\n"
+        "    os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)\n"
+        "    libc.prctl(4, 1, 0, 0, 0)\n"
+        "gid = os.getegid()\n"
+        "if libc.unshare(0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x4000000): sys.exit(1)\n"
+        "open('/proc/self/setgroups', 'w').write('deny')\n"
+        "open('/proc/self/uid_map', 'w').write(f'0 {uid} 1')\n"
+        "open('/proc/self/gid_map', 'w').write(f'0 {gid} 1')\n"
+        "if libc.mount(b'none', b'/', None, 0x4000 | (1 << 18), None): sys.exit(2)\n"
+        "sys.exit(3 if libc.mount(b'tmpfs', b'/tmp', b'tmpfs', 0, None) else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False, cwd="/"
+    )
+    return done.returncode == 0
+
+
+@functools.cache
+def may_change_user() -> bool:
+    """Whether this process may become other users (root with its usual capabilities)."""
+    if os.geteuid() != 0:
+        return False
+    code = "import os; os.setgroups([]); os.setresgid(65533, 65533, 65533); os.setresuid(65533, 65533, 65533)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False)
+    return done.returncode == 0
+
+
+def offered() -> list[Level]:
+    """The levels that this machine can give, strongest first."""
+    if sys.platform != "linux" or not seccomp.supported():
+        return []
+    levels = []
+    if user_namespaces():
+        levels.append(Level.NAMESPACES)
+    if landlock.abi():
+        if may_change_user():
+            levels.append(Level.UID)
+        levels.append(Level.LANDLOCK)
+    return levels
+
+
+def probe() -> dict[str, object]:
+    """What the machine offers, for `toolgym doctor` and bug reports."""
+    return {
+        "platform": sys.platform,
+        "root": os.geteuid() == 0,
+        "user_namespaces": sys.platform == "linux" and user_namespaces(),
+        "landlock_abi": landlock.abi() if sys.platform == "linux" else 0,
+        "seccomp": seccomp.supported(),
+        "levels": [level.value for level in offered()],
+    }
+
+
+def choose(require: str | None, level: str | None) -> Level:
+    """The level to use.
+
+    Args:
+        require: the weakest level that is acceptable; None accepts every one.
+        level: exactly this one; None takes the strongest that the machine offers.
+
+    Raises:
+        ConfigError: there is no level of that name.
+        SandboxError: the machine cannot give it.
+    """
+    for name in (require, level):
+        if name is not None and name not in list(Level):
+            known = ", ".join(Level)
+            raise ConfigError(f"no isolation level {name!r}{nearest(name, list(Level)) or '.'} Known: {known}.")
+    levels = offered()
+    if level is not None:
+        if Level(level) not in levels:
+            raise SandboxError(f"this machine cannot give the isolation level {level!r}; it offers: {_names(levels)}")
+        return Level(level)
+    if not levels:
+        raise SandboxError(
+            "this machine offers no isolation that the sandbox knows (it needs Linux with user namespaces or Landlock, "
+            "on x86-64 or arm64); run code on a remote sandbox, or on ProcessSandbox, which isolates nothing"
+        )
+    if require is not None and ORDER.index(levels[0]) > ORDER.index(Level(require)):
+        raise SandboxError(f"isolation level {require!r} was required, and this machine offers: {_names(levels)}")
+    return levels[0]
+
+
+def _names(levels: list[Level]) -> str:
+    return ", ".join(levels) or "none"

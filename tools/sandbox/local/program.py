@@ -1,0 +1,218 @@
+"""Running one program in a confined child."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import builtins
+import contextlib
+import gc
+import linecache
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from toolgym.tools.sandbox.local import confine, wire
+
+SOURCE = "main.py"
+
+
+def run(request: Mapping[str, Any]) -> NoReturn:
+    """Carry out a `run` request, tell how it ended on the control socket, and exit."""
+    os.environ.update(request.get("env") or {})
+    place_files(request.get("files") or {})
+    if request.get("fetch"):
+        _hand_over_folder()
+    _connect_stdin(request.get("stdin") or "")
+    confine.limit_cpu(request.get("cpu_seconds"))
+    if request.get("argv"):
+        _run_command(request)
+    _run_python(request["code"])
+
+
+def place_files(files: Mapping[str, str]) -> None:
+    """Write base64 files into the working folder. Names were checked by the host."""
+    for name, data in files.items():
+        folder = os.path.dirname(name)
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        with open(name, "wb") as file:
+            file.write(base64.b64decode(data))
+
+
+def fresh_main(name: str) -> types.ModuleType:
+    """Make a new `__main__`, and forget what belonged to the template."""
+    for module in [key for key in sys.modules if key == "toolgym" or key.startswith("toolgym.")]:
+        del sys.modules[module]
+    main = types.ModuleType("__main__")
+    main.__file__ = name
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    sys.argv[:] = [name]
+    sys.path.insert(0, os.getcwd())
+    # The template's own streams were made for other files. Lines are flushed, so that a killed program's are kept.
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _stream(1, "strict")
+    sys.stderr = sys.__stderr__ = _stream(2, "backslashreplace")
+    gc.enable()
+    return main
+
+
+def _stream(fd: int, errors: str) -> Any:
+    return open(fd, "w", encoding="utf-8", errors=errors, buffering=1, closefd=False)
+
+
+def _run_python(code: str) -> NoReturn:
+    main = fresh_main(SOURCE)
+    status = 0
+    try:
+        source = code.encode("utf-8", "surrogatepass")
+        with open(SOURCE, "wb") as file:
+            file.write(source)
+        linecache.cache[SOURCE] = (len(code), None, code.splitlines(True), SOURCE)
+        # Compiled from bytes, as the interpreter would: encoding declarations count, lone surrogates are errors.
+        exec(compile(source, SOURCE, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as error:
+        status = _exit_status(error.code)
+    except BaseException as error:  # noqa: BLE001  whatever the program raised is its own
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        show_error(error)
+    _finish(status)
+
+
+def show_error(error: BaseException) -> None:
+    """Print an exception as the interpreter would, without this module's own frames."""
+    error.__traceback__ = own_frames(error.__traceback__)
+    with contextlib.suppress(BaseException):
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(error)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
+
+
+def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames at its top that belong to the sandbox."""
+    folder = os.path.dirname(__file__)
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
+        frames = frames.tb_next
+    return frames
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    with contextlib.suppress(BaseException):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(status: int) -> NoReturn:
+    """End as the interpreter would: wait for threads, run exit functions, flush; then skip the slow dismantling."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    _tell_and_exit(status)
+
+
+def _tell_and_exit(status: int) -> NoReturn:
+    """Say how it went and leave. Said first, it lets the host answer while the kernel still clears away."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
+    with contextlib.suppress(BaseException):
+        wire.send_all(confine.CONTROL_FD, wire.encode({"done": status, "cpu": cpu, "rss_kb": used.ru_maxrss}))
+    os._exit(status)
+
+
+def _run_command(request: Mapping[str, Any]) -> NoReturn:
+    """Compile where needed, then run; both as processes of their own below this one."""
+    with open(request["source"], "wb") as file:
+        file.write(request["code"].encode("utf-8", "surrogatepass"))
+    if not request.get("fork", True):
+        _exec(request["argv"])
+    if request.get("compile"):
+        status = _spawn(request["compile"])
+        wire.send_all(confine.CONTROL_FD, wire.encode({"compiled": status}))
+        if status != 0:
+            _tell_and_exit(1)
+    status = _spawn(request["argv"])
+    _tell_signal_or_status(status)
+
+
+def _exec(argv: list[str]) -> NoReturn:
+    os.close(confine.CONTROL_FD)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def _spawn(argv: list[str]) -> int:
+    """Run a program to its end. Returns its code, negative for a signal, 127 where it does not exist."""
+    try:
+        process = subprocess.Popen(argv, close_fds=True)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        return 127
+    return process.wait()
+
+
+def _tell_signal_or_status(status: int) -> NoReturn:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    message = {"done": status, "cpu": used.ru_utime + used.ru_stime, "rss_kb": used.ru_maxrss}
+    wire.send_all(confine.CONTROL_FD, wire.encode(message))
+    os._exit(0)
+
+
+def _connect_stdin(text: str) -> None:
+    if not text:
+        return
+    with open(".stdin", "wb") as file:
+        file.write(text.encode("utf-8", "surrogatepass"))
+    fd = os.open(".stdin", os.O_RDONLY)
+    os.unlink(".stdin")
+    os.dup2(fd, 0)
+    os.close(fd)
+
+
+def _hand_over_folder() -> None:
+    """Give the template a handle of the working folder before any foreign code runs; it fetches files through it."""
+    import socket
+
+    fd = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
+    socket.send_fds(control, [wire.encode({"folder": True})], [fd])
+    control.close()
+    os.close(fd)
+
+
+def reap_until_killed() -> NoReturn:
+    """Be the first process of a namespace: collect whoever is orphaned, until the kernel ends everything."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(3600)
+        except InterruptedError:
+            continue

@@ -1,0 +1,331 @@
+"""The interpreter of a session: cells in, results out, and forks of itself."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import linecache
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+import types
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from toolgym.tools.sandbox.local import confine, kernel, program, wire
+
+MAX_ECHO = 64 * 1024
+"""Characters of a last expression's `repr` that are echoed."""
+
+_MIME_METHODS = {
+    "text/html": "_repr_html_",
+    "text/markdown": "_repr_markdown_",
+    "text/latex": "_repr_latex_",
+    "image/svg+xml": "_repr_svg_",
+    "image/png": "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "application/json": "_repr_json_",
+}
+
+
+def serve(request: Mapping[str, Any]) -> NoReturn:
+    """Become a session: a first process that collects orphans, and below it the interpreter."""
+    if request.get("fork", True) and os.getpid() == 1:
+        pid = os.fork()
+        if pid:
+            for fd in (0, 1, 2, confine.CONTROL_FD):
+                os.close(fd)
+            program.reap_until_killed()
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    os.environ.update(request.get("env") or {})
+    program.place_files(request.get("files") or {})
+    session = Repl()
+    _report_ready()
+    session.run()
+
+
+def _report_ready() -> None:
+    """Say that cells can come, and give the template a handle to interrupt exactly this process."""
+    handle = os.pidfd_open(os.getpid())
+    control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
+    socket.send_fds(control, [wire.encode({"ready": True})], [handle])
+    control.close()
+    os.close(handle)
+
+
+class Repl:
+    """Keeps the state of a session."""
+
+    def __init__(self) -> None:
+        self._main = program.fresh_main("<session>")
+        self._names: dict[str, Any] = self._main.__dict__
+        self._names["display"] = self._display
+        self._count = 0
+        self._shown: list[dict[str, Any]] = []
+        self._loop: Any = None
+        self._folders = 0
+
+    def run(self) -> NoReturn:
+        """Answer requests until the control socket closes."""
+        while True:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            request = wire.receive(confine.CONTROL_FD)
+            if request is None:
+                os._exit(0)
+            try:
+                answer = getattr(self, f"_on_{request['op']}")(request)
+            except BaseException as error:  # noqa: BLE001  a request that fails is an answer
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                answer = {"failed": f"{type(error).__name__}: {error}"}
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            wire.send_all(confine.CONTROL_FD, wire.encode(answer))
+
+    # ------------------------------------------------------------------ cells
+
+    def _on_cell(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._count += 1
+        self._shown = []
+        name = f"<cell {self._count}>"
+        code: str = request["code"]
+        result: str | None = None
+        error: dict[str, Any] | None = None
+        try:
+            result = self._execute(code, name)
+            self._collect_figures()
+        except BaseException as raised:  # noqa: BLE001  whatever the cell raised is its own
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            error = _describe(raised)
+        return {"result": result, "error": error, "display": self._shown}
+
+    def _execute(self, code: str, name: str) -> str | None:
+        code = _answer_magics(code)
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        tree = ast.parse(code, name)
+        last: ast.Expression | None = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+            statement = tree.body.pop()
+            assert isinstance(statement, ast.Expr)
+            last = ast.Expression(statement.value)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if tree.body:
+            self._evaluate(tree, name, "exec")
+        if last is None:
+            return None
+        value = self._evaluate(last, name, "eval")
+        if value is None:
+            return None
+        self._names["_"] = value
+        text = repr(value)
+        rich = _rich(value)
+        if rich:
+            self._shown.append({"text/plain": text[:MAX_ECHO], **rich})
+        return text if len(text) <= MAX_ECHO else f"{text[:MAX_ECHO]}... [{len(text) - MAX_ECHO} characters cut]"
+
+    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
+        compiled = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        value = eval(compiled, self._names)
+        if compiled.co_flags & 0x80:  # a coroutine: there was a top-level await
+            import asyncio
+
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._loop)
+            value = self._loop.run_until_complete(value)
+        return value
+
+    def _display(self, *values: Any) -> None:
+        """Show values as Jupyter's `display` does."""
+        for value in values:
+            self._shown.append({"text/plain": repr(value)[:MAX_ECHO], **_rich(value)})
+
+    def _collect_figures(self) -> None:
+        """Take the figures that matplotlib has open, as Jupyter's inline backend does."""
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None:
+            return
+        import io
+
+        for number in pyplot.get_fignums():
+            figure = pyplot.figure(number)
+            data = io.BytesIO()
+            figure.savefig(data, format="png", bbox_inches="tight")
+            picture = base64.b64encode(data.getvalue()).decode()
+            self._shown.append({"text/plain": repr(figure), "image/png": picture})
+        pyplot.close("all")
+
+    # ------------------------------------------------------------------ programs and files
+
+    def _on_exec(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        data = (request.get("stdin") or "").encode("utf-8", "surrogatepass")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = subprocess.Popen(request["argv"], stdin=subprocess.PIPE)
+        except OSError as error:
+            print(f"{request['argv'][0]}: {error.strerror}", file=sys.stderr)
+            return {"status": 127}
+        try:
+            process.communicate(data)
+        except KeyboardInterrupt:
+            process.kill()
+            process.wait()
+            return {"status": None}
+        return {"status": process.returncode}
+
+    def _on_write(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        program.place_files({request["name"]: request["data"]})
+        return {}
+
+    def _on_read(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            with open(request["name"], "rb") as file:
+                return {"data": base64.b64encode(file.read(request["most"])).decode()}
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return {"absent": True}
+
+    # ------------------------------------------------------------------ fork
+
+    def _on_fork(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Fork this interpreter. The copy gets pipes and a control socket of its own, and its own working folder.
+
+        Its ends travel over the control socket: control, stdout, stderr, and a handle of the process.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ours, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._folders += 1
+        folder = os.path.join(os.getcwd(), f".fork-{os.getpid()}-{self._folders}")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _become_copy(theirs.detach(), out_write, err_write, folder)
+            except BaseException:
+                os._exit(1)
+            return {"ready": True}  # sent on the new control socket: the copy is in place
+        handle = os.pidfd_open(pid)
+        control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
+        socket.send_fds(control, [wire.encode({"forked": True})], [ours.fileno(), out_read, err_read, handle])
+        control.close()
+        for fd in (out_read, out_write, err_read, err_write, handle):
+            os.close(fd)
+        ours.close()
+        theirs.close()
+        return {"done": True}
+
+
+def _become_copy(control: int, out: int, err: int, folder: str) -> None:
+    """In the copy: new pipes and control, a copied working folder, and open files that share no position."""
+    for old, new in ((control, confine.CONTROL_FD), (out, 1), (err, 2)):
+        os.dup2(old, new)
+    before = os.getcwd()
+    shutil.copytree(
+        before,
+        folder,
+        symlinks=True,
+        ignore=shutil.ignore_patterns(".fork-*"),
+    )
+    os.chdir(folder)
+    if sys.path and sys.path[0] == before:
+        sys.path[0] = folder
+    keep = {0, 1, 2, confine.CONTROL_FD}
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd in keep:
+            continue
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if path.startswith(before.rstrip("/") + "/") and os.path.isfile(path):
+            _reopen(fd, os.path.join(folder, os.path.relpath(path, before)))
+        elif fd in (control, out, err):
+            os.close(fd)
+
+
+def _reopen(fd: int, path: str) -> None:
+    """Point a descriptor at the copy of its file, at the same position."""
+    import fcntl
+
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+    position = os.lseek(fd, 0, os.SEEK_CUR)
+    fresh = os.open(path, flags)
+    os.lseek(fresh, position, os.SEEK_SET)
+    inheritable = os.get_inheritable(fd)
+    os.dup2(fresh, fd, inheritable)
+    os.close(fresh)
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    frames = program.own_frames(error.__traceback__)
+    try:
+        value = str(error)
+    except BaseException:  # noqa: BLE001  even that may be the cell's own code
+        value = "<its text cannot be shown>"
+    if isinstance(error, SystemExit):
+        return {"name": "SystemExit", "value": value, "traceback": []}
+    try:
+        lines = traceback.format_exception(type(error), error, frames)
+    except BaseException:  # noqa: BLE001
+        lines = []
+    return {"name": type(error).__name__, "value": value, "traceback": lines}
+
+
+def _rich(value: Any) -> dict[str, Any]:
+    """The rich forms that a value offers, by MIME type; images in base64."""
+    if isinstance(value, type | types.ModuleType):
+        return {}
+    shown: dict[str, Any] = {}
+    bundle = getattr(value, "_repr_mimebundle_", None)
+    if callable(bundle):
+        with contextlib.suppress(Exception):
+            data = bundle()
+            data = data[0] if isinstance(data, tuple) else data
+            shown.update(data)
+    for mime, method in _MIME_METHODS.items():
+        shower = getattr(value, method, None)
+        if mime in shown or not callable(shower):
+            continue
+        with contextlib.suppress(Exception):
+            data = shower()
+            if data is not None:
+                shown[mime] = data
+    shown.pop("text/plain", None)
+    return {mime: _as_text(data) for mime, data in shown.items()}
+
+
+def _as_text(data: Any) -> Any:
+    return base64.b64encode(data).decode() if isinstance(data, bytes) else data
+
+
+def _answer_magics(code: str) -> str:
+    """Replace lines that only IPython understands by a sentence that says so; plain Python stays as it is."""
+    if not any(line.lstrip().startswith(("%", "!")) for line in code.splitlines()):
+        return code
+    try:
+        ast.parse(code)
+        return code  # a `%` at the beginning of a continued line is just Python
+    except SyntaxError:
+        pass
+    lines = code.splitlines()
+    if lines and lines[0].startswith("%%"):
+        return f"print({f'[{lines[0].split()[0]} is not available here: this is plain Python]'!r})"
+    answered = []
+    for line in lines:
+        bare = line.lstrip()
+        indent = line[: len(line) - len(bare)]
+        if bare.startswith("!"):
+            answered.append(f"{indent}__import__('subprocess').run({bare[1:].strip()!r}, shell=True) and None")
+        elif bare.startswith("%") and not bare.startswith("%%"):
+            answered.append(f"{indent}print({f'[{bare.split()[0]} is not available here: this is plain Python]'!r})")
+        else:
+            answered.append(line)
+    return "\n".join(answered)

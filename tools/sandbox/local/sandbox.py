@@ -1,0 +1,590 @@
+"""`LocalSandbox`: fast and isolated execution on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.rate_limit import LocalRateLimiter
+from toolgym.tools.sandbox.base import (
+    CellError,
+    CellResult,
+    ExecutionResult,
+    ExecutionStatus,
+    Limits,
+    Sandbox,
+    Session,
+)
+from toolgym.tools.sandbox.local import jail, languages
+from toolgym.tools.sandbox.local.probe import Isolation, Level, choose
+from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost, runtime_paths
+
+PRELOAD = ("numpy", "sympy", "pandas", "scipy")
+"""What the full template loads, as far as it is installed."""
+
+WARM_CODE = {
+    "sympy": (
+        "import sympy; x = sympy.Symbol('x'); sympy.factor(x**2 - 1); sympy.solve(x**2 - 2, x); "
+        "sympy.simplify(sympy.sin(x)**2 + sympy.cos(x)**2); str(sympy.expand((x + 1)**3)); sympy.integrate(x, x); del x"
+    ),
+    "numpy": "import numpy; numpy.arange(8).reshape(2, 4) @ numpy.ones((4, 2)); str(numpy.array([1.5]))",
+    "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 1], 'b': [2, 3]}).groupby('a').sum())",
+}
+"""Small computations that fill the libraries' caches before the fork."""
+
+FIRST_UID = 200_000
+"""At the level `uid`, user id of the first slot."""
+
+TRIES = 3
+"""How often a run is sent when its template process is lost under it."""
+
+MAX_READ = 32 * 1024 * 1024
+"""Bytes of one file that a session's `read_file` gives."""
+
+Network = Literal["off", "loopback", "host"]
+
+_log = logging.getLogger("toolgym.sandbox")
+_said: set[str] = set()
+
+
+class LocalSandbox(Sandbox):
+    """Runs code in confined children of template processes.
+
+    A *template process* has the interpreter and the scientific libraries loaded, and forks a child for each call, which
+    takes milliseconds. There is a bare template for code that needs no library and a full one for code that does; which
+    one a program gets is decided by the names in it, and a wrong guess only costs the import. Templates that die are
+    replaced, and what they were asked is asked again.
+
+    Belongs to the event loop that uses it first. For several loops see `SharedSandbox`.
+
+    Args:
+        require: weakest isolation level that is acceptable, see `Level`; None takes what the machine offers.
+        level: exactly this level.
+        limits: what one execution or session may use.
+        network: `off`; `loopback`, a network of its own inside; or `host`.
+        preload: modules of the full template; those that are not installed are left out with a line in the log.
+        python: interpreter to run programs with, for example that of another virtual environment. Default: this one.
+        max_running: executions and cells at once.
+        templates: template processes of each kind. Default: one per two processors.
+        warm: children that each template keeps ready.
+
+    Raises:
+        SandboxError: the machine cannot give the level.
+        ConfigError: an argument is not known or out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        require: str | None = None,
+        level: str | None = None,
+        limits: Limits | None = None,
+        network: Network = "off",
+        preload: Sequence[str] = PRELOAD,
+        python: str | None = None,
+        max_running: int | None = None,
+        templates: int | None = None,
+        warm: int = 2,
+    ) -> None:
+        if network not in ("off", "loopback", "host"):
+            raise ConfigError(f"network must be 'off', 'loopback' or 'host', got {network!r}")
+        self.limits = limits or Limits()
+        self._level = choose(require, level)
+        if network == "loopback" and self._level is not Level.NAMESPACES:
+            raise SandboxError(f"network='loopback' needs the level 'namespaces', and this is {self._level.value!r}")
+        self._network: Network = network
+        self._python = python or sys.executable
+        self._preload = tuple(preload)
+        cores = os.cpu_count() or 1
+        self._limiter = LocalRateLimiter(max_running or 4 * cores)
+        self._warm = max(0, warm)
+        count = templates or max(1, cores // 2)
+        self._kinds = {"bare": [None] * count, "full": [None] * count}  # type: dict[str, list[Supervisor | None]]
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._turn = itertools.count()
+        self._pattern = _names_pattern(self._preload)
+        self._installed: tuple[str, ...] | None = None
+        self._paths: list[str] = []
+        self._work = ""
+        self._sessions: set[LocalSession] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._layers: dict[str, Any] = {}
+
+    @property
+    def level(self) -> Level:
+        """The isolation level in use."""
+        return self._level
+
+    @property
+    def isolation(self) -> Isolation:
+        """Exactly what is on. Known once a template has started; see `start`.
+
+        Raises:
+            SandboxError: called before.
+        """
+        if not self._layers:
+            raise SandboxError(
+                "the isolation is known once the sandbox has started; call `await sandbox.start()` first"
+            )
+        missing = []
+        if not self._layers["landlock"]:
+            missing.append("the kernel has no Landlock")
+        if self._level is Level.NAMESPACES and not self._layers["fresh_proc"]:
+            missing.append("parts of /proc are masked here, so programs get none")
+        if self._level is not Level.NAMESPACES:
+            missing.append("user namespaces are not allowed here")
+        return Isolation(
+            level=self._level,
+            landlock=int(self._layers["landlock"]),
+            seccomp=bool(self._layers["seccomp"]),
+            fresh_proc=bool(self._layers["fresh_proc"]),
+            network=self._network,
+            missing=tuple(missing),
+        )
+
+    @property
+    def template_ids(self) -> list[int]:
+        """Process ids of the template processes that run."""
+        return [one.pid for kind in self._kinds.values() for one in kind if one is not None and one.alive]
+
+    async def start(self) -> None:
+        """Start a bare template, so that the first call need not, and tell the isolation level once in the log."""
+        await self._template("bare", 0)
+
+    # ------------------------------------------------------------------ running
+
+    async def run(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        timeout: float = 30.0,
+        memory_mb: int | None = None,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        compile_timeout: float | None = None,
+    ) -> ExecutionResult:
+        """See `Sandbox.run`. `compile_timeout` (seconds, default `timeout`) bounds the compiler of compiled languages."""
+        found = languages.find(language)
+        message: dict[str, Any] = {
+            "op": "run",
+            "code": code,
+            "timeout": _positive("timeout", timeout),
+            "memory_mb": _positive("memory_mb", memory_mb if memory_mb is not None else self.limits.memory_mb),
+            "cpu_seconds": self.limits.cpu_seconds,
+            "stdin": stdin,
+            "files": _encode_files(files),
+            "fetch": [check_name(name, absolute=True) for name in fetch_files],
+            "env": _check_env(env),
+        }
+        if found is not None:
+            if self._level is Level.LANDLOCK and found.compile:
+                raise ConfigError(
+                    f"language {language!r} needs a compiler, and the level 'landlock' allows no processes"
+                )
+            message |= {"argv": list(found.run), "compile": list(found.compile), "source": found.source}
+            message["compile_timeout"] = _positive("compile_timeout", compile_timeout or timeout)
+            message["env"] = {"GOCACHE": "/tmp/.go", "GOPATH": "/tmp/.gopath", **message["env"]}
+        kind = "full" if found is None and self._pattern.search(code) else "bare"
+        if found is not None and found.name == "pytest":
+            message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", found.source]
+        patience = timeout + (message.get("compile_timeout", 0.0) if found is not None else 0.0) + GRACE
+        async with self._limiter.permit():
+            for _ in range(TRIES):
+                template = await self._template(kind)
+                try:
+                    answer = await template.request(message, patience=patience)
+                except TemplateLost:
+                    continue
+                return _execution_result(answer)
+        return ExecutionResult(
+            ExecutionStatus.SANDBOX_ERROR, message=f"the template process was lost {TRIES} times while running this"
+        )
+
+    async def session(
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        memory_mb: int | None = None,
+    ) -> LocalSession:
+        """Open a session.
+
+        Args:
+            files: files to put into its folder first, by relative name.
+            env: further environment variables.
+            memory_mb: instead of the limit's.
+
+        Raises:
+            SandboxError: it cannot be opened.
+        """
+        message = {
+            "op": "open",
+            "session": uuid.uuid4().hex,
+            "files": _encode_files(files),
+            "env": _check_env(env),
+            "memory_mb": _positive("memory_mb", memory_mb if memory_mb is not None else self.limits.memory_mb),
+            "timeout": START_SESSION,
+        }
+        why = ""
+        for _ in range(TRIES):
+            template = await self._template("full" if self._preload else "bare")
+            try:
+                answer = await template.request(message, patience=START_SESSION + GRACE)
+            except TemplateLost:
+                why = "the template process was lost"
+                continue
+            if answer["status"] == "ok":
+                return self._adopt(LocalSession(self, template, message["session"]))
+            why = answer.get("message") or answer["status"]
+        raise SandboxError(f"a session cannot be opened: {why}")
+
+    async def close(self) -> None:
+        self._closed = True
+        sessions, self._sessions = self._sessions, set()
+        for one in sessions:
+            one._end()
+        running = [one for kind in self._kinds.values() for one in kind if one is not None]
+        await asyncio.gather(*(one.close() for one in running))
+        for kind in self._kinds.values():
+            kind[:] = [None] * len(kind)
+        if self._work:
+            await asyncio.to_thread(shutil.rmtree, self._work, ignore_errors=True)
+            self._work = ""
+
+    def _adopt(self, session: LocalSession) -> LocalSession:
+        self._sessions.add(session)
+        return session
+
+    # ------------------------------------------------------------------ templates
+
+    async def _template(self, kind: str, index: int | None = None) -> Supervisor:
+        """A living template of that kind; a dead one is replaced first."""
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise SandboxError("a LocalSandbox belongs to one event loop; use a SharedSandbox for several")
+        row = self._kinds[kind]
+        if index is None:
+            start = next(self._turn) % len(row)
+            order = [*range(start, len(row)), *range(start)]
+            index = min(order, key=lambda at: one.busy if (one := row[at]) is not None else 0)
+        found = row[index]
+        if found is not None and found.alive:
+            return found
+        async with self._locks.setdefault((kind, index), asyncio.Lock()):
+            found = row[index]
+            if found is not None and found.alive:
+                return found
+            if found is not None:
+                _log.warning("a template process ended and is replaced")
+                await found.close()
+            fresh = await self._start_template(kind)
+            row[index] = fresh
+            return fresh
+
+    async def _start_template(self, kind: str) -> Supervisor:
+        if self._installed is None:
+            self._paths = await asyncio.to_thread(runtime_paths, self._python)
+            self._installed = await asyncio.to_thread(_installed, self._python, self._preload)
+        if self._level is not Level.NAMESPACES and not self._work:
+            self._work = await asyncio.to_thread(tempfile.mkdtemp, prefix="toolgym-sandbox-")
+            os.chmod(self._work, 0o711)
+        preload = list(self._installed) if kind == "full" else []
+        config = {
+            "level": self._level.value,
+            "network": self._network,
+            "limits": asdict(self.limits),
+            "read_only": [*jail.SYSTEM_PATHS, *self._paths],
+            "preload": preload,
+            "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
+            "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
+            "warm": self._warm,
+            "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
+            "first_uid": FIRST_UID if self._level is Level.UID else 0,
+        }
+        if config["work"]:
+            os.chmod(str(config["work"]), 0o711)
+        template = Supervisor(self._python, config)
+        await template.start()
+        self._layers = template.layers
+        text = f"sandbox isolation: {self._level.value}"
+        if text not in _said:
+            _said.add(text)
+            _log.info("%s (%s)", text, self.isolation)
+        return template
+
+
+START_SESSION = 30.0
+"""Seconds that opening or forking a session may take."""
+
+
+class LocalSession(Session):
+    """A session of a `LocalSandbox`. Made by `LocalSandbox.session`."""
+
+    def __init__(self, sandbox: LocalSandbox, template: Supervisor, name: str) -> None:
+        self._sandbox, self._template, self._id = sandbox, template, name
+        self._alive = True
+        self._lock = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def alive(self) -> bool:
+        return self._alive and self._template.alive
+
+    async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
+        answer = await self._ask({"op": "cell", "code": code, "timeout": _positive("timeout", timeout)}, timeout)
+        cell = answer.get("answer") or {}
+        error = _cell_error(cell.get("error"))
+        status = ExecutionStatus(answer["status"])
+        if status is ExecutionStatus.OK and (error is not None or "failed" in cell):
+            status = ExecutionStatus.ERROR
+        result = cell.get("result")
+        display = cell.get("display")
+        return CellResult(
+            status=status,
+            stdout=answer.get("stdout", ""),
+            stderr=answer.get("stderr", ""),
+            result=result if isinstance(result, str) else None,
+            display=tuple(one for one in display if isinstance(one, dict)) if isinstance(display, list) else (),
+            error=error,
+            duration=float(answer.get("duration", 0.0)),
+            alive=self.alive,
+            stdout_truncated=bool(answer.get("stdout_truncated")),
+            stderr_truncated=bool(answer.get("stderr_truncated")),
+            message=str(answer.get("message", "")),
+        )
+
+    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
+        if not argv or not all(isinstance(word, str) for word in argv):
+            raise ConfigError(f"argv must be a list of words, got {argv!r}")
+        request = {"op": "exec", "argv": list(argv), "stdin": stdin, "timeout": _positive("timeout", timeout)}
+        answer = await self._ask(request, timeout)
+        inner = answer.get("answer") or {}
+        code = inner.get("status")
+        status = ExecutionStatus(answer["status"])
+        if status is ExecutionStatus.OK and code != 0:
+            status = ExecutionStatus.KILLED if isinstance(code, int) and code < 0 else ExecutionStatus.ERROR
+        return ExecutionResult(
+            status=status,
+            stdout=answer.get("stdout", ""),
+            stderr=answer.get("stderr", ""),
+            return_code=code if isinstance(code, int) else None,
+            duration=float(answer.get("duration", 0.0)),
+            stdout_truncated=bool(answer.get("stdout_truncated")),
+            stderr_truncated=bool(answer.get("stderr_truncated")),
+            message=str(answer.get("message", "")),
+        )
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        encoded = base64.b64encode(data).decode()
+        answer = await self._ask({"op": "write", "name": check_name(name), "data": encoded}, START_SESSION)
+        failed = (answer.get("answer") or {}).get("failed") or (None if answer["status"] == "ok" else answer["status"])
+        if failed:
+            raise SandboxError(f"the file {name!r} cannot be written in the session: {failed}")
+
+    async def read_file(self, name: str) -> bytes:
+        answer = await self._ask({"op": "read", "name": check_name(name), "most": MAX_READ}, START_SESSION)
+        inner = answer.get("answer") or {}
+        if inner.get("absent"):
+            raise FileNotFoundError(f"the session has no file {name!r}")
+        if not isinstance(inner.get("data"), str):
+            raise SandboxError(
+                f"the file {name!r} cannot be read in the session: {inner.get('failed') or answer['status']}"
+            )
+        return base64.b64decode(inner["data"])
+
+    async def upload(self, files: Mapping[str, bytes]) -> None:
+        """Write several files."""
+        for name, data in files.items():
+            await self.write_file(name, data)
+
+    async def fork(self) -> LocalSession:
+        """See `Session.fork`. Both share what lies outside of the working folder, the rest of /tmp for example.
+
+        Raises:
+            SandboxError: the session is gone, or its level cannot fork.
+        """
+        into = uuid.uuid4().hex
+        answer = await self._ask({"op": "fork", "into": into}, START_SESSION)
+        if answer["status"] != "ok":
+            why = answer.get("message") or answer["status"]
+            raise SandboxError(f"the session cannot be forked: {why}")
+        return self._sandbox._adopt(LocalSession(self._sandbox, self._template, into))
+
+    async def snapshot(self) -> LocalSession:
+        """A fork that is kept as it is: fork it again to go on from here."""
+        return await self.fork()
+
+    async def close(self) -> None:
+        if self._alive:
+            self._end()
+            self._sandbox._sessions.discard(self)
+            if self._template.alive:
+                try:
+                    await self._template.request({"op": "close", "session": self._id}, patience=GRACE)
+                except TemplateLost:
+                    return
+
+    def _end(self) -> None:
+        self._alive = False
+
+    async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
+        async with self._lock:
+            if not self.alive:
+                return gone
+            message = {"timeout": timeout, **message, "session": self._id}
+            try:
+                if message["op"] in ("cell", "exec"):
+                    async with self._sandbox._limiter.permit():
+                        answer = await self._template.request(message, patience=timeout + GRACE)
+                else:
+                    answer = await self._template.request(message, patience=timeout + GRACE)
+            except TemplateLost:
+                answer = {**gone, "message": "the template process of the session was lost"}
+            if not answer.get("alive"):
+                self._alive = False
+                self._sandbox._sessions.discard(self)
+            return answer
+
+
+def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
+    """Matches code in which a preloaded module, or one that usually brings it, is named."""
+    names = {name.partition(".")[0] for name in preload}
+    friends = {"numpy": ("np", "matplotlib", "sklearn"), "pandas": ("pd",), "scipy": ("sklearn",)}
+    words = sorted({*names, *(friend for name in names for friend in friends.get(name, ()))})
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b" if words else r"(?!)")
+
+
+def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the modules that the interpreter can find."""
+    import json
+    import subprocess
+
+    code = (
+        "import importlib.util, json, sys\n"
+        "print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n.partition('.')[0])]))"
+    )
+    done = subprocess.run([python, "-I", "-c", code, *names], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise SandboxError(f"the sandbox's interpreter {python!r} cannot be run: {done.stderr.strip()[-500:]}")
+    found = tuple(json.loads(done.stdout))
+    absent = [name for name in names if name not in found]
+    if absent:
+        _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(absent))
+    return found
+
+
+def check_name(name: str, *, absolute: bool = False) -> str:
+    """Check the name of a file in a sandbox's folder.
+
+    Args:
+        name: relative, below the folder.
+        absolute: whether `/tmp/…` is fine too.
+
+    Raises:
+        ConfigError: the name leads outside, or is none.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigError(f"a file's name must be a non-empty text without NUL, got {name!r}")
+    inner = name.removeprefix("/tmp/") if absolute else name
+    path = PurePosixPath(inner)
+    if path.is_absolute() or ".." in path.parts or str(path) in (".", ""):
+        raise ConfigError(f"a file's name must stay inside the sandbox's folder, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"a file's name must be valid Unicode, got {name!r}") from None
+    return name
+
+
+def _encode_files(files: Mapping[str, bytes] | None) -> dict[str, str]:
+    return {check_name(name): base64.b64encode(data).decode() for name, data in (files or {}).items()}
+
+
+def _check_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    for name, value in (env or {}).items():
+        bad = not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name
+        if bad or "\0" in name + value:
+            raise ConfigError(f"an environment variable needs a name without '=' and a text, got {name!r}: {value!r}")
+    return dict(env or {})
+
+
+def _positive(name: str, value: float) -> float:
+    if not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{name} must be a positive number, got {value!r}")
+    return value
+
+
+def _execution_result(answer: Mapping[str, Any]) -> ExecutionResult:
+    status = ExecutionStatus(answer["status"])
+    code = answer.get("code")
+    ended_itself = status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED)
+    compiled = answer.get("compiled")
+    compilation = None
+    if compiled is not None:
+        good = compiled["status"] == 0
+        compilation = ExecutionResult(
+            status=ExecutionStatus.OK if good else ExecutionStatus.ERROR,
+            stdout=compiled["stdout"],
+            stderr=compiled["stderr"],
+            return_code=compiled["status"],
+            duration=compiled["duration"],
+            stdout_truncated=compiled["stdout_truncated"],
+            stderr_truncated=compiled["stderr_truncated"],
+        )
+    if status is ExecutionStatus.COMPILE_ERROR and compilation is not None:
+        return ExecutionResult(
+            status=status,
+            stdout=compilation.stdout,
+            stderr=compilation.stderr,
+            return_code=compilation.return_code,
+            duration=compilation.duration,
+            compile=compilation,
+        )
+    return ExecutionResult(
+        status=status,
+        stdout=answer.get("stdout", ""),
+        stderr=answer.get("stderr", ""),
+        return_code=code if ended_itself else None,
+        duration=float(answer.get("duration", 0.0)),
+        stdout_truncated=bool(answer.get("stdout_truncated")),
+        stderr_truncated=bool(answer.get("stderr_truncated")),
+        message=str(answer.get("message", "")),
+        cpu_seconds=answer.get("cpu"),
+        memory_bytes=answer.get("rss"),
+        files={name: base64.b64decode(data) for name, data in (answer.get("files") or {}).items()},
+        compile=compilation,
+    )
+
+
+def _cell_error(value: object) -> CellError | None:
+    """Read what a session says went wrong. It comes from the program's process, so every part is checked."""
+    if not isinstance(value, dict):
+        return None
+    lines = value.get("traceback")
+    kept = tuple(str(line) for line in lines) if isinstance(lines, list) else ()
+    return CellError(str(value.get("name", "")), str(value.get("value", "")), kept)

@@ -1,0 +1,251 @@
+"""Seccomp: which system calls a process may make.
+
+Two classic BPF filters, one on top of the other. The *template's* is long and is installed once: calls that neither a
+template nor a program ever needs. The *child's* is short, because every child installs it: calls that the template
+still needed, and checks of arguments. Forked processes inherit both.
+
+Source: the kernel's `Documentation/userspace-api/seccomp_filter.rst`; numbers from its `unistd_64.h` and
+`asm-generic/unistd.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+from collections.abc import Iterable
+
+from toolgym.tools.sandbox.local import kernel
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+
+# name: (x86_64, aarch64); -1 where the architecture has no such call
+_NUMBERS: dict[str, tuple[int, int]] = {
+    "_sysctl": (156, -1),
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "cachestat": (451, 451),
+    "chmod": (90, -1),
+    "chown": (92, -1),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "finit_module": (313, 273),
+    "fork": (57, -1),
+    "fremovexattr": (199, 16),
+    "fsconfig": (431, 431),
+    "fsetxattr": (190, 7),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "futimesat": (261, -1),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioctl": (16, 29),
+    "ioperm": (173, -1),
+    "iopl": (172, -1),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "lchown": (94, -1),
+    "listmount": (458, 458),
+    "lookup_dcookie": (212, 18),
+    "lremovexattr": (198, 15),
+    "lsetxattr": (189, 6),
+    "lsm_set_self_attr": (460, 460),
+    "mbind": (237, 235),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238),
+    "modify_ldt": (154, -1),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "removexattr": (197, 14),
+    "request_key": (249, 218),
+    "semget": (64, 190),
+    "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "setxattr": (188, 5),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "shmget": (29, 194),
+    "socket": (41, 198),
+    "statmount": (457, 457),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "sysfs": (139, -1),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "uselib": (134, -1),
+    "userfaultfd": (323, 282),
+    "ustat": (136, -1),
+    "utime": (132, -1),
+    "utimensat": (280, 88),
+    "utimes": (235, -1),
+    "vfork": (58, -1),
+    "vhangup": (153, 58),
+    "vmsplice": (278, 75),
+}
+
+TEMPLATE_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create")
+_CHECKED = ("clone", "clone3", "ioctl", "socket", "fork", "vfork")
+METADATA = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat",
+    "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
+)  # fmt: skip
+"""Calls that change a file's metadata, which Landlock does not cover."""
+
+_FORBIDDEN = tuple(name for name in _NUMBERS if name not in (*_CHECKED, *METADATA))
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_DENY, _ABSENT, _PRETEND = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
+_NUMBER_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT = 0, 4, 16, 24
+_NAMESPACE_FLAGS = 0x7E020080
+_CLONE_THREAD = 0x00010000
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+
+def supported() -> bool:
+    """Whether there are numbers for this machine's architecture."""
+    return kernel.MACHINE in _AUDIT_ARCH
+
+
+def template_filter(*, needs: Iterable[str] = TEMPLATE_NEEDS) -> bytes:
+    """The long filter: everything forbidden but what the template needs itself."""
+    denied = [name for name in _FORBIDDEN if name not in set(needs)]
+    return _head() + _deny(denied) + _instruction(_RETURN, 0, 0, _ALLOW)
+
+
+def child_filter(*, fork: bool, network: bool, sockets: bool, freeze_metadata: bool) -> bytes:
+    """The short filter of a child.
+
+    Args:
+        fork: whether the program may start processes; threads it always may.
+        network: whether it may make internet sockets, besides UNIX ones.
+        sockets: whether it may make any socket at all.
+        freeze_metadata: whether calls that change metadata do nothing and report success (for levels without a file
+            system of their own; refusing would break harmless copying of files).
+    """
+    parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
+    if fork:
+        parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _NAMESPACE_FLAGS)], deny_on_match=True))
+    else:
+        parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _CLONE_THREAD)], deny_on_match=False))
+        parts += [_when("fork", _DENY), _when("vfork", _DENY)]
+    families = [_AF_UNIX, _AF_INET, _AF_INET6] if network else [_AF_UNIX]
+    if sockets:
+        parts.append(_when_arg("socket", _ARG0_AT, [(_EQUAL, family) for family in families], deny_on_match=False))
+    else:
+        parts.append(_when("socket", _DENY))
+    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, _TIOCSTI), (_EQUAL, _TIOCLINUX)], deny_on_match=True))
+    if freeze_metadata:
+        parts += [_when(name, _PRETEND) for name in METADATA]
+    parts += [_deny(TEMPLATE_NEEDS), _instruction(_RETURN, 0, 0, _ALLOW)]
+    return b"".join(parts)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
+
+def install(program: bytes) -> None:
+    """Install a filter for good. Needs no-new-privileges."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = _Program(len(program) // 8, ctypes.addressof(buffer))
+    kernel.check(
+        kernel.libc.prctl(kernel.PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(head), 0, 0), "seccomp filter"
+    )
+
+
+def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value & 0xFFFFFFFF)
+
+
+def _head() -> bytes:
+    """Kill what comes through another architecture's door, where numbers mean other calls."""
+    parts = [
+        _instruction(_LOAD, 0, 0, _ARCH_AT),
+        _instruction(_EQUAL, 1, 0, _AUDIT_ARCH[kernel.MACHINE]),
+        _instruction(_RETURN, 0, 0, _KILL),
+        _instruction(_LOAD, 0, 0, _NUMBER_AT),
+    ]
+    if kernel.MACHINE == "x86_64":
+        parts += [_instruction(_AT_LEAST, 0, 1, _X32_BIT), _instruction(_RETURN, 0, 0, _KILL)]
+    return b"".join(parts)
+
+
+def _number(name: str) -> int:
+    return _NUMBERS[name][list(_AUDIT_ARCH).index(kernel.MACHINE)]
+
+
+def _when(name: str, verdict: int) -> bytes:
+    number = _number(name)
+    if number < 0:
+        return b""
+    return _instruction(_EQUAL, 0, 1, number) + _instruction(_RETURN, 0, 0, verdict)
+
+
+def _deny(names: Iterable[str]) -> bytes:
+    """A chain of comparisons with one common verdict at its end."""
+    numbers = sorted({number for name in names if (number := _number(name)) >= 0})
+    parts = []
+    for index, number in enumerate(numbers):
+        to_verdict = len(numbers) - index - 1
+        past_verdict = 1 if index == len(numbers) - 1 else 0
+        parts.append(_instruction(_EQUAL, to_verdict, past_verdict, number))
+    return b"".join(parts) + _instruction(_RETURN, 0, 0, _DENY)
+
+
+def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_match: bool) -> bytes:
+    """For one call, decide by an argument: refuse (or, the other way round, allow) when any test holds."""
+    number = _number(name)
+    if number < 0:
+        return b""
+    on_match, otherwise = (_DENY, _ALLOW) if deny_on_match else (_ALLOW, _DENY)
+    count = len(tests)
+    body = [_instruction(_LOAD, 0, 0, offset)]
+    for index, (operator, value) in enumerate(tests):
+        body.append(_instruction(operator, count - index, 0, value))
+    body += [_instruction(_RETURN, 0, 0, otherwise), _instruction(_RETURN, 0, 0, on_match)]
+    return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)

@@ -1,0 +1,205 @@
+"""One template process, seen from the host: started, talked to, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.local import wire
+
+START_TIMEOUT = 120.0
+"""Seconds that a template may take to load its libraries."""
+
+END_TIMEOUT = 5.0
+"""Seconds that a killed template may take to be reaped."""
+
+GRACE = 10.0
+"""Seconds beyond a request's own deadline until the template counts as stuck."""
+
+# The template's Python may have no toolgym. This gives it just the folder of this file, under the usual name.
+_BOOT = """
+import json, sys, types
+for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools.sandbox.local"):
+    module = types.ModuleType(name)
+    module.__path__ = [sys.argv[2]] if name.endswith("local") else []
+    sys.modules[name] = module
+from toolgym.tools.sandbox.local import template
+template.main(json.loads(sys.argv[1]))
+"""
+
+
+class TemplateLost(Exception):
+    """The template process is gone, or does not answer; the request may be sent to another one."""
+
+
+class Supervisor:
+    """Owns one template process.
+
+    Args:
+        python: the interpreter to run it with.
+        config: see `template.main`; `socket` is filled in here.
+    """
+
+    def __init__(self, python: str, config: Mapping[str, Any]) -> None:
+        self._python, self._config = python, dict(config)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self.layers: dict[str, Any] = {}
+        self.pid = 0
+        self.answered = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be sent."""
+        return self._listener is not None and not self._listener.done()
+
+    @property
+    def busy(self) -> int:
+        """How many requests wait for their answers."""
+        return len(self._waiting)
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready.
+
+        Raises:
+            SandboxError: it cannot be started; says why.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            config = json.dumps({**self._config, "socket": theirs.fileno()})
+            self._process = await asyncio.create_subprocess_exec(
+                self._python, "-I", "-c", _BOOT, config, str(Path(__file__).parent),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+                pass_fds=[theirs.fileno()], env={}, cwd="/", start_new_session=True,
+            )  # fmt: skip
+            theirs.close()
+            self.pid = self._process.pid
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            decoder = wire.Decoder()
+            async with asyncio.timeout(START_TIMEOUT):
+                first = await self._first_message(decoder)
+            if "refused" in first:
+                raise SandboxError(f"the sandbox's template process cannot start: {first['refused']}")
+            self.layers = first["layers"]
+            self._listener = asyncio.create_task(self._listen(decoder))
+        except BaseException as error:
+            theirs.close()
+            if self._writer is None:
+                ours.close()
+            await asyncio.shield(self.close())
+            if isinstance(error, OSError | TimeoutError):
+                raise SandboxError(f"the sandbox's template process cannot start: {error}") from error
+            raise
+
+    async def _first_message(self, decoder: wire.Decoder) -> dict[str, Any]:
+        assert self._reader is not None
+        while data := await self._reader.read(1 << 16):
+            for message in decoder.feed(data):
+                return message
+        assert self._process is not None
+        assert self._process.stderr is not None
+        said = (await self._process.stderr.read(1 << 16)).decode("utf-8", "replace").strip()
+        raise SandboxError(f"the sandbox's template process ended while starting: {said[-2000:] or 'it said nothing'}")
+
+    async def request(self, message: dict[str, Any], *, patience: float) -> dict[str, Any]:
+        """Send a request and wait for its answer. Cancelling gives the request up in the template too.
+
+        Args:
+            message: the request without its id.
+            patience: seconds after which the template counts as stuck and is killed.
+
+        Raises:
+            TemplateLost: there is no answer and will be none.
+        """
+        if not self.alive or self._writer is None:
+            raise TemplateLost
+        number = next(self._numbers)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._writer.write(wire.encode({**message, "id": number}))
+            async with asyncio.timeout(patience):
+                return await future
+        except TimeoutError:
+            self.kill()
+            raise TemplateLost from None
+        except asyncio.CancelledError:
+            if self.alive:
+                self._writer.write(wire.encode({"op": "cancel", "of": number}))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def kill(self) -> None:
+        """End the process and everything below it, at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Kill the process, reap it, and fail what still waits. Closing twice is fine."""
+        self.kill()
+        if self._writer is not None:
+            self._writer.close()
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_TIMEOUT):
+                    await self._process.communicate()
+        self._fail_waiting()
+
+    async def _listen(self, decoder: wire.Decoder) -> None:
+        assert self._reader is not None
+        try:
+            while data := await self._reader.read(1 << 18):
+                for message in decoder.feed(data):
+                    future = self._waiting.get(message.get("id", 0))
+                    if future is not None and not future.done():
+                        self.answered += 1
+                        future.set_result(message)
+        except (OSError, ValueError):
+            pass
+        finally:
+            self.kill()
+            self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(TemplateLost())
+
+
+def runtime_paths(python: str) -> list[str]:
+    """Folders that an interpreter needs to see: its prefixes. The host's import path is none of a program's business.
+
+    Raises:
+        SandboxError: the interpreter cannot be run.
+    """
+    code = (
+        "import sys, json, os; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, "
+        "os.path.dirname(os.path.realpath(sys.executable))]))"
+    )
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxError(f"the sandbox's interpreter {python!r} cannot be run: {error}") from error
+    found = json.loads(done.stdout)
+    real = [str(Path(path).resolve()) for path in found]
+    return sorted({*found, *real} - {"/", "/usr", "/usr/local"})
