@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -102,11 +101,9 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
         kernel.mount(root, root, None, kernel.MS_BIND | kernel.MS_REC)
     fresh_proc = _mount_proc(root)
     os.chdir(root)
-    kernel.pivot_root(".", "old")
+    kernel.pivot_root(".", ".")  # the old root now lies on top of the new one
+    kernel.detach(".")
     os.chdir("/")
-    kernel.detach("/old")
-    with contextlib.suppress(OSError):
-        os.rmdir("/old")
     _remount("/", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
     os.write(done, b"p" if fresh_proc else b"-")
     os.close(done)
@@ -126,7 +123,7 @@ def _build(root: str, paths: Iterable[str]) -> None:
     os.umask(0o022)
     for path in paths:
         _bind(root, path)
-    for folder in ("dev/shm", "tmp", "w", "proc", "etc", "old"):
+    for folder in ("dev/shm", "tmp", "w", "proc", "etc"):
         os.makedirs(f"{root}/{folder}", exist_ok=True)
     for name in DEVICES:
         target = f"{root}/dev/{name}"

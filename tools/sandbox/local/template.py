@@ -147,6 +147,8 @@ class Lane:
         self.folder = -1
         self.compiled: dict[str, Any] | None = None
         self.session = ""
+        self.copy_of: Lane | None = None
+        self.copied: dict[str, Any] | None = None
         self.received: list[int] = []
         self.outbox = bytearray()
 
@@ -542,7 +544,12 @@ class Template:
         elif "ready" in message:
             if lane.received:
                 lane.handle = lane.received.pop(0)
-            if request["op"] == "open":
+            if lane.copy_of is not None:
+                origin, lane.copy_of = lane.copy_of, None
+                lane.request = None
+                lane.deadline = 0
+                self._finish_fork(origin, request)
+            else:
                 self._settle(lane, {"status": "ok", "alive": True})
         elif "forked" in message:
             control, out, err, handle = lane.received[:4]
@@ -551,18 +558,29 @@ class Template:
             copy.session = request["into"]
             lane.child.lanes.append(copy)
             self._sessions[copy.session] = copy
-            copy.begin({"id": request["id"], "op": "open", "session": copy.session})
+            copy.begin(request)
+            copy.copy_of = lane
             self._watch_lane(copy)
             self._arm(copy, request["timeout"])
         elif request["op"] == "fork":
             self._drain(lane)
             lane.request = None
             lane.deadline = 0
-            if not message.get("done"):
+            if message.get("done"):
+                self._finish_fork(lane, request)
+            else:
                 self._answer(request, {"status": "error", "alive": True, "message": str(message.get("failed"))})
         else:
             self._drain(lane)
             self._settle(lane, {"status": "timeout" if lane.interrupted else "ok", "alive": True, "answer": message})
+
+    def _finish_fork(self, origin: Lane, request: dict[str, Any]) -> None:
+        """Answer a fork once both sides have reported."""
+        if origin.copied is request:
+            origin.copied = None
+            self._answer(request, {"status": "ok", "alive": True})
+        else:
+            origin.copied = request
 
     # ------------------------------------------------------------------ output
 
@@ -700,12 +718,16 @@ class Template:
 
     def _on_death(self, child: Child) -> None:
         """The first process of a child is gone, and with it, in a pid namespace, every other one."""
-        _, child.status, usage = os.wait4(child.pid, 0)
+        # An event may be stale: its descriptor's number may have gone to another child since it was reported.
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        child.status = status
         self._unwatch(child.pidfd)
         os.close(child.pidfd)
         if self._pid_namespace < 0:
             self._sweep()
-        code = os.waitstatus_to_exitcode(child.status)
+        code = os.waitstatus_to_exitcode(status)
         for lane in list(child.lanes):
             while lane.control.fileno() >= 0 and self._on_control(lane, select.EPOLLIN):
                 pass  # its last words
