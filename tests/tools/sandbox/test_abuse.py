@@ -1,0 +1,137 @@
+"""Every abuse, at every isolation level that this machine offers, as every kind of user that it offers.
+
+The programs are in `abuse/`; a process of its own runs them all for one level (see `abuse/runner.py`), inside a
+limiting control group, and each verdict is one test here. A program that need not be stopped at a level, and is not, is an
+expected failure: `abuse/report.py` prints what is stopped where.
+
+Choose with TOOLGYM_ABUSE, for example TOOLGYM_ABUSE=root:namespaces,user:landlock.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from abuse.catalog import PROGRAMS
+from abuse.program import LEVELS
+from abuse.surroundings import SURROUNDINGS, why_not
+
+pytestmark = pytest.mark.slow
+
+RUNNER = Path(__file__).parent / "abuse" / "runner.py"
+PLACES = tuple(f"{surroundings}:{level}" for surroundings in SURROUNDINGS for level in LEVELS)
+IMPOSSIBLE = frozenset(
+    {"user:uid", "masked-proc:uid", "docker-user:uid", "docker-root:namespaces", "docker-user:namespaces"}
+)
+"""A user cannot become others, and Docker's rules forbid namespaces: there the level must refuse, see below."""
+MINUTES = 15
+LIFELINE = ("odd/exits_at_once", "time/sleep", "secrets/environment", "network/tcp_loopback", "works/threads")
+"""A few programs for a quick look."""
+
+
+@dataclass
+class Report:
+    """What one run of the runner told."""
+
+    header: dict[str, str] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, object]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
+    trouble: str = ""
+
+
+@functools.cache
+def report(place: str, *only: str) -> Report:
+    surroundings, _, level = place.partition(":")
+    if reason := why_not(surroundings):
+        return Report({"unavailable": reason})
+    command = [sys.executable, str(RUNNER), "--in", surroundings]
+    command += ["--sandbox", "process"] if level == "process" else ["--level", level]
+    if only:
+        command += ["--only", *only]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=MINUTES * 60, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return Report(trouble=f"the runner did not end in {MINUTES} minutes: {error.stdout!r}"[-2000:])
+    made = Report(trouble=f"exit {done.returncode}: {done.stderr[-2000:]}")
+    for line in done.stdout.splitlines():
+        said = json.loads(line)
+        if "skipped" in said:
+            made.skipped[said["name"]] = said["skipped"]
+        elif "name" in said:
+            made.verdicts[said["name"]] = said
+        elif "end" in said:
+            made.complete = True
+        else:
+            made.header = said
+    return made
+
+
+def places() -> tuple[str, ...]:
+    wanted = os.environ.get("TOOLGYM_ABUSE")
+    return tuple(wanted.split(",")) if wanted else tuple(place for place in PLACES if place not in IMPOSSIBLE)
+
+
+@pytest.mark.parametrize("place", places())
+def test_the_level_is_what_was_asked_for_and_nothing_is_left_over(place, record_property):
+    seen = report(place)
+    if "unavailable" in seen.header:
+        pytest.skip(seen.header["unavailable"])
+    assert seen.complete, seen.trouble
+    assert seen.header["level"] == place.partition(":")[2]
+    assert seen.header["works"], seen.header
+    record_property("isolation", seen.header["isolation"])
+    record_property("cage", seen.header["cage"])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("place", places())
+def test_abuse(place, name):
+    seen = report(place)
+    if "unavailable" in seen.header:
+        pytest.skip(seen.header["unavailable"])
+    verdict = seen.verdicts.get(name)
+    if verdict is None:
+        if seen.complete:
+            pytest.skip(seen.skipped.get(name, "a module that it needs is not installed"))
+        pytest.fail(f"no verdict; {seen.trouble}")
+    if not verdict["held"]:
+        if place.partition(":")[2] not in PROGRAMS[name].must:
+            pytest.xfail(str(verdict["said"]))
+        pytest.fail(str(verdict["said"]))
+
+
+@pytest.mark.parametrize("place", sorted(IMPOSSIBLE))
+def test_a_level_that_cannot_be_is_refused(place):
+    """No silent downgrade: whoever asks for more than there is gets an error that says so."""
+    seen = report(place, *LIFELINE)
+    if reason := why_not(place.partition(":")[0]):
+        pytest.skip(reason)
+    assert "unavailable" in seen.header, seen.header or seen.trouble
+    assert place.partition(":")[2] in seen.header["unavailable"]
+
+
+def test_the_programs_can_fail():
+    """Without isolation each abuse that is marked so gets through: what is tested above is not a matter of course."""
+    surroundings = "root" if os.geteuid() == 0 else "user"
+    seen = report(f"{surroundings}:process")
+    assert seen.complete, seen.trouble
+    wrong = {}
+    for name, verdict in seen.verdicts.items():
+        expected = PROGRAMS[name].bare
+        if (expected == "open" and verdict["held"]) or (expected == "held" and not verdict["held"]):
+            wrong[name] = verdict["said"] or "held without any isolation"
+    assert wrong == {}
+    assert sum(not verdict["held"] for verdict in seen.verdicts.values()) > 60
