@@ -208,7 +208,7 @@ class Repl:
         if pid == 0:
             try:
                 _become_copy(theirs.detach(), out_write, err_write, folder)
-            except BaseException:
+            except BaseException:  # noqa: BLE001  half a copy must not go on
                 os._exit(1)
             return {"ready": True}  # sent on the new control socket: the copy is in place
         handle = os.pidfd_open(pid)

@@ -146,7 +146,9 @@ class LocalSandbox(Sandbox):
         if self._level is Level.NAMESPACES and not self._layers["fresh_proc"]:
             missing.append("parts of /proc are masked here, so programs get none")
         if self._level is not Level.NAMESPACES:
-            missing.append("user namespaces are not allowed here")
+            missing.append("user namespaces are not in use, so disk space, inodes and total memory are not limited")
+            if 0 < self._layers["landlock"] < 6:
+                missing.append("this kernel's Landlock does not keep signals inside; a program could kill this process")
         return Isolation(
             level=self._level,
             landlock=int(self._layers["landlock"]),
@@ -180,7 +182,7 @@ class LocalSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         compile_timeout: float | None = None,
     ) -> ExecutionResult:
-        """See `Sandbox.run`. `compile_timeout` (seconds, default `timeout`) bounds the compiler of compiled languages."""
+        """See `Sandbox.run`. `compile_timeout` (seconds, default `timeout`) is for the compiler of compiled languages."""
         found = languages.find(language)
         message: dict[str, Any] = {
             "op": "run",

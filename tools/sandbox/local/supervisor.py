@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -35,6 +36,9 @@ for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools
 from toolgym.tools.sandbox.local import template
 template.main(json.loads(sys.argv[1]))
 """
+
+
+_log = logging.getLogger("toolgym.sandbox")
 
 
 class TemplateLost(Exception):
@@ -162,7 +166,9 @@ class Supervisor:
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_TIMEOUT):
-                    await self._process.communicate()
+                    _, said = await self._process.communicate()
+                    if said:
+                        _log.warning("a template process said: %s", said.decode("utf-8", "replace").strip()[-2000:])
         self._fail_waiting()
 
     async def _listen(self, decoder: wire.Decoder) -> None:

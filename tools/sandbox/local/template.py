@@ -1,7 +1,7 @@
 """The template process: loads the libraries once, and forks a confined child for every execution and session.
 
-One thread, one epoll loop. It talks to the host over a socket (`wire` frames), and to each child over a control
-socket and two pipes. Children are forked ahead of time and wait for their first request, confined already; a *run* uses one up,
+One thread, one epoll loop. It talks to the host over a socket (`wire` frames), and to each child over a control socket
+and two pipes. Children are forked ahead of time and wait for their first request, confined already; a *run* uses one up,
 a *session* keeps it.
 
 Requests from the host, each with an `id`; the answer carries the same:
@@ -170,6 +170,8 @@ class Child:
         self.memory_mb = 0
 
     def kill(self) -> None:
+        if self.status is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -253,16 +255,21 @@ class Template:
             "fresh_proc": self._confinement.fresh_proc,
         }
         self._tell({"ready": True, "pid": os.getpid(), "layers": layers})
-        self._refill()
         while True:
-            for fd, event in self._wait():
+            # Forking ahead takes time that whoever waits for an answer would feel, so it is done when nobody does.
+            idle = not self._running and len(self._warm) < self._config["warm"]
+            events = self._wait(0.0 if idle else None)
+            for fd, event in events:
                 handler = self._handlers.get(fd)
                 if handler is not None:
                     handler(event)
+            if idle and not events:
+                self._warm.append(self._fork())
 
-    def _wait(self) -> list[tuple[int, int]]:
+    def _wait(self, most: float | None) -> list[tuple[int, int]]:
+        """Events, after at most this many seconds; None waits for the next one, or the next deadline."""
         now = time.monotonic()
-        patience = -1.0
+        patience = -1.0 if most is None else most
         while self._timers:
             when, tag, lane = self._timers[0]
             if lane.deadline != tag:
@@ -271,7 +278,7 @@ class Template:
                 heapq.heappop(self._timers)
                 self._on_deadline(lane)
             else:
-                patience = when - now
+                patience = when - now if patience < 0 else min(patience, when - now)
                 break
         if self._has_proc and (self._running or self._sessions):
             if now >= self._next_watch:
@@ -349,7 +356,6 @@ class Template:
         self._running[request["id"]] = lane
         self._send(lane, {**request, "fork": self._can_fork})
         self._arm(lane, request.get("compile_timeout") if request.get("compile") else request["timeout"])
-        self._refill()
 
     def _do_open(self, request: dict[str, Any]) -> None:
         lane = self._take()
@@ -359,7 +365,6 @@ class Template:
         self._sessions[lane.session] = lane
         self._send(lane, {**request, "op": "session", "fork": self._can_fork})
         self._arm(lane, request["timeout"])
-        self._refill()
 
     def _session_request(self, request: dict[str, Any]) -> None:
         lane = self._sessions.get(request["session"])
@@ -374,8 +379,9 @@ class Template:
     _do_cell = _do_exec = _do_read = _do_write = _session_request
 
     def _do_fork(self, request: dict[str, Any]) -> None:
-        if not self._can_fork:
-            self._answer(request, {"status": "sandbox_error", "alive": True, "message": "this level cannot fork"})
+        if not (self._namespaces and self._has_proc):
+            why = "sessions fork only at the level 'namespaces' with a /proc of their own"
+            self._answer(request, {"status": "sandbox_error", "alive": True, "message": why})
             return
         self._session_request(request)
 
@@ -411,10 +417,6 @@ class Template:
             if child.status is None:
                 return child.lanes[0]
         return self._fork().lanes[0]
-
-    def _refill(self) -> None:
-        while len(self._warm) < self._config["warm"]:
-            self._warm.append(self._fork())
 
     def _fork(self) -> Child:
         slot = self._slots.pop() if self._slots else self._next_slot
@@ -464,7 +466,7 @@ class Template:
             if request["op"] == "run":
                 program.run(request)
             repl.serve(request)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  nothing may leave this process but by its exit
             with contextlib.suppress(BaseException):
                 wire.send_all(CONTROL_FD, wire.encode({"broken": f"{type(error).__name__}: {error}"}))
         finally:
@@ -724,7 +726,6 @@ class Template:
             return
         child.status = status
         self._unwatch(child.pidfd)
-        os.close(child.pidfd)
         if self._pid_namespace < 0:
             self._sweep()
         code = os.waitstatus_to_exitcode(status)
@@ -742,6 +743,7 @@ class Template:
             self._warm.remove(child)
         if not self._namespaces:
             _remove(child.folder)
+        os.close(child.pidfd)
         del self._children[child.pid]
         self._slots.append(child.slot)
 

@@ -1,0 +1,173 @@
+"""The open sessions of one worker: found by id, closed when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from toolgym.tools.sandbox.base import Session
+from toolgym.tools.sandbox.server.admission import Busy
+from toolgym.tools.sandbox.server.wire import SessionInfo
+
+MAX_WAITING = 32
+"""Calls that may wait for one session."""
+
+CLOSE_DEADLINE = 10.0
+"""Seconds to wait for a session to close."""
+
+_log = logging.getLogger("toolgym.sandbox.server")
+
+
+class NoSession(Exception):
+    """There is no session of that id (any more)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"no session {name[:80]!r}: it was never made, was deleted or idle for too long, its interpreter died, or "
+            "the worker process that held it did"
+        )
+
+
+class Entry:
+    """One open session and what is known about it."""
+
+    def __init__(self, name: str, session: Session, cells: int = 0) -> None:
+        self.name = name
+        self.session = session
+        self.cells = cells
+        self.made = self.used = time.monotonic()
+        self.pending = 0
+        self.lock = asyncio.Lock()
+
+
+class Sessions:
+    """Open sessions.
+
+    Args:
+        worker: number of this worker; ids begin with it, so that every worker knows where a session lives.
+        limit: how many at once.
+        idle_timeout: seconds without a call after which a session is closed.
+        patience: most seconds that a call waits for those before it in the same session.
+    """
+
+    def __init__(self, worker: int, limit: int, idle_timeout: float, patience: float) -> None:
+        self._worker = worker
+        self._limit = limit
+        self._idle_timeout = idle_timeout
+        self._patience = patience
+        self._entries: dict[str, Entry] = {}
+        self._coming = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries) + self._coming
+
+    def start(self) -> None:
+        """Begin to look for idle ones."""
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Close all."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            self._sweeper = None
+        await asyncio.gather(*(self._end(entry) for entry in list(self._entries.values())))
+
+    async def add(self, opening: Callable[[], Awaitable[Session]], cells: int = 0) -> Entry:
+        """Open a session, if there is room.
+
+        Args:
+            opening: makes it.
+            cells: how many cells it has behind it.
+
+        Raises:
+            Busy: as many are open as may be.
+        """
+        if len(self) >= self._limit:
+            raise Busy(f"{self._limit} sessions are open: no more are taken", 5)
+        self._coming += 1
+        try:
+            session = await opening()
+        finally:
+            self._coming -= 1
+        entry = Entry(f"w{self._worker}-{secrets.token_hex(16)}", session, cells)
+        self._entries[entry.name] = entry
+        return entry
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Entry]:
+        """Have a session to oneself; others wait. One that is found dead afterwards is closed.
+
+        Raises:
+            NoSession: there is none of that id.
+            Busy: too many wait for it, or for too long.
+        """
+        entry = self.find(name)
+        if entry.pending > MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} calls wait for this session: no more are taken", 1)
+        entry.pending += 1
+        try:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await entry.lock.acquire()
+            except TimeoutError:
+                raise Busy(f"the session was busy for {self._patience:g} s", 1) from None
+            try:
+                if self._entries.get(name) is not entry:
+                    raise NoSession(name)
+                yield entry
+            finally:
+                entry.lock.release()
+        finally:
+            entry.pending -= 1
+            entry.used = time.monotonic()
+            if not entry.session.alive and self._entries.get(name) is entry:
+                await self._end(entry)
+
+    def find(self, name: str) -> Entry:
+        """The session of that id. Raises NoSession."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise NoSession(name)
+        return entry
+
+    async def remove(self, name: str) -> None:
+        """Close a session, whatever it is doing. Raises NoSession."""
+        await self._end(self.find(name))
+
+    def info(self, entry: Entry) -> SessionInfo:
+        """What there is to say about a session."""
+        now = time.monotonic()
+        return SessionInfo(
+            id=entry.name,
+            alive=entry.session.alive,
+            cells=entry.cells,
+            age=now - entry.made,
+            idle=0.0 if entry.pending else now - entry.used,
+            idle_timeout=self._idle_timeout,
+        )
+
+    async def _end(self, entry: Entry) -> None:
+        if self._entries.get(entry.name) is entry:
+            del self._entries[entry.name]
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await entry.session.close()
+        except TimeoutError:
+            _log.error("session %s did not close within %g s", entry.name[:8], CLOSE_DEADLINE)
+        except Exception:
+            _log.exception("session %s could not be closed", entry.name[:8])
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(5.0, self._idle_timeout / 4))
+            too_old = time.monotonic() - self._idle_timeout
+            idle = [entry for entry in self._entries.values() if not entry.pending and entry.used < too_old]
+            dead = [entry for entry in self._entries.values() if not entry.pending and not entry.session.alive]
+            await asyncio.gather(*(self._end(entry) for entry in {*idle, *dead}))

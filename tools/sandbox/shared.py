@@ -1,0 +1,157 @@
+"""`SharedSandbox`: one local sandbox for a whole process, for any number of event loops and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import CellResult, ExecutionResult, Sandbox, Session
+from toolgym.tools.sandbox.local.sandbox import LocalSandbox
+
+T = TypeVar("T")
+
+STOP_TIMEOUT = 30.0
+"""Seconds that the sandbox gets to close."""
+
+
+class _Host:
+    """A thread with an event loop and the sandbox that belongs to it."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
+        self.users = 0
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="toolgym-sandbox", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.sandbox.close(), self.loop).result(STOP_TIMEOUT)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(STOP_TIMEOUT)
+
+
+_hosts: dict[str, _Host] = {}
+_lock = threading.Lock()
+
+
+class SharedSandbox(Sandbox):
+    """Shares one `LocalSandbox` with every other `SharedSandbox` of the same options in this process.
+
+    Template processes cost memory and time to start, and one set of them is enough for a process, however many tools and
+    event loops it has. The last one that closes ends them.
+
+    Args:
+        options: those of `LocalSandbox`.
+
+    Raises:
+        SandboxError: the machine cannot give the isolation that the options ask for.
+        ConfigError: an option is not known or out of range.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._key = repr(sorted(options.items()))
+        with _lock:
+            host = _hosts.get(self._key)
+            if host is None:
+                host = _hosts[self._key] = _Host(options)
+            host.users += 1
+        self._host: _Host | None = host
+
+    @property
+    def local(self) -> LocalSandbox:
+        """The sandbox behind it."""
+        return self._require().sandbox
+
+    async def run(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        timeout: float = 30.0,
+        memory_mb: int | None = None,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> ExecutionResult:
+        host = self._require()
+        return await host.call(
+            host.sandbox.run(
+                code,
+                language=language,
+                timeout=timeout,
+                memory_mb=memory_mb,
+                stdin=stdin,
+                files=files,
+                fetch_files=fetch_files,
+                env=env,
+            )
+        )
+
+    async def session(self) -> SharedSession:
+        host = self._require()
+        return SharedSession(host, await host.call(host.sandbox.session()))
+
+    async def close(self) -> None:
+        """Let go of the sandbox; whoever does so last ends it."""
+        with _lock:
+            host, self._host = self._host, None
+            if host is None:
+                return
+            host.users -= 1
+            if host.users:
+                return
+            del _hosts[self._key]
+        await asyncio.to_thread(host.stop)
+
+    def _require(self) -> _Host:
+        if self._host is None:
+            raise SandboxError("the sandbox is closed")
+        return self._host
+
+
+class SharedSession(Session):
+    """A session of a `SharedSandbox`."""
+
+    def __init__(self, host: _Host, inner: Session) -> None:
+        self._host, self._inner = host, inner
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def alive(self) -> bool:
+        return self._inner.alive
+
+    async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
+        return await self._host.call(self._inner.run_cell(code, timeout=timeout))
+
+    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
+        return await self._host.call(self._inner.exec(argv, timeout=timeout, stdin=stdin))
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        await self._host.call(self._inner.write_file(name, data))
+
+    async def read_file(self, name: str) -> bytes:
+        return await self._host.call(self._inner.read_file(name))
+
+    async def fork(self) -> SharedSession:
+        return SharedSession(self._host, await self._host.call(self._inner.fork()))
+
+    async def close(self) -> None:
+        if not self._host.loop.is_closed():
+            await self._host.call(self._inner.close())
