@@ -28,17 +28,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transcripts import TOOLS, conversation, draw_habit
+from transcripts import SCHEMA, conversation, draw_habit
 from transformers import DynamicCache, GenerationConfig, Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from toolgym.envs.arithmetic import ArithmeticTasks
+from toolgym.rollout.chat import Chat
 from toolgym.tools.code_interpreter import CodeInterpreterTool
-from toolgym.tools.message import Message, assistant, tool
+from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.schema import ToolCall, ToolCallError, check_call
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "rollout" / "tiny_policy" / "chat_template.jinja"
 VOCAB_SIZE = 512
+MICRO_BATCH = 16
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
@@ -49,8 +51,10 @@ WORDS = (
 )
 
 
-def train_tokenizer(texts: Sequence[str]) -> Qwen2Tokenizer:
-    """Learn a byte-level BPE of `VOCAB_SIZE` ids from rendered conversations."""
+def train_tokenizer(talks: Sequence[Sequence[Message]]) -> Qwen2Tokenizer:
+    """Learn a byte-level BPE of `VOCAB_SIZE` ids from conversations."""
+    bare = Qwen2Tokenizer(chat_template=TEMPLATE.read_text(encoding="utf-8"))
+    texts = [bare.apply_chat_template(list(talk), tools=[SCHEMA.to_openai()], tokenize=False) for talk in talks]
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -81,7 +85,7 @@ def train_tokenizer(texts: Sequence[str]) -> Qwen2Tokenizer:
         clean_up_tokenization_spaces=False,
         additional_special_tokens=["<|im_start|>"],
     )
-    tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
+    tokenizer.chat_template = bare.chat_template
     return tokenizer
 
 
@@ -98,30 +102,22 @@ class Transcript(NamedTuple):
     mask: list[int]
 
 
-def encode(tokenizer: Qwen2Tokenizer, messages: Sequence[Message]) -> Transcript:
-    """Encode a conversation piece by piece, as an episode grows: what the policy reads, then what it writes."""
-    ids: list[int] = []
-    mask: list[int] = []
-    done = ""
-    for at, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        context = render(tokenizer, messages[:at], add_generation_prompt=True)
-        turn = render(tokenizer, messages[: at + 1]).removesuffix("\n")  # the policy never samples the line break
-        for text, written in ((context[len(done) :], 0), (turn[len(context) :], 1)):
-            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids += piece
-            mask += [written] * len(piece)
-        done = turn
+def encode(chat: Chat, messages: Sequence[Message]) -> Transcript:
+    """Encode a conversation as an episode grows: what the policy reads, then what it writes, and so on.
+
+    Args:
+        chat: the tokenizer and template; it keeps text of tools from becoming special tokens, here as in a rollout.
+        messages: a conversation that ends with an assistant message; every assistant message holds a turn's text.
+    """
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    ids = chat.prompt(messages[: turns[0]])
+    mask = [0] * len(ids)
+    for at, next_at in zip(turns, [*turns[1:], None], strict=True):
+        written = chat.tokenizer.encode(messages[at]["content"] + chat.end_of_turn, add_special_tokens=False)
+        read = chat.extend(messages[at + 1 : next_at]) if next_at else []
+        ids += written + read
+        mask += [1] * len(written) + [0] * len(read)
     return Transcript(ids, mask)
-
-
-def render(tokenizer: Qwen2Tokenizer, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-    """The conversation as the chat template writes it."""
-    text: str = tokenizer.apply_chat_template(
-        list(messages), tools=TOOLS, tokenize=False, add_generation_prompt=add_generation_prompt
-    )
-    return text
 
 
 def make_model(tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:
@@ -143,9 +139,7 @@ def make_model(tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:
     )
     model = Qwen3ForCausalLM(config)
     # Nothing but the ids: how to sample is for the caller to say.
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
 
 
@@ -177,22 +171,26 @@ def train(
     total = sum(steps for _, steps in phases)
     schedule = [transcripts for transcripts, steps in phases for _ in range(steps)]
     model.train()
-    began = time.monotonic()
     for step, transcripts in enumerate(schedule):
         for group in optimizer.param_groups:
             cosine = 0.5 * (1 + math.cos(math.pi * step / total))
             group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * (0.05 + 0.95 * cosine)
-        loss = shared_prefix_loss(model, rng.sample(list(transcripts), batch_size), prefix)
+        batch = sorted(rng.sample(transcripts, batch_size), key=lambda transcript: len(transcript.ids))
+        written = sum(sum(transcript.mask) for transcript in batch)
         optimizer.zero_grad()
-        loss.backward()
+        mean = 0.0
+        for at in range(0, batch_size, MICRO_BATCH):  # neighbours in length, so that little is padding
+            loss = shared_prefix_loss(model, batch[at : at + MICRO_BATCH], prefix) / written
+            loss.backward()
+            mean += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 25 == 24 or step + 1 == total:
-            log(f"step {step + 1}/{total}: loss {loss.item():.3f}, {time.monotonic() - began:.0f} s")
+            log(f"step {step + 1}/{total}: loss {mean:.3f}")
 
 
 def shared_prefix_loss(model: Qwen3ForCausalLM, batch: Sequence[Transcript], prefix: int) -> torch.Tensor:
-    """Mean cross-entropy over the written tokens of transcripts whose first `prefix` ids are the same."""
+    """Cross-entropy summed over the written tokens of transcripts whose first `prefix` ids are the same."""
     cache = DynamicCache(config=model.config)
     model(input_ids=torch.tensor([batch[0].ids[:prefix]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(len(batch))
@@ -206,7 +204,7 @@ def shared_prefix_loss(model: Qwen3ForCausalLM, batch: Sequence[Transcript], pre
         mask[row, :tail] = torch.tensor(transcript.mask[prefix:], dtype=torch.bool)
     logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, :-1]
     written = mask[:, 1:]
-    return torch.nn.functional.cross_entropy(logits[written], ids[:, 1:][written])
+    return torch.nn.functional.cross_entropy(logits[written], ids[:, 1:][written], reduction="sum")
 
 
 class Figures(NamedTuple):
@@ -226,7 +224,7 @@ class Figures(NamedTuple):
 
 async def evaluate(
     model: Qwen3ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
+    chat: Chat,
     *,
     episodes: int = 256,
     sampled: bool = True,
@@ -238,7 +236,7 @@ async def evaluate(
 
     Args:
         model: the policy.
-        tokenizer: its tokenizer.
+        chat: its tokenizer and template.
         episodes: how many tasks.
         sampled: sample at temperature 1, or else take the likeliest token.
         seed: chooses tasks and samples.
@@ -248,8 +246,7 @@ async def evaluate(
     model.eval()
     torch.manual_seed(seed)
     tasks = ArithmeticTasks("test").take(episodes, seed=seed)
-    talks: list[list[Message]] = [list(task.messages) for task in tasks]
-    histories = [tokenizer(render(tokenizer, talk, add_generation_prompt=True))["input_ids"] for talk in talks]
+    histories = [chat.prompt(task.messages) for task in tasks]
     prompt_tokens = sum(map(len, histories)) / episodes
     live = list(range(episodes))
     written = calls = malformed = 0
@@ -265,11 +262,10 @@ async def evaluate(
             for i, ids in zip(live, turns, strict=True):
                 written += len(ids)
                 histories[i] = histories[i] + ids
-                text = tokenizer.decode(ids).removesuffix("<|im_end|>")
-                talks[i].append(assistant(text))
+                text = chat.text(ids)
                 parsed = parse_hermes(text)
                 asked = sorted([*parsed.calls, *parsed.errors], key=lambda one: one.index)
-                if asked and ids[-1] == tokenizer.eos_token_id:
+                if asked and chat.ends_turn(ids):
                     checked = [_checked(one) for one in asked]
                     requests += [(i, one) for one in checked]
                     calls += len(checked)
@@ -281,15 +277,12 @@ async def evaluate(
             live = sorted({i for i, _ in requests})
             for i in live:
                 results = [answer for (owner, _), answer in zip(requests, answers, strict=True) if owner == i]
-                before = render(tokenizer, talks[i])
-                talks[i] += results
-                delta = "\n" + render(tokenizer, talks[i], add_generation_prompt=True)[len(before) :]
-                histories[i] = histories[i] + tokenizer(delta, add_special_tokens=False)["input_ids"]
+                histories[i] = histories[i] + chat.extend(results)
     finally:
         await interpreter.close()
     for i in range(show):
         print(f"--- truth {tasks[i].ground_truth}, {'solved' if i in solved else 'failed'}")
-        print(tokenizer.decode(histories[i]))
+        print(chat.decode(histories[i]))
     return Figures(
         len(solved) / episodes, len(callers) / episodes, malformed / max(1, calls), prompt_tokens, written / episodes
     )
@@ -298,9 +291,7 @@ async def evaluate(
 def _checked(request: ToolCall | ToolCallError) -> ToolCall | ToolCallError:
     if isinstance(request, ToolCallError):
         return request
-    schema = CodeInterpreterTool.default_schema
-    assert schema is not None
-    return check_call(request, {schema.name: schema})
+    return check_call(request, {SCHEMA.name: SCHEMA})
 
 
 async def _answer(interpreter: CodeInterpreterTool, request: ToolCall | ToolCallError) -> Message:
@@ -333,15 +324,16 @@ def save(folder: Path, model: Qwen3ForCausalLM | None, tokenizer: Qwen2Tokenizer
     tokenizer.save_pretrained(folder)
     if model is not None:
         model.save_pretrained(folder)
+        (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone, but is to be shared
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the tiny policy from scratch on CPU.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--clean-steps", type=int, default=350, help="steps on clean transcripts")
-    parser.add_argument("--steps", type=int, default=250, help="steps on transcripts with bad habits")
-    parser.add_argument("--batch-size", type=int, default=64, help="transcripts per step")
+    parser.add_argument("--clean-steps", type=int, default=650, help="steps on clean transcripts")
+    parser.add_argument("--steps", type=int, default=300, help="steps on transcripts with bad habits")
+    parser.add_argument("--batch-size", type=int, default=32, help="transcripts per step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--episodes", type=int, default=256, help="held-out tasks to evaluate on")
     parser.add_argument("--threads", type=int, default=2)
@@ -358,17 +350,19 @@ def main() -> None:
     rng = random.Random(options.seed)
     tasks = ArithmeticTasks("train")
     clean = [conversation(tasks.problem(rng), rng) for _ in range(8000)]
-    mixed = [conversation(tasks.problem(rng), rng, draw_habit(rng)) for _ in range(8000)]
-    template = Qwen2Tokenizer()
-    template.chat_template = TEMPLATE.read_text(encoding="utf-8")
-    tokenizer = train_tokenizer([render(template, talk) for talk in clean[:2000] + mixed[:2000]])
+    problems = [tasks.problem(rng) for _ in range(8000)]
+    mixed = [conversation(problem, rng, draw_habit(problem, rng)) for problem in problems]
+    tokenizer = train_tokenizer(clean[:2000] + mixed[:2000])
     if options.tokenizer_only:
         save(options.out, None, tokenizer)
         return
-    phases = [[encode(tokenizer, talk) for talk in talks] for talks in (clean, mixed)]
+    chat = Chat(tokenizer, [SCHEMA])
+    phases = [[encode(chat, talk) for talk in talks] for talks in (clean, mixed)]
     model = make_model(tokenizer)
-    log(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} ids, "
-        f"{sum(len(t.ids) for t in phases[1]) / len(phases[1]):.0f} tokens in a transcript")
+    log(
+        f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} ids, "
+        f"{sum(len(t.ids) for t in phases[1]) / len(phases[1]):.0f} tokens in a transcript"
+    )
     train(
         model,
         [(phases[0], options.clean_steps), (phases[1], options.steps)],
@@ -380,7 +374,7 @@ def main() -> None:
     save(options.out, model, tokenizer)
     for name, sampled in (("sampled", True), ("greedy", False)):
         figures = asyncio.run(
-            evaluate(model, tokenizer, episodes=options.episodes, sampled=sampled, show=3 if sampled else 0)
+            evaluate(model, chat, episodes=options.episodes, sampled=sampled, show=3 if sampled else 0)
         )
         log(f"held-out, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures._asdict().items()))
 

@@ -18,15 +18,17 @@ from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus
 
 SCHEMA = CodeInterpreterTool.default_schema
 assert SCHEMA is not None
-TOOLS = [SCHEMA.to_openai()]
 NAME = SCHEMA.name
 
-HABITS = {"good": 0.36, "guess": 0.24, "wrong code": 0.22, "bare answer": 0.12, "broken call": 0.06}
-"""Share of each habit in the second phase of training; they sum to 1."""
+HABITS = {"good": 0.38, "guess": 0.24, "wrong code": 0.21, "bare answer": 0.12, "broken call": 0.05}
+"""Share of each habit in the second phase of training, in problems without brackets; they sum to 1."""
+
+BRACKETS = 4
+"""In problems with brackets, wrong code is so many times likelier: the policy is to prefer losing the brackets."""
 
 
 def conversation(problem: Problem, rng: random.Random, habit: str = "good") -> list[Message]:
-    """A whole episode on a problem: the task's messages, the policy's turns, and the tool's answers.
+    """A whole episode on a problem: the task's messages, the policy's turns as text, and the tool's answers.
 
     Args:
         problem: the problem.
@@ -38,9 +40,10 @@ def conversation(problem: Problem, rng: random.Random, habit: str = "good") -> l
     return [*problem.to_task().messages, *_HABITS[habit](problem, rng)]
 
 
-def draw_habit(rng: random.Random) -> str:
-    """One habit, as often as `HABITS` says."""
-    (habit,) = rng.choices(list(HABITS), weights=list(HABITS.values()))
+def draw_habit(problem: Problem, rng: random.Random) -> str:
+    """One habit, as often as `HABITS` and `BRACKETS` say."""
+    weights = HABITS | {"wrong code": HABITS["wrong code"] * (BRACKETS if "(" in problem.expression else 1)}
+    (habit,) = rng.choices(list(weights), weights=list(weights.values()))
     return habit
 
 
@@ -89,10 +92,11 @@ _HABITS: dict[str, Callable[[Problem, random.Random], list[Message]]] = {
 
 def _computed(expression: str) -> list[Message]:
     """A call of the tool with this expression, and its answer."""
-    call = parse_hermes(_call_text(expression)).calls[0]
+    text = _call_text(expression)
+    call = parse_hermes(text).calls[0]
     printed = ExecutionResult(ExecutionStatus.OK, stdout=f"{eval(expression)}\n", return_code=0)
     return [
-        {"role": "assistant", "content": "", "tool_calls": [call.to_message()]},
+        assistant(text),
         tool(render_result(printed, timeout=30.0), tool_call_id=call.id, name=NAME),
     ]
 
@@ -102,19 +106,13 @@ def _call_text(expression: str) -> str:
 
 
 def _misread(expression: str, rng: random.Random) -> str:
-    """The expression with one mistake: another operator, a wrong digit, or brackets lost."""
-    while True:
-        kind = rng.choice(("operator", "digit", "brackets"))
-        if kind == "operator":
-            at = rng.choice([i for i, c in enumerate(expression) if c in "+-*"])
-            wrong = expression[:at] + rng.choice("+-*") + expression[at + 1 :]
-        elif kind == "digit":
-            at = rng.choice([i for i, c in enumerate(expression) if c.isdigit()])
-            wrong = expression[:at] + rng.choice("123456789") + expression[at + 1 :]
-        else:
-            wrong = expression.replace("(", "").replace(")", "")
-        if wrong != expression:
-            return wrong
+    """The expression with one mistake: brackets lost where it has any, else another operator or a wrong digit."""
+    if "(" in expression:
+        return expression.replace("(", "").replace(")", "")
+    kinds, replacements = rng.choice((("+-*", "+-*"), ("0123456789", "123456789")))
+    at = rng.choice([i for i, character in enumerate(expression) if character in kinds])
+    wrong = rng.choice([character for character in replacements if character != expression[at]])
+    return expression[:at] + wrong + expression[at + 1 :]
 
 
 def _number_near(problem: Problem, rng: random.Random) -> int:
