@@ -1,8 +1,8 @@
 """Every abuse, at every isolation level that this machine offers, as every kind of user that it offers.
 
 The programs are in `abuse/`; a process of its own runs them all for one level (see `abuse/runner.py`), inside a
-limiting control group, and each verdict is one test here. A program that need not be stopped at a level, and is not, is an
-expected failure: `abuse/report.py` prints what is stopped where.
+limiting control group, and each verdict is one test here. A program that need not be stopped at a level, and is not, is
+an expected failure: `abuse/report.py` prints what is stopped where.
 
 Choose with TOOLGYM_ABUSE, for example TOOLGYM_ABUSE=root:namespaces,user:landlock.
 """
