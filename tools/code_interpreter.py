@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.errors import ConfigError, SandboxError, nearest
 from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
-from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.fusion import FusionSandbox
+from toolgym.tools.sandbox.local.isolation import offered
 from toolgym.tools.sandbox.process import ProcessSandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.schema import ToolSchema
+
+_log = logging.getLogger("toolgym.tools")
 
 GLOBAL_LIMIT_NAME = "code_interpreter"
 """Name under which all code interpreters of a process share their rate limit."""
@@ -41,7 +46,13 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     sandbox_fusion_url: str | None = None
     """Run on this server, which speaks SandboxFusion's `/run_code`, instead of on this machine."""
     memory_limit_mb: int = -1
-    """Memory limit in MiB that a server is asked to set; -1 leaves it to the server. Needs `sandbox_fusion_url`."""
+    """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
+    stateful: bool | None = None
+    """Whether variables, imports and files stay from call to call of an episode. Default: where the sandbox has
+    sessions and the language is Python."""
+    isolation: str | None = None
+    """Weakest isolation level of the local sandbox that is acceptable: `namespaces`, `uid` or `landlock`. Default:
+    the strongest that the machine offers, and on machines that offer none a plain process, said in the log."""
     max_output_chars: int = pydantic.Field(default=4096, ge=64)
     """Characters of output that the model sees of one execution; the middle of a longer one is cut."""
     type: str = "native"
@@ -81,10 +92,17 @@ class CodeInterpreterTool(BaseTool):
         self.options = _options(self.config)
         if "code" not in self.tool_schema.parameters.get("properties", {}):
             raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
-        if self.options.memory_limit_mb != -1 and self.options.sandbox_fusion_url is None:
-            raise ConfigError("memory_limit_mb is only understood by a server; set sandbox_fusion_url, or leave it out")
+        if self.options.stateful and self.options.default_language != "python":
+            raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
         self._owns_sandbox = sandbox is None
         self.sandbox = sandbox if sandbox is not None else _sandbox(self.options)
+        has_sessions = type(self.sandbox).session is not Sandbox.session
+        if self.options.stateful and not has_sessions:
+            raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
+        self.stateful = (
+            has_sessions and self.options.stateful is not False and self.options.default_language == "python"
+        )
+        self._sessions: dict[str, Session] = {}
         self._workers: RateLimiter = LocalRateLimiter(self.options.num_workers)
         self._limiter: RateLimiter | None = (
             global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit)
@@ -110,28 +128,64 @@ class CodeInterpreterTool(BaseTool):
         asked = time.monotonic()
         async with self._workers.permit():
             if self._limiter is None:
-                queued, result = await self._run(parameters["code"], timeout, stdin, asked)
-            else:
-                async with self._limiter.permit():
-                    queued, result = await self._run(parameters["code"], timeout, stdin, asked)
-        metrics: dict[str, Any] = {
-            "status": result.status.value,
-            "return_code": result.return_code,
-            "run_seconds": result.duration,
-            "queue_seconds": queued,
-        }
-        if result.status is ExecutionStatus.SANDBOX_ERROR:
-            metrics["infra_failure"] = True
-        return ToolResult(render_result(result, timeout, self.options.max_output_chars), 0.0, metrics)
+                return await self._execute(instance_id, parameters["code"], timeout, stdin, asked)
+            async with self._limiter.permit():
+                return await self._execute(instance_id, parameters["code"], timeout, stdin, asked)
+
+    async def release(self, instance_id: str, **release_kwargs: Any) -> None:
+        """Close the episode's session."""
+        session = self._sessions.pop(instance_id, None)
+        if session is not None:
+            await session.close()
 
     async def close(self) -> None:
         if self._owns_sandbox:
             await self.sandbox.close()
 
-    async def _run(self, code: str, timeout: float, stdin: str, asked: float) -> tuple[float, ExecutionResult]:
+    async def _execute(self, instance_id: str, code: str, timeout: float, stdin: str, asked: float) -> ToolResult:
         queued = time.monotonic() - asked
-        language = self.options.default_language
-        return queued, await self.sandbox.run(code, timeout=timeout, language=language, stdin=stdin)
+        most = self.options.max_output_chars
+        if self.stateful and not stdin:
+            status, text, code_or_none, seconds = await self._run_cell(instance_id, code, timeout, most)
+        else:
+            result = await self.sandbox.run(
+                code,
+                language=self.options.default_language,
+                timeout=timeout,
+                memory_mb=self.options.memory_limit_mb if self.options.memory_limit_mb > 0 else None,
+                stdin=stdin,
+            )
+            status, code_or_none, seconds = result.status, result.return_code, result.duration
+            text = render_result(result, timeout, most)
+        metrics: dict[str, Any] = {
+            "status": status.value,
+            "return_code": code_or_none,
+            "run_seconds": seconds,
+            "queue_seconds": queued,
+        }
+        if status is ExecutionStatus.SANDBOX_ERROR:
+            metrics["infra_failure"] = True
+        return ToolResult(text, 0.0, metrics)
+
+    async def _run_cell(
+        self, instance_id: str, code: str, timeout: float, most: int
+    ) -> tuple[ExecutionStatus, str, int | None, float]:
+        """Run a cell in the episode's session, which is opened at its first call."""
+        session = self._sessions.get(instance_id)
+        lost = session is not None and not session.alive
+        if session is None or lost:
+            if session is not None:
+                await session.close()
+            try:
+                session = self._sessions[instance_id] = await self.sandbox.session()
+            except SandboxError as error:
+                failed = ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+                return failed.status, render_result(failed, timeout, most), None, 0.0
+        result = await session.run_cell(code, timeout=timeout)
+        text = render_cell(result, timeout, most)
+        if lost:
+            text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
+        return result.status, text, None, result.duration
 
 
 def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:
@@ -159,12 +213,38 @@ def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096
     ending = {
         ExecutionStatus.TIMEOUT: f"[Timed out: the program was stopped after {timeout:g} seconds]",
         ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the program printed too much]",
-        ExecutionStatus.KILLED: f"[The program was killed by signal {-(result.return_code or 0)}]",
-        ExecutionStatus.ERROR: f"[The program ended with exit code {result.return_code}]",
+        ExecutionStatus.CPU_LIMIT: "[Stopped: the program used up its CPU time]",
+        ExecutionStatus.MEMORY_LIMIT: "[Stopped: the program used too much memory]",
+        ExecutionStatus.FILE_LIMIT: "[Stopped: the program wrote too large a file]",
+        ExecutionStatus.COMPILE_ERROR: "[The program could not be compiled]",
+        ExecutionStatus.KILLED: (
+            f"[The program was killed by signal {-result.return_code}]" if result.return_code else "[The program died]"
+        ),
+        ExecutionStatus.ERROR: (
+            f"[The program ended with exit code {result.return_code}]" if result.return_code is not None else ""
+        ),
     }.get(result.status)
     if ending:
         parts.append(ending)
     return "\n".join(parts) if parts else "[The program printed nothing]"
+
+
+def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
+    """Say what came of a cell, for a model to read: as `render_result`, with the last expression's value behind."""
+    stderr = result.stderr
+    if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
+        stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"
+    stdout = result.stdout
+    if result.result is not None:
+        stdout += ("\n" if stdout and not stdout.endswith("\n") else "") + result.result
+    text = render_result(
+        ExecutionResult(result.status, stdout, stderr, duration=result.duration, message=result.message),
+        timeout,
+        max_chars,
+    )
+    if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
+        text += "\n[The session ended with it; variables and files are gone]"
+    return text
 
 
 def _cut(text: str, max_chars: int) -> str:
@@ -192,4 +272,11 @@ def _options(config: Mapping[str, Any]) -> CodeInterpreterConfig:
 def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
     if options.sandbox_fusion_url:
         return FusionSandbox(options.sandbox_fusion_url, memory_limit_mb=options.memory_limit_mb)
-    return ProcessSandbox()
+    if options.isolation is None and not offered():
+        _log.warning(
+            "this machine offers no isolation that the sandbox knows: code runs in plain processes of this user, with "
+            "access to its files and network; set isolation='landlock' to refuse that"
+        )
+        return ProcessSandbox()
+    limits = Limits(memory_mb=options.memory_limit_mb) if options.memory_limit_mb > 0 else Limits()
+    return SharedSandbox(require=options.isolation, limits=limits)

@@ -20,7 +20,7 @@ class SlowSandbox(Sandbox):
         self.running = self.peak = 0
         self.order = []
 
-    async def run(self, code, *, timeout=30.0, language="python", stdin=""):
+    async def run(self, code, **kwargs):
         self.order.append(code)
         self.running += 1
         self.peak = max(self.peak, self.running)
@@ -63,8 +63,9 @@ async def test_the_model_reads_the_errors_last_lines():
     code = "print('so far')\ndef f(n):\n    return f(n + 1)\nf(0)"
     text = (await ask(CodeInterpreterTool(), code)).text
     assert text.startswith("so far\n... [")
-    assert "RecursionError" in text
-    assert text.endswith("[The program ended with exit code 1]")
+    assert text.endswith("RecursionError: maximum recursion depth exceeded")
+    stateless = (await ask(CodeInterpreterTool({"stateful": False}), code)).text
+    assert stateless.endswith("[The program ended with exit code 1]")
 
 
 async def test_the_model_reads_that_it_timed_out():
@@ -74,6 +75,7 @@ async def test_the_model_reads_that_it_timed_out():
     assert result.metrics["status"] == "timeout"
     longer = await ask(tool, "import time; time.sleep(0.8); print('done')", timeout=20)
     assert longer.text == "done"
+    await tool.close()
 
 
 async def test_the_model_reads_that_output_was_cut():
@@ -97,6 +99,38 @@ async def test_the_model_reads_that_output_was_cut():
 )
 def test_every_ending_is_said_plainly(result, text):
     assert render_result(result, 30) == text
+
+
+async def test_an_episode_keeps_its_variables_and_shares_them_with_no_other():
+    tool = CodeInterpreterTool()
+    first, second = await tool.create(), await tool.create()
+    await tool.execute(first, {"code": "x = 6\nopen('note', 'w').write('mine')"})
+    assert (await tool.execute(first, {"code": "x * 7"})).text == "42"
+    assert (await tool.execute(first, {"code": "print(open('note').read())"})).text == "mine"
+    assert "NameError" in (await tool.execute(second, {"code": "x"})).text
+    await tool.release(first)
+    await tool.release(second)
+    await tool.close()
+
+
+async def test_a_lost_session_is_said_and_a_new_one_opened():
+    tool = CodeInterpreterTool()
+    instance = await tool.create()
+    await tool.execute(instance, {"code": "x = 1"})
+    died = await tool.execute(instance, {"code": "import os; os._exit(1)"})
+    assert died.text == "[The program died]\n[The session ended with it; variables and files are gone]"
+    again = await tool.execute(instance, {"code": "'x' in globals()"})
+    assert again.text.endswith("variables and files of earlier calls are gone]\nFalse")
+    await tool.release(instance)
+    await tool.close()
+
+
+async def test_stateless_by_option():
+    tool = CodeInterpreterTool({"stateful": False})
+    instance = await tool.create()
+    await tool.execute(instance, {"code": "x = 1"})
+    assert "NameError" in (await tool.execute(instance, {"code": "print(x)"})).text
+    await tool.close()
 
 
 async def test_num_workers_bounds_one_tool():
@@ -138,7 +172,9 @@ async def test_a_queue_does_not_eat_the_deadline():
         ({"rate_limits": 3}, "did you mean 'rate_limit'"),
         ({"default_timeout": -1}, "'default_timeout'"),
         ({"num_workers": "many"}, "'num_workers'"),
-        ({"memory_limit_mb": 100}, "sandbox_fusion_url"),
+        ({"isolation": "concrete"}, "no isolation level 'concrete'"),
+        ({"stateful": True, "sandbox_fusion_url": "http://x"}, "has no sessions"),
+        ({"stateful": True, "default_language": "bash"}, "only Python has sessions"),
     ],
 )
 def test_wrong_options_are_named(config, said):

@@ -6,13 +6,16 @@ Request and response fields as in SandboxFusion's OpenAPI description (`RunCodeR
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.names import check_name
 
 NETWORK_GRACE = 10.0
 """Seconds beyond the program's own deadline until the HTTP request is given up."""
@@ -37,17 +40,30 @@ class FusionSandbox(Sandbox):
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def run(
-        self, code: str, *, timeout: float = 30.0, language: str = "python", stdin: str = ""
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        timeout: float = 30.0,
+        memory_mb: int | None = None,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> ExecutionResult:
         if not timeout > 0:
             raise ConfigError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        if env:
+            raise ConfigError("SandboxFusion's API has no environment variables; leave env out")
         body = {
             "code": code,
             "language": language,
             "run_timeout": timeout,
             "compile_timeout": timeout,
             "stdin": stdin,
-            "memory_limit_MB": self.memory_limit_mb,
+            "memory_limit_MB": self.memory_limit_mb if memory_mb is None else memory_mb,
+            "files": {check_name(name): base64.b64encode(data).decode() for name, data in (files or {}).items()},
+            "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
         }
         started = time.monotonic()
         limit = aiohttp.ClientTimeout(total=2 * timeout + NETWORK_GRACE, connect=NETWORK_GRACE)
@@ -106,4 +122,5 @@ def _read(answer: Any, started: float) -> ExecutionResult:
         return_code=code,
         duration=float(result.get("execution_time") or 0.0),
         message=str(answer.get("message") or ""),
+        files={name: base64.b64decode(data) for name, data in (answer.get("files") or {}).items()},
     )

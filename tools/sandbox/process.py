@@ -19,10 +19,13 @@ import sys
 import tempfile
 import time
 from asyncio import FIRST_COMPLETED
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from toolgym.tools.errors import ConfigError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.names import check_name
 
 KILL_GRACE = 5.0
 """Seconds to wait for a killed process to be reaped."""
@@ -58,8 +61,19 @@ class ProcessSandbox(Sandbox):
         return frozenset(self._groups)
 
     async def run(
-        self, code: str, *, timeout: float = 30.0, language: str = "python", stdin: str = ""
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        timeout: float = 30.0,
+        memory_mb: int | None = None,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> ExecutionResult:
+        if memory_mb is not None:
+            raise ConfigError("a ProcessSandbox cannot limit memory; use a LocalSandbox, or leave memory_mb out")
         if not timeout > 0:
             raise ConfigError(f"timeout must be a positive number of seconds, got {timeout!r}")
         if language not in _COMMANDS:
@@ -74,8 +88,9 @@ class ProcessSandbox(Sandbox):
         try:
             # A lone surrogate cannot be written as UTF-8; the interpreter then reports it as it would any bad source.
             source = code.encode("utf-8", errors="surrogatepass")
-            await asyncio.to_thread((folder / file_name).write_bytes, source)
-            return await self._run(command, folder, stdin.encode("utf-8", errors="replace"), timeout)
+            await asyncio.to_thread(_place_files, folder, {**(files or {}), file_name: source})
+            result = await self._run(command, folder, stdin.encode("utf-8", errors="replace"), timeout, env or {})
+            return replace(result, files=await asyncio.to_thread(_fetch_files, folder, fetch_files))
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot start the program: {error}")
         finally:
@@ -85,7 +100,9 @@ class ProcessSandbox(Sandbox):
         for group in tuple(self._groups):
             _kill_group(group)
 
-    async def _run(self, command: list[str], folder: Path, stdin: bytes, timeout: float) -> ExecutionResult:
+    async def _run(
+        self, command: list[str], folder: Path, stdin: bytes, timeout: float, env: Mapping[str, str]
+    ) -> ExecutionResult:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
         out, err = _Capture(self.max_output_bytes), _Capture(self.max_output_bytes)
@@ -93,7 +110,7 @@ class ProcessSandbox(Sandbox):
             lambda: _Program(out, err),
             *command,
             cwd=folder,
-            env=_environment(folder),
+            env={**_environment(folder), **env},
             start_new_session=True,
         )
         group = transport.get_pid()
@@ -217,6 +234,24 @@ def _feed(transport: asyncio.SubprocessTransport, data: bytes) -> None:
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _place_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        path = folder / check_name(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _fetch_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Read regular files that lie truly below the folder; whatever else was asked for is left out."""
+    found = {}
+    root = folder.resolve()
+    for name in names:
+        path = folder / check_name(name)
+        if not path.is_symlink() and path.is_file() and path.resolve().is_relative_to(root):
+            found[name] = path.read_bytes()
+    return found
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -50,8 +50,8 @@ _lock = threading.Lock()
 class SharedSandbox(Sandbox):
     """Shares one `LocalSandbox` with every other `SharedSandbox` of the same options in this process.
 
-    Template processes cost memory and time to start, and one set of them is enough for a process, however many tools and
-    event loops it has. The last one that closes ends them.
+    Template processes cost memory and time to start, and one set of them is enough for a process, however many tools
+    and event loops it has. The last one that closes ends them.
 
     Args:
         options: those of `LocalSandbox`.

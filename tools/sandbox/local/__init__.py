@@ -1,6 +1,33 @@
-"""The local sandbox: a template process forks a hardened child per execution and per session."""
+"""The local sandbox: a template process forks a hardened child per execution and per session.
 
-from toolgym.tools.sandbox.local.probe import Isolation, probe
-from toolgym.tools.sandbox.local.sandbox import LocalSandbox
+(Template processes load this package without the rest of toolgym, so it imports nothing by itself.)
+"""
 
-__all__ = ["Isolation", "LocalSandbox", "probe"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.isolation import Isolation, Level, probe
+    from toolgym.tools.sandbox.local.sandbox import LocalSandbox, LocalSession
+
+_HOMES = {
+    "Isolation": "isolation",
+    "Level": "isolation",
+    "LocalSandbox": "sandbox",
+    "LocalSession": "sandbox",
+    "probe": "isolation",
+}
+
+__all__ = ["Isolation", "Level", "LocalSandbox", "LocalSession", "probe"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,6 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from toolgym.tools.errors import ConfigError, SandboxError
@@ -29,8 +28,9 @@ from toolgym.tools.sandbox.base import (
     Session,
 )
 from toolgym.tools.sandbox.local import jail, languages
-from toolgym.tools.sandbox.local.probe import Isolation, Level, choose
+from toolgym.tools.sandbox.local.isolation import Isolation, Level, choose
 from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost, runtime_paths
+from toolgym.tools.sandbox.names import check_name
 
 PRELOAD = ("numpy", "sympy", "pandas", "scipy")
 """What the full template loads, as far as it is installed."""
@@ -182,7 +182,10 @@ class LocalSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         compile_timeout: float | None = None,
     ) -> ExecutionResult:
-        """See `Sandbox.run`. `compile_timeout` (seconds, default `timeout`) is for the compiler of compiled languages."""
+        """See `Sandbox.run`.
+
+        `compile_timeout` (seconds, default `timeout`) bounds the compiler of languages that have one.
+        """
         found = languages.find(language)
         message: dict[str, Any] = {
             "op": "run",
@@ -498,29 +501,6 @@ def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
     if absent:
         _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(absent))
     return found
-
-
-def check_name(name: str, *, absolute: bool = False) -> str:
-    """Check the name of a file in a sandbox's folder.
-
-    Args:
-        name: relative, below the folder.
-        absolute: whether `/tmp/…` is fine too.
-
-    Raises:
-        ConfigError: the name leads outside, or is none.
-    """
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise ConfigError(f"a file's name must be a non-empty text without NUL, got {name!r}")
-    inner = name.removeprefix("/tmp/") if absolute else name
-    path = PurePosixPath(inner)
-    if path.is_absolute() or ".." in path.parts or str(path) in (".", ""):
-        raise ConfigError(f"a file's name must stay inside the sandbox's folder, got {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"a file's name must be valid Unicode, got {name!r}") from None
-    return name
 
 
 def _encode_files(files: Mapping[str, bytes] | None) -> dict[str, str]:

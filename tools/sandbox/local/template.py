@@ -1,8 +1,8 @@
 """The template process: loads the libraries once, and forks a confined child for every execution and session.
 
-One thread, one epoll loop. It talks to the host over a socket (`wire` frames), and to each child over a control socket
-and two pipes. Children are forked ahead of time and wait for their first request, confined already; a *run* uses one up,
-a *session* keeps it.
+One thread, one epoll loop. It talks to the host over a socket (`wire` frames), and to each child over a control
+socket and two pipes. Children are forked ahead of time and wait for their first request, confined already; a *run*
+uses one up, a *session* keeps it.
 
 Requests from the host, each with an `id`; the answer carries the same:
 

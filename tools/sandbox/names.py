@@ -1,0 +1,30 @@
+"""Names of files in a sandbox's folder, checked before they go anywhere."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from toolgym.tools.errors import ConfigError
+
+
+def check_name(name: str, *, absolute: bool = False) -> str:
+    """Check the name of a file in a sandbox's folder.
+
+    Args:
+        name: relative, below the folder.
+        absolute: whether `/tmp/…` is fine too.
+
+    Raises:
+        ConfigError: the name leads outside, or is none.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ConfigError(f"a file's name must be a non-empty text without NUL, got {name!r}")
+    inner = name.removeprefix("/tmp/") if absolute else name
+    path = PurePosixPath(inner)
+    if path.is_absolute() or ".." in path.parts or str(path) in (".", ""):
+        raise ConfigError(f"a file's name must stay inside the sandbox's folder, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"a file's name must be valid Unicode, got {name!r}") from None
+    return name
