@@ -215,6 +215,7 @@ def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096
         ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the program printed too much]",
         ExecutionStatus.CPU_LIMIT: "[Stopped: the program used up its CPU time]",
         ExecutionStatus.MEMORY_LIMIT: "[Stopped: the program used too much memory]",
+        ExecutionStatus.DISK_LIMIT: "[Stopped: the program filled its disk space]",
         ExecutionStatus.FILE_LIMIT: "[Stopped: the program wrote too large a file]",
         ExecutionStatus.COMPILE_ERROR: "[The program could not be compiled]",
         ExecutionStatus.KILLED: (

@@ -32,11 +32,13 @@ class ExecutionStatus(enum.StrEnum):
     CPU_LIMIT = "cpu_limit"
     """The program used up its CPU time."""
     MEMORY_LIMIT = "memory_limit"
-    """The program used more memory than allowed and was killed."""
+    """The program asked for more memory than allowed, or used it and was killed."""
     OUTPUT_LIMIT = "output_limit"
     """The program printed far more than the cap and was killed."""
     FILE_LIMIT = "file_limit"
-    """The program wrote a file beyond the size limit and was killed."""
+    """The program wrote a file beyond the size limit."""
+    DISK_LIMIT = "disk_limit"
+    """The program wrote more than its file system holds."""
     SANDBOX_ERROR = "sandbox_error"
     """The sandbox itself failed; the program is not to blame."""
 
@@ -133,8 +135,7 @@ class CellResult:
     """What came of one cell of a session.
 
     Attributes:
-        status: `OK`, `ERROR` where it raised, or the limit that ended it. After anything but `OK`, `ERROR` and a
-            `TIMEOUT` that left `alive` true, the session is gone.
+        status: `OK`, `ERROR` where it raised, or the limit that ended it. `alive` tells whether the session lives on.
         stdout: what it printed.
         stderr: likewise.
         result: `repr` of the last expression, as Jupyter echoes it; None where there is none.

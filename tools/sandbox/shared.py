@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ class _Host:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
         self.users = 0
+        self._ending: asyncio.Task[None] | None = None
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="toolgym-sandbox", daemon=True)
         self._thread.start()
@@ -37,7 +39,23 @@ class _Host:
         """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
+    def stop_soon(self) -> None:
+        """Stop without waiting, for a garbage collector that may call from any thread, this one included."""
+
+        async def end() -> None:
+            try:
+                await self.sandbox.close()
+            finally:
+                self.loop.stop()
+
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(lambda: self._keep(self.loop.create_task(end())))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._ending = task  # a loop holds its tasks only weakly
+
     def stop(self) -> None:
+        """Close the sandbox and end the thread."""
         asyncio.run_coroutine_threadsafe(self.sandbox.close(), self.loop).result(STOP_TIMEOUT)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(STOP_TIMEOUT)
@@ -45,6 +63,23 @@ class _Host:
 
 _hosts: dict[str, _Host] = {}
 _lock = threading.Lock()
+
+
+def _give_up(key: str, host: _Host) -> bool:
+    """Count one user less. Returns whether it was the last."""
+    with _lock:
+        host.users -= 1
+        if host.users:
+            return False
+        if _hosts.get(key) is host:
+            del _hosts[key]
+        return True
+
+
+def _let_go(key: str, host: _Host) -> None:
+    """For a sandbox that nobody closed."""
+    if _give_up(key, host):
+        host.stop_soon()
 
 
 class SharedSandbox(Sandbox):
@@ -69,6 +104,7 @@ class SharedSandbox(Sandbox):
                 host = _hosts[self._key] = _Host(options)
             host.users += 1
         self._host: _Host | None = host
+        self._forgotten = weakref.finalize(self, _let_go, self._key, host)
 
     @property
     def local(self) -> LocalSandbox:
@@ -107,15 +143,12 @@ class SharedSandbox(Sandbox):
 
     async def close(self) -> None:
         """Let go of the sandbox; whoever does so last ends it."""
-        with _lock:
-            host, self._host = self._host, None
-            if host is None:
-                return
-            host.users -= 1
-            if host.users:
-                return
-            del _hosts[self._key]
-        await asyncio.to_thread(host.stop)
+        host, self._host = self._host, None
+        if host is None:
+            return
+        self._forgotten.detach()
+        if _give_up(self._key, host):
+            await asyncio.to_thread(host.stop)
 
     def _require(self) -> _Host:
         if self._host is None:

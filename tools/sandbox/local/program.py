@@ -6,6 +6,7 @@ import atexit
 import base64
 import builtins
 import contextlib
+import errno
 import gc
 import linecache
 import os
@@ -77,7 +78,7 @@ def _stream(fd: int, errors: str) -> Any:
 
 def _run_python(code: str) -> NoReturn:
     main = fresh_main(SOURCE)
-    status = 0
+    status, why = 0, ""
     try:
         source = code.encode("utf-8", "surrogatepass")
         with open(SOURCE, "wb") as file:
@@ -88,9 +89,18 @@ def _run_python(code: str) -> NoReturn:
     except SystemExit as error:
         status = _exit_status(error.code)
     except BaseException as error:  # noqa: BLE001  whatever the program raised is its own
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        status, why = 130 if isinstance(error, KeyboardInterrupt) else 1, limit_of(error)
         show_error(error)
-    _finish(status)
+    _finish(status, why)
+
+
+def limit_of(error: BaseException) -> str:
+    """The status of the limit that an exception tells of; empty for all others."""
+    if isinstance(error, MemoryError):
+        return "memory_limit"
+    if isinstance(error, OSError):
+        return {errno.EFBIG: "file_limit", errno.ENOSPC: "disk_limit"}.get(error.errno or 0, "")
+    return ""
 
 
 def show_error(error: BaseException) -> None:
@@ -121,7 +131,7 @@ def _exit_status(code: object) -> int:
     return 1
 
 
-def _finish(status: int) -> NoReturn:
+def _finish(status: int, why: str) -> NoReturn:
     """End as the interpreter would: wait for threads, run exit functions, flush; then skip the slow dismantling."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
@@ -130,16 +140,17 @@ def _finish(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
-    _tell_and_exit(status)
+    _tell_and_exit(status, why)
 
 
-def _tell_and_exit(status: int) -> NoReturn:
+def _tell_and_exit(status: int, why: str = "") -> NoReturn:
     """Say how it went and leave. Said first, it lets the host answer while the kernel still clears away."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
     with contextlib.suppress(BaseException):
-        wire.send_all(confine.CONTROL_FD, wire.encode({"done": status, "cpu": cpu, "rss_kb": used.ru_maxrss}))
+        message = {"done": status, "why": why, "cpu": cpu, "rss_kb": used.ru_maxrss}
+        wire.send_all(confine.CONTROL_FD, wire.encode(message))
     os._exit(status)
 
 

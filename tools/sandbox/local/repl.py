@@ -69,6 +69,7 @@ class Repl:
         self._shown: list[dict[str, Any]] = []
         self._loop: Any = None
         self._folders = 0
+        self._home = os.getcwd()
 
     def run(self) -> NoReturn:
         """Answer requests until the control socket closes."""
@@ -97,13 +98,14 @@ class Repl:
         code: str = request["code"]
         result: str | None = None
         error: dict[str, Any] | None = None
+        why = ""
         try:
             result = self._execute(code, name)
             self._collect_figures()
         except BaseException as raised:  # noqa: BLE001  whatever the cell raised is its own
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            error = _describe(raised)
-        return {"result": result, "error": error, "display": self._shown}
+            error, why = _describe(raised), program.limit_of(raised)
+        return {"result": result, "error": error, "why": why, "display": self._shown}
 
     def _execute(self, code: str, name: str) -> str | None:
         code = _answer_magics(code)
@@ -203,11 +205,12 @@ class Repl:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         self._folders += 1
-        folder = os.path.join(os.getcwd(), f".fork-{os.getpid()}-{self._folders}")
+        folder = os.path.join(self._home, f".fork-{os.getpid()}-{self._folders}")
         pid = os.fork()
         if pid == 0:
             try:
-                _become_copy(theirs.detach(), out_write, err_write, folder)
+                _become_copy(theirs.detach(), out_write, err_write, self._home, folder)
+                self._home = folder
             except BaseException:  # noqa: BLE001  half a copy must not go on
                 os._exit(1)
             return {"ready": True}  # sent on the new control socket: the copy is in place
@@ -222,33 +225,26 @@ class Repl:
         return {"done": True}
 
 
-def _become_copy(control: int, out: int, err: int, folder: str) -> None:
-    """In the copy: new pipes and control, a copied working folder, and open files that share no position."""
+def _become_copy(control: int, out: int, err: int, home: str, folder: str) -> None:
+    """In the copy: new pipes and control, a copied folder, and open files that share no position with the origin's."""
     for old, new in ((control, confine.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)
-    before = os.getcwd()
-    shutil.copytree(
-        before,
-        folder,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(".fork-*"),
-    )
-    os.chdir(folder)
-    if sys.path and sys.path[0] == before:
-        sys.path[0] = folder
-    keep = {0, 1, 2, confine.CONTROL_FD}
+        os.close(old)
+    shutil.copytree(home, folder, symlinks=True, ignore=shutil.ignore_patterns(".fork-*"))
+    place = os.getcwd()
+    if f"{place}/".startswith(f"{home}/"):
+        os.chdir(os.path.join(folder, os.path.relpath(place, home)))
+    sys.path[:] = [folder if entry == home else entry for entry in sys.path]
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
-        if fd in keep:
+        if fd <= confine.CONTROL_FD:
             continue
         try:
             path = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
-            continue
-        if path.startswith(before.rstrip("/") + "/") and os.path.isfile(path):
-            _reopen(fd, os.path.join(folder, os.path.relpath(path, before)))
-        elif fd in (control, out, err):
-            os.close(fd)
+            continue  # the folder that was being listed
+        if path.startswith(f"{home}/") and os.path.isfile(path):
+            _reopen(fd, os.path.join(folder, os.path.relpath(path, home)))
 
 
 def _reopen(fd: int, path: str) -> None:

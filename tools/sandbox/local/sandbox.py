@@ -339,6 +339,8 @@ class LocalSandbox(Sandbox):
         return template
 
 
+_LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
+
 START_SESSION = 30.0
 """Seconds that opening or forking a session may take."""
 
@@ -365,7 +367,8 @@ class LocalSession(Session):
         error = _cell_error(cell.get("error"))
         status = ExecutionStatus(answer["status"])
         if status is ExecutionStatus.OK and (error is not None or "failed" in cell):
-            status = ExecutionStatus.ERROR
+            limit = cell.get("why")
+            status = ExecutionStatus(limit) if limit in _LIMITS_TOLD else ExecutionStatus.ERROR
         result = cell.get("result")
         display = cell.get("display")
         return CellResult(

@@ -213,7 +213,7 @@ class Template:
                 fork=self._can_fork,
                 network=network != "off",
                 sockets=self._namespaces or network != "off",
-                freeze_metadata=not self._namespaces,
+                freeze_metadata=not self._can_fork,
             )
         statm = _memory_pages() if self._has_proc else [0] * 7
         self._rss_pages = statm[1]
@@ -539,6 +539,8 @@ class Template:
                 self._arm(lane, request["timeout"])
             elif "done" in message:
                 self._drain(lane)
+                if message.get("why") in ("memory_limit", "file_limit", "disk_limit"):
+                    lane.killed = lane.killed or message["why"]
                 self._finish_run(lane, int(message["done"]), float(message["cpu"]), int(message["rss_kb"]))
                 lane.child.kill()
             else:
