@@ -163,7 +163,7 @@ def _run_command(request: Mapping[str, Any]) -> NoReturn:
     if request.get("compile"):
         status = _spawn(request["compile"])
         wire.send_all(confine.CONTROL_FD, wire.encode({"compiled": status}))
-        if status != 0:
+        if wire.receive(confine.CONTROL_FD) is None or status != 0:
             _tell_and_exit(1)
     status = _spawn(request["argv"])
     _tell_signal_or_status(status)

@@ -468,9 +468,9 @@ class LocalSession(Session):
             try:
                 if message["op"] in ("cell", "exec"):
                     async with self._sandbox._limiter.permit():
-                        answer = await self._template.request(message, patience=timeout + GRACE)
+                        answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
                 else:
-                    answer = await self._template.request(message, patience=timeout + GRACE)
+                    answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
             except TemplateLost:
                 answer = {**gone, "message": "the template process of the session was lost"}
             if not answer.get("alive"):

@@ -120,12 +120,14 @@ class Supervisor:
         said = (await self._process.stderr.read(1 << 16)).decode("utf-8", "replace").strip()
         raise SandboxError(f"the sandbox's template process ended while starting: {said[-2000:] or 'it said nothing'}")
 
-    async def request(self, message: dict[str, Any], *, patience: float) -> dict[str, Any]:
+    async def request(self, message: dict[str, Any], *, patience: float, settle: float = 0.0) -> dict[str, Any]:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
 
         Args:
             message: the request without its id.
             patience: seconds after which the template counts as stuck and is killed.
+            settle: when cancelled, seconds to wait until the template has really given up, so that what comes next does
+                not find it busy.
 
         Raises:
             TemplateLost: there is no answer and will be none.
@@ -138,16 +140,20 @@ class Supervisor:
         try:
             self._writer.write(wire.encode({**message, "id": number}))
             async with asyncio.timeout(patience):
-                return await future
+                return await asyncio.shield(future)
         except TimeoutError:
             self.kill()
             raise TemplateLost from None
         except asyncio.CancelledError:
             if self.alive:
                 self._writer.write(wire.encode({"op": "cancel", "of": number}))
+                if settle:
+                    await asyncio.wait({future}, timeout=settle)
             raise
         finally:
             self._waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # nobody may be left to look at it
 
     def kill(self) -> None:
         """End the process and everything below it, at once."""

@@ -536,6 +536,7 @@ class Template:
                 self._drain(lane)
                 lane.compiled = {"status": int(message["compiled"]), **self._outputs(lane)}
                 lane.begin(request)
+                self._send(lane, {"go": True})  # only now: what it prints must not mix with the compiler's
                 self._arm(lane, request["timeout"])
             elif "done" in message:
                 self._drain(lane)
@@ -647,8 +648,10 @@ class Template:
         if not status:
             status = _status_of(code, cpu, request.get("cpu_seconds"))
         message = ""
-        if status.startswith("broken") or status == "protocol":
-            status, message = ("sandbox_error", status) if status.startswith("broken") else ("killed", "")
+        if status.startswith("broken"):
+            status, message = "sandbox_error", status
+        elif status == "protocol":
+            status = "killed"
         if lane.compiled is not None and lane.compiled["status"] != 0:
             status = "compile_error"
         answer = {
@@ -696,10 +699,13 @@ class Template:
         """End one interpreter of a session; the last one takes its namespaces along."""
         self._sessions.pop(lane.session, None)
         self._drain(lane)
-        reason = lane.killed or ("killed" if why == "died" else why)
-        if lane.request is not None and lane.request["op"] == "fork":
+        reason = lane.killed or why
+        message = ""
+        if reason.startswith("broken"):
+            reason, message = "sandbox_error", reason
+        if reason not in ("timeout", "memory_limit", "output_limit", "sandbox_error"):
             reason = "killed"
-        self._settle(lane, {"status": reason, "alive": False})
+        self._settle(lane, {"status": reason, "alive": False, "message": message})
         self._signal(lane, signal.SIGKILL)
         self._free_lane(lane)
         if lane in lane.child.lanes:
