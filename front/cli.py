@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from toolgym.rollout_command import rollout_command
+from toolgym.serve_command import serve_app
 from toolgym.tools.errors import ToolgymError
 from toolgym.version import __version__
 
@@ -38,6 +39,7 @@ def _root(
 
 
 app.command("rollout")(rollout_command)
+app.add_typer(serve_app)
 
 
 def main() -> None:

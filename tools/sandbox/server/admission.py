@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import deque
 from types import TracebackType
@@ -93,7 +94,8 @@ class Gate:
             if turn.done() and not turn.cancelled():
                 self._next()  # the place came at the same moment; the next one gets it
             else:
-                self._queue.remove(turn)
+                with contextlib.suppress(ValueError):  # `_next` may have dropped it already
+                    self._queue.remove(turn)
             if isinstance(error, TimeoutError):
                 raise self.busy(f"no place came free within {self.patience:g} s") from None
             raise
@@ -106,10 +108,9 @@ class Gate:
     def _next(self) -> None:
         while self._queue:
             turn = self._queue.popleft()
-            if not turn.done():
+            if not turn.done():  # one that was cancelled a moment ago is done
                 turn.set_result(None)  # the place passes from hand to hand
                 return
-            # cancelled a moment ago; it finds itself gone from the queue
         self._inside -= 1
 
 

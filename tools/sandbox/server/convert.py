@@ -117,9 +117,19 @@ def command_result(result: ExecutionResult) -> CommandRunResult:
     )
 
 
-def run_code_response(result: ExecutionResult) -> RunCodeResponse:
-    """The answer of `/run_code`. Any command that failed as such: `SandboxError`; that ran too long or ended with
-    another return code than 0: `Failed`."""
+def run_code_response(
+    result: ExecutionResult, files: Mapping[str, bytes] | None = None, message: str = ""
+) -> RunCodeResponse:
+    """The answer of `/run_code`.
+
+    Any command that failed as such: `SandboxError`; that ran too long or ended with another return code than 0:
+    `Failed`.
+
+    Args:
+        result: what came of the program.
+        files: instead of the result's.
+        message: what else there is to say.
+    """
     compiled = command_result(result.compile) if result.compile is not None else None
     ran: CommandRunResult | None = None
     if result.status is ExecutionStatus.COMPILE_ERROR:
@@ -138,11 +148,11 @@ def run_code_response(result: ExecutionResult) -> RunCodeResponse:
             status = RunStatus.FAILED
     return RunCodeResponse(
         status=status,
-        message=result.message or said_of(result.status),
+        message=result.message or said_of(result.status) or message,
         compile_result=compiled,
         run_result=ran,
         executor_pod_name=POD_NAME,
-        files=encode_files(result.files),
+        files=encode_files(result.files if files is None else files),
     )
 
 
@@ -167,7 +177,12 @@ def cell_run_result(cell: CellResult) -> CellRunResult:
 
 
 def run_jupyter_response(
-    cells: Sequence[CellResult], *, duration: float, files: Mapping[str, bytes] | None = None
+    cells: Sequence[CellResult],
+    *,
+    duration: float,
+    files: Mapping[str, bytes] | None = None,
+    timed_out: bool = False,
+    message: str = "",
 ) -> RunJupyterResponse:
     """The answer of `/run_jupyter`.
 
@@ -176,10 +191,12 @@ def run_jupyter_response(
             long or took the interpreter with it is.
         duration: seconds that all of it took.
         files: the files that were asked for.
+        timed_out: whether the time was up before the next cell could begin.
+        message: what else there is to say.
     """
     last = cells[-1] if cells else CellResult(ExecutionStatus.OK)
     status, code = CommandRunStatus.FINISHED, 0 if last.alive else -9
-    if last.status in _TIME:
+    if timed_out or last.status in _TIME:
         status = CommandRunStatus.TIME_LIMIT_EXCEEDED
     elif last.status is ExecutionStatus.SANDBOX_ERROR:
         status = CommandRunStatus.ERROR
@@ -187,7 +204,7 @@ def run_jupyter_response(
     overall = RunStatus.SUCCESS if finished and code == 0 else RunStatus.FAILED
     if status is CommandRunStatus.ERROR:
         overall = RunStatus.SANDBOX_ERROR
-    message = last.message or said_of(last.status)
+    message = last.message or said_of(last.status) or message
     if overall is RunStatus.FAILED and finished and not message:
         message = "the interpreter died in the last cell shown"
     return RunJupyterResponse(
@@ -199,7 +216,11 @@ def run_jupyter_response(
             return_code=code if finished else None,
             stdout="",
             stderr=message if status is CommandRunStatus.ERROR else "",
-            reason=last.status if overall is not RunStatus.SUCCESS else ExecutionStatus.OK,
+            reason=ExecutionStatus.TIMEOUT
+            if timed_out
+            else ExecutionStatus.OK
+            if finished and code == 0
+            else last.status,
         ),
         cells=[cell_run_result(cell) for cell in cells],
         executor_pod_name=POD_NAME,

@@ -161,7 +161,7 @@ class Sessions:
                 await entry.session.close()
         except TimeoutError:
             _log.error("session %s did not close within %g s", entry.name[:8], CLOSE_DEADLINE)
-        except Exception:
+        except Exception:  # noqa: BLE001  the others must be closed all the same
             _log.exception("session %s could not be closed", entry.name[:8])
 
     async def _sweep(self) -> None:

@@ -1,0 +1,33 @@
+"""How the server's settings become a sandbox."""
+
+from __future__ import annotations
+
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local.isolation import Level
+from toolgym.tools.sandbox.local.languages import LANGUAGES
+from toolgym.tools.sandbox.server.config import ServerConfig
+
+
+def make_sandbox(config: ServerConfig) -> LocalSandbox:
+    """The sandbox of one worker.
+
+    Raises:
+        SandboxError: the machine cannot give the isolation that is asked for.
+    """
+    return LocalSandbox(
+        require=config.isolation,
+        limits=config.sandbox_limits,
+        network=config.network,
+        preload=config.preload,
+        python=config.python,
+        max_running=config.share(config.max_concurrency),
+    )
+
+
+def offered_languages(config: ServerConfig, level: Level) -> frozenset[str]:
+    """Languages that requests can use: installed, possible at that isolation level, and not left out."""
+    able = {"python"}
+    for name, language in LANGUAGES.items():
+        if language.available and not (language.compile and level is Level.LANDLOCK):
+            able.add(name)
+    return frozenset(able if config.languages is None else able & set(config.languages))
