@@ -41,6 +41,7 @@ for _level in LEVELS:
     )
 ISOLATED = [name for name in MAKERS if name != "process"]
 FORKING = [name for name in ISOLATED if name != "landlock"]
+"""Where programs may start processes."""
 
 TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
 
@@ -60,6 +61,15 @@ async def isolated(request):
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=FORKING)
 async def forking(request):
     async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def branching():
+    """A sandbox whose sessions can be forked: that takes namespaces."""
+    if "namespaces" not in MAKERS:
+        pytest.skip("needs the level 'namespaces'")
+    async with MAKERS["namespaces"]() as made:
         yield made
 
 
@@ -652,8 +662,8 @@ async def forked(session: Session) -> Session:
     return await asyncio.wait_for(session.fork(), 20)
 
 
-async def test_a_fork_takes_the_state_along(forking):
-    async with await forking.session() as session:
+async def test_a_fork_takes_the_state_along(branching):
+    async with await branching.session() as session:
         await session.run_cell("import math, os\nx = [1, 2]\ndef f(): return len(x)\nopen('a.txt', 'w').write('one')")
         await session.run_cell(
             "os.mkdir('d')\nos.chdir('d')\nopen('b.txt', 'w').write('two')\nh = open('b.txt')\nh.read(1)"
@@ -667,8 +677,8 @@ async def test_a_fork_takes_the_state_along(forking):
             assert (await other.run_cell("os.path.basename(os.getcwd())")).result == "'d'"
 
 
-async def test_a_fork_and_its_origin_go_on_independently(forking):
-    async with await forking.session() as session:
+async def test_a_fork_and_its_origin_go_on_independently(branching):
+    async with await branching.session() as session:
         await session.run_cell("x = [1]\nopen('a.txt', 'w').write('before')\nimport random")
         other = await forked(session)
         await session.run_cell("x.append(2)\nopen('a.txt', 'w').write('origin')")
@@ -689,8 +699,8 @@ async def test_a_fork_and_its_origin_go_on_independently(forking):
         await other.close()
 
 
-async def test_a_tree_of_forks(forking):
-    async with await forking.session() as root:
+async def test_a_tree_of_forks(branching):
+    async with await branching.session() as root:
         await root.run_cell("path = []")
         level = [root]
         for depth in range(3):
@@ -709,8 +719,17 @@ async def test_a_tree_of_forks(forking):
             await leaf.close()
 
 
-async def test_a_fork_of_something_large_is_quick(forking):
-    async with await forking.session(memory_mb=400) as session:
+@pytest.mark.parametrize("maker", [name for name in ISOLATED if name != "namespaces"])
+async def test_where_sessions_cannot_be_forked_they_say_so_and_go_on(maker):
+    async with MAKERS[maker]() as made, await made.session() as session:
+        await session.run_cell("x = 42")
+        with pytest.raises(SandboxError, match="fork"):
+            await session.fork()
+        assert (await session.run_cell("x")).result == "42"
+
+
+async def test_a_fork_of_something_large_is_quick(branching):
+    async with await branching.session(memory_mb=400) as session:
         await session.run_cell("data = bytearray(b'x' * (100 << 20))")
         began = time.monotonic()
         async with await forked(session) as other:
