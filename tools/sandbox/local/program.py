@@ -51,9 +51,10 @@ def place_files(files: Mapping[str, str]) -> None:
 
 
 def fresh_main(name: str) -> types.ModuleType:
-    """Make a new `__main__`, and forget what belonged to the template."""
-    for module in [key for key in sys.modules if key == "toolgym" or key.startswith("toolgym.")]:
-        del sys.modules[module]
+    """Make a new `__main__`, with streams and random state of its own.
+
+    Every object that is touched here is a page copied from the template, so as few as possible are.
+    """
     main = types.ModuleType("__main__")
     main.__file__ = name
     main.__builtins__ = builtins  # type: ignore[attr-defined]
