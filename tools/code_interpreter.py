@@ -139,6 +139,8 @@ class CodeInterpreterTool(BaseTool):
             await session.close()
 
     async def close(self) -> None:
+        """Close the sandbox, unless it was given by the caller, and leave the global rate limit."""
+        self._limiter = None
         if self._owns_sandbox:
             await self.sandbox.close()
 
