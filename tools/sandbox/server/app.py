@@ -80,6 +80,10 @@ class SandboxApp:
         about: what else `/health` tells.
         worker: number of this worker.
         folder: folder of the workers' sockets; None: this is the only worker.
+
+    Attributes:
+        sandbox: as given.
+        gate: who runs and who waits.
     """
 
     def __init__(
@@ -100,7 +104,8 @@ class SandboxApp:
         self._draining = False
         self._in_flight = 0
         gate = Gate(config.share(config.max_concurrency), config.share(config.max_queue), config.queue_timeout)
-        self._gate = gate
+        self.sandbox = sandbox
+        self.gate = gate
         self._sessions = Sessions(
             worker, config.share(config.max_sessions), config.session_idle_timeout, config.queue_timeout
         )
@@ -201,8 +206,8 @@ class SandboxApp:
             self._token.check(request)
         if self._draining and not route.waits:
             raise Refused(503, "the server is being stopped", {"Retry-After": "1", "Connection": "close"})
-        if route.runs and self._gate.full:
-            raise self._gate.busy()
+        if route.runs and self.gate.full:
+            raise self.gate.busy()
         if request.method == "GET":
             return await handler(Call(request, b"", words, internal))
         body = await self._bodies.receive(request)
@@ -311,8 +316,8 @@ class SandboxApp:
             "version": self._version,
             "worker": self._worker,
             "workers": self._config.workers,
-            "running": self._gate.inside,
-            "waiting": self._gate.waiting,
+            "running": self.gate.inside,
+            "waiting": self.gate.waiting,
             "sessions": len(self._sessions),
             "languages": self._languages,
             **self._about,

@@ -5,7 +5,8 @@ Where a result differs from SandboxFusion's:
 - Bad requests are 422 and name the field, where SandboxFusion runs something else or fails with 500: a file's name that
   leads outside, content that is not base64, numbers that are not finite or beyond the server's limits.
 - A lone surrogate in `code`, `stdin` or a cell reaches the program, and Python reports it; SandboxFusion answers 500.
-- Output, memory and file size limits are a non-zero `return_code` with a `message` that says which.
+- Output, memory, file size and disk limits are a non-zero `return_code` with a `message` that says which.
+- A language that is not offered is a `return_code` of 127, where SandboxFusion's `sql` is a `SandboxError`.
 - `/run_jupyter` honours `cell_timeout` and `memory_limit_MB`, and keeps what the cells gave up to a time-out or the
   death of the interpreter. Tracebacks have no colour codes.
 """
@@ -41,9 +42,10 @@ POD_NAME = os.environ.get("MY_POD_NAME")
 """What answers give as `executor_pod_name`, from the variable that SandboxFusion reads."""
 
 _LIMITS = {
-    ExecutionStatus.MEMORY_LIMIT: (-9, "used more memory than allowed and was killed"),
-    ExecutionStatus.OUTPUT_LIMIT: (-9, "printed far more than allowed and was killed"),
-    ExecutionStatus.FILE_LIMIT: (-25, "wrote a file larger than allowed and was killed"),
+    ExecutionStatus.MEMORY_LIMIT: (-9, "asked for more memory than allowed"),
+    ExecutionStatus.OUTPUT_LIMIT: (-9, "printed far more than allowed"),
+    ExecutionStatus.FILE_LIMIT: (-25, "wrote a larger file than allowed"),
+    ExecutionStatus.DISK_LIMIT: (-9, "wrote more than its folder may hold"),
 }
 _TIME = frozenset({ExecutionStatus.TIMEOUT, ExecutionStatus.CPU_LIMIT})
 
@@ -134,7 +136,7 @@ def run_code_response(
     ran: CommandRunResult | None = None
     if result.status is ExecutionStatus.COMPILE_ERROR:
         compiled = compiled or command_result(result)
-    elif result.compile is not None and not result.compile.ok and result.status in _TIME:  # it was the compiler
+    elif result.compile is not None and not result.compile.ok:  # the compiler hit a limit
         compiled = command_result(replace(result.compile, status=result.status))
     else:
         ran = command_result(result)
@@ -265,7 +267,7 @@ def read_command(message: CommandRunResult) -> ExecutionResult:
         status = ExecutionStatus.KILLED
     elif status is None:
         status = ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR
-    if status in _LIMITS:
+    if status in _LIMITS and code == _LIMITS[status][0]:  # stands for none in `command_result`
         code = None
     return ExecutionResult(
         status=status,

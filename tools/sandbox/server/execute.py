@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from toolgym.tools.errors import ConfigError, SandboxError
@@ -32,6 +33,13 @@ NOT_FOUND = 127
 """The return code that shells give for a command that they do not find."""
 
 MIB = 1024 * 1024
+
+_STOPPED = frozenset(ExecutionStatus) - {
+    ExecutionStatus.OK,
+    ExecutionStatus.ERROR,
+    ExecutionStatus.COMPILE_ERROR,
+    ExecutionStatus.SANDBOX_ERROR,
+}
 
 _log = logging.getLogger("toolgym.sandbox.server")
 
@@ -114,6 +122,8 @@ class Executor:
             async with self._gate.place() as place:
                 self._metrics.queued(place.waited)
                 result = await self._run(request, compiled, memory, files)
+            if compiled and result.compile is None and result.status in _STOPPED:
+                result = replace(result, compile=replace(result, files={}))  # it never got beyond the compiler
         self._metrics.ran("/run_code", result.status.value)
         kept, note = self._fitting(result.files)
         return run_code_response(result, kept, note)

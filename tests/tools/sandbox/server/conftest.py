@@ -1,0 +1,128 @@
+"""A service over a real sandbox on a real socket, one for all tests of this folder, and servers as users start them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.server.app import SandboxApp
+from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.factory import offered_languages
+
+
+@dataclasses.dataclass
+class Service:
+    """A running service."""
+
+    url: str
+    port: int
+    app: SandboxApp
+
+
+@pytest.fixture(scope="session")
+def shared_url():
+    """A service with default settings in a thread of its own, for tests that need nothing special."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    stack = contextlib.AsyncExitStack()
+
+    async def start():
+        sandbox = await stack.enter_async_context(LocalSandbox(preload=[]))
+        return (await stack.enter_async_context(serving(sandbox))).url
+
+    yield asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+    asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(sandbox, **settings):
+    """A service over a sandbox, with these settings."""
+    await sandbox.start()
+    config = load_config(flags={"workers": 1, **settings})
+    app = SandboxApp(sandbox, config, languages=offered_languages(config, sandbox.level))
+    await app.start()
+    runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
+    port = runner.addresses[0][1]
+    try:
+        yield Service(f"http://127.0.0.1:{port}", port, app)
+    finally:
+        await runner.cleanup()
+        await app.close()
+
+
+@pytest.fixture
+async def serve():
+    """Makes services with settings of their own, each over a sandbox of its own."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(**settings):
+            sandbox = await stack.enter_async_context(LocalSandbox(preload=[], warm=0, templates=1))
+            return await stack.enter_async_context(serving(sandbox, **settings))
+
+        yield make
+
+
+@pytest.fixture
+async def http():
+    """A client."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as client:
+        yield client
+
+
+@dataclasses.dataclass
+class Command:
+    """`toolgym serve sandbox`, running."""
+
+    url: str
+    process: subprocess.Popen
+
+    def stop(self, number=signal.SIGTERM):
+        """Send a signal and wait for the end. Returns the exit status and what was logged."""
+        self.process.send_signal(number)
+        _, log = self.process.communicate(timeout=30)
+        return self.process.returncode, log
+
+
+@pytest.fixture
+def command():
+    """Starts `toolgym serve sandbox` with flags, on any free port."""
+    running = []
+
+    def start(*flags, **variables):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "toolgym", "serve", "sandbox", "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        running.append(process)
+        found = re.search(r"http://\S+", process.stdout.readline())
+        if found is None:
+            raise AssertionError(process.communicate(timeout=10)[1])
+        return Command(found[0], process)
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=10)

@@ -1,0 +1,285 @@
+"""Load, limits and rude clients: what one does harms no other, and nobody waits without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import time
+
+import pytest
+
+from toolgym.tools.sandbox.server.admission import Busy, Gate
+
+HELLO = {"code": "print('hello')", "language": "python"}
+
+
+def sleeping(seconds, **fields):
+    return {"code": f"import time; time.sleep({seconds})", "language": "python", **fields}
+
+
+async def until(check, timeout=10.0):
+    end = time.monotonic() + timeout
+    while not check():
+        assert time.monotonic() < end, "it did not come to be in time"
+        await asyncio.sleep(0.02)
+
+
+async def post(http, service, body, **kwargs):
+    async with http.post(f"{service.url}/run_code", json=body, **kwargs) as response:
+        return response.status, dict(response.headers), await response.json()
+
+
+async def read_all(reader, timeout=10.0):
+    """What a server sends until it closes; b"" also when it cuts the connection."""
+    try:
+        return await asyncio.wait_for(reader.read(), timeout)
+    except ConnectionError:
+        return b""
+
+
+@pytest.fixture
+async def dial():
+    """Opens bare connections, and closes them in the end."""
+    writers = []
+
+    async def open_one(service, **kwargs):
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port, **kwargs)
+        writers.append(writer)
+        return reader, writer
+
+    yield open_one
+    for writer in writers:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def metric(http, service, line):
+    async with http.get(f"{service.url}/metrics") as response:
+        text = await response.text()
+    return sum(float(row.rsplit(" ", 1)[1]) for row in text.splitlines() if row.startswith(line))
+
+
+async def test_full_is_told_and_the_queue_is_served_in_order(serve, http):
+    service = await serve(max_concurrency=1, max_queue=2)
+    first = asyncio.create_task(post(http, service, sleeping(1)))
+    await until(lambda: service.app.gate.inside == 1)
+    waiting = [asyncio.create_task(post(http, service, HELLO)) for _ in range(2)]
+    await until(lambda: service.app.gate.waiting == 2)
+    status, headers, body = await post(http, service, HELLO)
+    assert (status, int(headers["Retry-After"]) >= 1) == (429, True)
+    assert "1 running and 2 waiting" in body["detail"]
+    assert (await first)[0] == 200
+    assert [(await one)[2]["run_result"]["stdout"] for one in waiting] == ["hello\n"] * 2
+    assert (await post(http, service, HELLO))[0] == 200
+    assert (
+        await metric(http, service, 'toolgym_sandbox_requests_total{worker="0",endpoint="/run_code",code="429"}') == 1
+    )
+    assert (
+        await metric(http, service, 'toolgym_sandbox_requests_total{worker="0",endpoint="/run_code",code="200"}') == 4
+    )
+
+
+async def test_the_wait_is_bounded_and_does_not_count_as_run_time(serve, http):
+    service = await serve(max_concurrency=1, queue_timeout=1.5)
+    first = asyncio.create_task(post(http, service, sleeping(1)))
+    await until(lambda: service.app.gate.inside == 1)
+    # It waits for longer than it may run.
+    status, _, body = await post(http, service, {**HELLO, "run_timeout": 0.8})
+    assert (status, body["status"]) == (200, "Success")
+    await first
+    first = asyncio.create_task(post(http, service, sleeping(3)))
+    await until(lambda: service.app.gate.inside == 1)
+    began = time.monotonic()
+    status, headers, _ = await post(http, service, HELLO)
+    assert (status, "Retry-After" in headers, 1 < time.monotonic() - began < 2.5) == (429, True, True)
+    first.cancel()
+
+
+async def test_a_client_that_goes_away_ends_its_program_and_its_wait(serve, http):
+    service = await serve(max_concurrency=1)
+    first = asyncio.create_task(post(http, service, sleeping(60, run_timeout=60)))
+    await until(lambda: service.app.gate.inside == 1)
+    second = asyncio.create_task(post(http, service, HELLO))
+    await until(lambda: service.app.gate.waiting == 1)
+    second.cancel()
+    await until(lambda: service.app.gate.waiting == 0)
+    first.cancel()
+    await until(lambda: service.app.gate.inside == 0)
+    assert (await post(http, service, HELLO))[0] == 200  # and the place is free
+    assert await metric(http, service, "toolgym_sandbox_disconnects_total") == 2
+
+
+async def test_too_long_a_body(serve, http):
+    service = await serve(body_limit_mb=0.01)
+    long = {**HELLO, "stdin": "x" * 20_000}
+    assert (await post(http, service, long))[0] == 413
+    data = json.dumps(long).encode()
+
+    async def chunks():  # no Content-Length
+        for at in range(0, len(data), 5000):
+            yield data[at : at + 5000]
+
+    async with http.post(f"{service.url}/run_code", data=chunks()) as response:
+        assert response.status == 413
+    async with http.post(  # small on the wire only
+        f"{service.url}/run_code", data=gzip.compress(data), headers={"Content-Encoding": "gzip"}
+    ) as response:
+        assert response.status == 413
+    assert (await post(http, service, HELLO))[0] == 200
+
+
+async def test_all_bodies_together_are_bounded(serve, http, dial):
+    service = await serve(bodies_limit_mb=0.1)
+    slow = []
+    for _ in range(4):
+        _, writer = await dial(service)
+        writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 50000\r\n\r\n" + b" " * 30000)
+        slow.append(writer)
+    await asyncio.sleep(0.3)
+    status, headers, _ = await post(http, service, {**HELLO, "stdin": "x" * 40_000})
+    assert (status, "Retry-After" in headers) == (429, True)
+    for writer in slow:
+        writer.close()
+    await until(lambda: service.app.in_flight == 0)
+    assert (await post(http, service, {**HELLO, "stdin": "x" * 40_000}))[0] == 200
+
+
+async def test_slow_clients_hold_nothing(serve, http, dial):
+    service = await serve(read_timeout=0.5, write_timeout=0.5, keepalive_timeout=0.5, max_concurrency=1)
+    silent, _ = await dial(service)
+    half, writer = await dial(service)
+    writer.write(b"POST /run_code HTTP/1.1\r\nHos")
+    slow, writer = await dial(service)
+    writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert (await post(http, service, HELLO))[0] == 200
+    assert await read_all(silent) == b""
+    assert await read_all(half) == b""
+    assert (await read_all(slow)).startswith(b"HTTP/1.1 408")
+    deaf, writer = await dial(service, limit=1024)
+    body = json.dumps({"code": "print('x' * 900_000)", "language": "python"}).encode()
+    for _ in range(30):  # far more than the kernel's buffers hold
+        writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await until(lambda: service.app.in_flight == 1)
+    await until(lambda: service.app.in_flight == 0, timeout=20)
+    assert (await post(http, service, HELLO))[0] == 200
+    assert len(await read_all(deaf)) < 25_000_000
+
+
+async def test_expect_continue(serve, dial):
+    service = await serve()
+    reader, writer = await dial(service)
+    body = json.dumps(HELLO).encode()
+    head = b"POST /run_code HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nConnection: close\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body))
+    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 100")
+    writer.write(body)
+    assert b"hello" in await read_all(reader)
+    writer.close()
+
+
+async def test_too_many_connections(serve, http, dial):
+    service = await serve(max_connections=5)
+    held = [await dial(service) for _ in range(5)]
+    one_more, _ = await dial(service)
+    assert await read_all(one_more) == b""
+    for _, writer in held:
+        writer.close()
+    await asyncio.sleep(0.1)
+    assert (await post(http, service, HELLO))[0] == 200
+
+
+async def test_token(serve, http):
+    service = await serve(token="open sesame".replace(" ", "-"))
+    for header in ({}, {"Authorization": "Bearer open-sesamf"}, {"Authorization": "Basic open-sesame"},
+                   {"Authorization": "Bearer "}, {"Authorization": "Bearer \u00e4"}):  # fmt: skip
+        for path in ("/run_code", "/run_jupyter", "/sessions", "/sessions/w0-x/cells"):
+            async with http.post(f"{service.url}{path}", json=HELLO, headers=header) as response:
+                assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+    async with http.get(f"{service.url}/metrics") as response:
+        assert response.status == 401
+    for path in ("/health", "/v1/ping"):
+        async with http.get(f"{service.url}{path}") as response:
+            assert response.status == 200
+    for scheme in ("Bearer", "bearer"):
+        assert (await post(http, service, HELLO, headers={"Authorization": f"{scheme} open-sesame"}))[0] == 200
+
+
+async def test_a_thousand_at_once(serve, http):
+    service = await serve()
+    answers = await asyncio.gather(*(post(http, service, {**HELLO, "stdin": str(n)}) for n in range(1000)))
+    assert {status for status, _, _ in answers} == {200}
+    assert {body["run_result"]["stdout"] for _, _, body in answers} == {"hello\n"}
+
+
+async def test_what_the_server_gets_wrong_is_500_and_harms_nobody(serve, http, monkeypatch, caplog):
+    service = await serve()
+
+    async def broken(*args, **kwargs):
+        raise ZeroDivisionError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.app.sandbox, "run", broken)
+        status, _, body = await post(http, service, HELLO)
+    assert (status, body["traceback"]) == (500, [])
+    assert "a mistake" not in body["detail"]
+    assert "a mistake" in caplog.text
+    assert (await post(http, service, HELLO))[0] == 200
+
+
+async def test_a_sandbox_that_fails_is_a_sandbox_error(serve, http):
+    service = await serve()
+    await service.app.sandbox.close()
+    status, _, body = await post(http, service, HELLO)
+    assert (status, body["status"], body["run_result"]["status"]) == (200, "SandboxError", "Error")
+    async with http.post(f"{service.url}/run_jupyter", json={"cells": ["1"]}) as response:
+        body = await response.json()
+    assert (body["status"], body["driver"]["status"], body["cells"]) == ("SandboxError", "Error", [])
+    async with http.post(f"{service.url}/sessions") as response:
+        assert response.status == 503
+
+
+async def test_metrics(serve, http):
+    service = await serve()
+    await post(http, service, HELLO)
+    await post(http, service, sleeping(9, run_timeout=0.2))
+    at = 'toolgym_sandbox_{}{{worker="0",endpoint="/run_code",{}}}'
+    assert await metric(http, service, at.format("executions_total", 'status="ok"')) == 1
+    assert await metric(http, service, at.format("executions_total", 'status="timeout"')) == 1
+    assert await metric(http, service, at.format("request_seconds_bucket", 'le="0.1"')) == 1
+    assert await metric(http, service, at.format("request_seconds_bucket", 'le="+Inf"')) == 2
+    assert await metric(http, service, "toolgym_sandbox_queue_seconds_count") == 2
+    for gauge, value in {"in_flight": 1, "running": 0, "queue_length": 0, "sessions": 0}.items():
+        assert await metric(http, service, f"toolgym_sandbox_{gauge}{{") == value
+    async with http.get(f"{service.url}/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        families = [line.split()[2] for line in (await response.text()).splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+
+
+async def test_a_gate_loses_no_place_when_those_who_wait_give_up():
+    gate = Gate(3, 50, 0.05)
+    entered = 0
+
+    async def visit(number):
+        nonlocal entered
+        try:
+            async with gate.place():
+                entered += 1
+                assert gate.inside <= 3
+                await asyncio.sleep(0.001 * (number % 7))
+        except Busy:
+            pass
+
+    for _ in range(20):
+        tasks = [asyncio.create_task(visit(number)) for number in range(60)]
+        await asyncio.sleep(0.003)
+        for task in tasks[::3]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (gate.inside, gate.waiting) == (0, 0)
+    assert entered > 100
+    with pytest.raises(ValueError, match="a gate needs a place"):
+        Gate(0, 1, 1.0)

@@ -1,0 +1,78 @@
+"""Settings: from a file and from flags, every mistake told with its field."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.sandbox.base import Limits
+from toolgym.tools.sandbox.server.config import LimitsConfig, is_loopback, load_config
+
+
+def test_flags_win_over_the_file(tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("port: 1234\nmax_queue: 7\nlimits: {memory_mb: 100}\nlanguages: [python, bash]\n")
+    config = load_config(file, {"port": 4321, "host": None})
+    assert (config.port, config.max_queue, config.host, config.languages) == (4321, 7, "127.0.0.1", ("python", "bash"))
+    assert config.sandbox_limits == Limits(memory_mb=100)
+
+
+def test_the_limits_defaults_are_the_sandboxs():
+    assert LimitsConfig().model_dump() == dataclasses.asdict(Limits())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "prot: no such setting, did you mean 'port'?"),
+        ("limits: {memory: 1}", "limits.memory: no such setting, did you mean 'memory_mb'?"),
+        ("limits: {memory_mb: 0}", "limits.memory_mb: Input should be greater than 0 (got 0)"),
+        ("port: 70000", "port: Input should be less than or equal to 65535 (got 70000)"),
+        ("queue_timeout: .inf", "queue_timeout: Input should be a finite number"),
+        ("isolation: strong", "isolation: Input should be 'namespaces', 'uid' or 'landlock' (got 'strong')"),
+        ("languages: [pyton]", "languages: unknown language 'pyton', did you mean 'python'?"),
+        ("token: 'a b'", "token: a token should be printable ASCII"),
+        ("token_file: /nowhere", "token_file: cannot read '/nowhere'"),
+        ("host: 0.0.0.0", "host: '0.0.0.0' can be reached from other machines"),
+        ("host: '::'", "host: '::' can be reached from other machines"),
+        ("[1]", "expected a mapping of settings, got list"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_mistakes_name_the_field(tmp_path, text, message):
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert message in str(caught.value)
+
+
+def test_mistakes_in_flags_name_the_flag():
+    with pytest.raises(ConfigError, match="--max-queue: Input should be greater than or equal to 0"):
+        load_config(None, {"max_queue": -1})
+
+
+def test_a_missing_file_names_the_nearest(tmp_path):
+    (tmp_path / "server.yaml").touch()
+    with pytest.raises(UnknownNameError, match=r"did you mean 'server\.yaml'"):
+        load_config(tmp_path / "sever.yaml")
+
+
+def test_the_token_is_read_and_never_shown(tmp_path):
+    (tmp_path / "token").write_text("open-sesame\n")
+    config = load_config(None, {"token_file": tmp_path / "token", "host": "0.0.0.0"})
+    assert config.secret == "open-sesame"
+    assert "open-sesame" not in repr(config)
+    (tmp_path / "token").write_text("open sesame\n")
+    with pytest.raises(ConfigError, match="token_file") as caught:
+        load_config(None, {"token_file": tmp_path / "token"})
+    assert "sesame" not in str(caught.value).replace(str(tmp_path), "")
+
+
+def test_loopback():
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org")] == [
+        False
+    ] * 5

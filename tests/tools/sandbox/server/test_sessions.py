@@ -1,0 +1,174 @@
+"""`/sessions`: state that stays from call to call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+
+async def call(http, method, url, expect=200, **kwargs):
+    async with http.request(method, url, **kwargs) as response:
+        assert response.status == expect, await response.text()
+        return await (response.json() if response.content_type == "application/json" else response.read())
+
+
+async def opened(http, url, **fields):
+    made = await call(http, "POST", f"{url}/sessions", 201, json=fields)
+    return f"{url}/sessions/{made['id']}"
+
+
+async def cell(http, session, code, **fields):
+    return await call(http, "POST", f"{session}/cells", json={"code": code, **fields})
+
+
+async def test_a_life(shared_url, http):
+    session = await opened(http, shared_url, files={"given": "aGVsbG8="})
+    assert (await cell(http, session, "x = open('given').read()"))["status"] == "ok"
+    shown = await cell(http, session, "print(1)\nx")
+    assert (shown["stdout"], shown["result"], shown["alive"]) == ("1\n", "'hello'", True)
+    failed = await cell(http, session, "1/0")
+    assert (failed["status"], failed["error"]["name"], failed["alive"]) == ("error", "ZeroDivisionError", True)
+    info = await call(http, "GET", session)
+    assert (info["alive"], info["cells"], info["idle"] >= 0) == (True, 3, True)
+    await call(http, "DELETE", session, 204)
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cells"), ("POST", "/fork"), ("GET", "/files/x")):
+        gone = await call(http, method, session + path, 404, json={"code": "1"})
+        assert "no session" in gone["detail"]
+
+
+async def test_files_and_programs(shared_url, http):
+    session = await opened(http, shared_url)
+    data = bytes(range(256)) * 100
+    await call(http, "PUT", f"{session}/files/a/%C3%A4%20b", 204, data=data)
+    assert (await cell(http, session, "len(open('a/ä b', 'rb').read())"))["result"] == "25600"
+    assert await call(http, "GET", f"{session}/files/a/%C3%A4%20b") == data
+    ran = await call(http, "POST", f"{session}/exec", json={"argv": ["sh", "-c", "cat; ls a; exit 3"], "stdin": "in "})
+    assert (ran["status"], ran["return_code"], ran["stdout"]) == ("error", 3, "in ä b\n")
+    await call(http, "GET", f"{session}/files/absent", 404)
+    for name in ("..%2Fx", "%2Fetc%2Fpasswd", "a%00b", "%FF", ""):
+        wrong = await call(http, "PUT", f"{session}/files/{name}", 422, data=b"")
+        assert wrong["detail"][0]["loc"] == ["path", "name"]
+    await call(http, "DELETE", session, 204)
+
+
+async def test_a_fork_is_independent(shared_url, http):
+    session = await opened(http, shared_url)
+    await cell(http, session, "x = [1]; open('f', 'w').write('old')")
+    made = await call(http, "POST", f"{session}/fork", 201)
+    fork = f"{shared_url}/sessions/{made['id']}"
+    assert made["cells"] == 1
+    await cell(http, fork, "x.append(2); open('f', 'w').write('new')")
+    assert (await cell(http, session, "x, open('f').read()"))["result"] == "([1], 'old')"
+    assert (await cell(http, fork, "x, open('f').read()"))["result"] == "([1, 2], 'new')"
+    await call(http, "DELETE", session, 204)
+    assert (await cell(http, fork, "x"))["result"] == "[1, 2]"
+    await call(http, "DELETE", fork, 204)
+
+
+async def test_a_timeout_keeps_the_state_and_a_death_ends_the_session(shared_url, http):
+    session = await opened(http, shared_url)
+    late = await cell(http, session, "x = 1\nprint('so far')\nimport time; time.sleep(60)", timeout=0.4)
+    assert (late["status"], late["stdout"], late["alive"]) == ("timeout", "so far\n", True)
+    assert (await cell(http, session, "x"))["result"] == "1"
+    dead = await cell(http, session, "import os; os._exit(1)")
+    assert dead["alive"] is False
+    await call(http, "GET", session, 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "loc"),
+    [
+        ("/cells", {}, ["body", "code"]),
+        ("/cells", {"code": "1", "timeout": 0}, ["body", "timeout"]),
+        ("/cells", {"code": "1", "timeout": 1e9}, ["body", "timeout"]),
+        ("/exec", {"argv": []}, ["body", "argv"]),
+        ("/exec", {"argv": ["a\0b"]}, ["body", "argv"]),
+        ("/exec", {"argv": "ls"}, ["body", "argv"]),
+    ],
+)
+async def test_bad_calls_name_the_field(shared_url, http, path, body, loc):
+    session = await opened(http, shared_url)
+    wrong = await call(http, "POST", session + path, 422, json=body)
+    assert wrong["detail"][0]["loc"] == loc
+    await call(http, "DELETE", session, 204)
+
+
+async def test_bad_openings_name_the_field(shared_url, http):
+    for fields, loc in (
+        ({"memory_limit_MB": 10**9}, ["body", "memory_limit_MB"]),
+        ({"files": {"../x": ""}}, ["body", "files", "../x"]),
+    ):
+        wrong = await call(http, "POST", f"{shared_url}/sessions", 422, json=fields)
+        assert wrong["detail"][0]["loc"] == loc
+
+
+async def test_odd_cells(shared_url, http):
+    session = await opened(http, shared_url)
+    assert (await cell(http, session, "'\\ud800'"))["result"] == "'\\ud800'"
+    assert (await cell(http, session, "x = '\ud800'"))["status"] == "error"
+    odd = await cell(http, session, "class A:\n    def __repr__(self): return '\\udc80'\nA()")
+    assert odd["result"] == "\ufffd"
+    assert (await cell(http, session, "raise Exception('\\ud800')"))["error"]["value"] == "\ufffd"
+    await call(http, "DELETE", session, 204)
+
+
+async def test_calls_of_one_session_take_turns_and_hold_no_more_than_one_place(serve, http):
+    service = await serve(max_concurrency=2)
+    session = await opened(http, service.url)
+    await cell(http, session, "import time; seen = []")
+    tasks = [
+        asyncio.create_task(cell(http, session, f"time.sleep(0.2); seen.append({n}); len(seen)")) for n in range(5)
+    ]
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    async with http.post(f"{service.url}/run_code", json={"code": "1", "language": "python"}) as response:
+        assert response.status == 200
+    assert time.monotonic() - began < 0.5  # there was a place for others
+    assert [(await task)["result"] for task in tasks] == ["1", "2", "3", "4", "5"]
+
+
+async def test_as_many_as_may_be(serve, http):
+    service = await serve(max_sessions=2)
+    first = await opened(http, service.url)
+    await opened(http, service.url)
+    async with http.post(f"{service.url}/sessions") as response:
+        assert (response.status, "Retry-After" in response.headers) == (429, True)
+    await call(http, "POST", f"{first}/fork", 429)
+    await call(http, "DELETE", first, 204)
+    await opened(http, service.url)
+
+
+async def test_idle_sessions_are_closed_and_busy_ones_are_not(serve, http):
+    service = await serve(session_idle_timeout=0.6)
+    idle, busy = await opened(http, service.url), await opened(http, service.url)
+    working = asyncio.create_task(cell(http, busy, "import time; time.sleep(1.5); 'done'"))
+    await asyncio.sleep(1.2)
+    await call(http, "GET", idle, 404)
+    assert (await working)["result"] == "'done'"
+    await call(http, "GET", busy)
+    assert len(service.app.sandbox._sessions) == 1  # the sandbox has freed it too
+
+
+async def test_a_client_that_goes_away_stops_its_cell(serve, http):
+    service = await serve()
+    session = await opened(http, service.url)
+    task = asyncio.create_task(cell(http, session, "import time; time.sleep(60)", timeout=60))
+    await asyncio.sleep(0.3)
+    assert service.app.gate.inside == 1
+    task.cancel()
+    end = time.monotonic() + 5
+    while service.app.gate.inside:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+async def test_deleting_a_busy_session_ends_its_cell(serve, http):
+    service = await serve()
+    session = await opened(http, service.url)
+    task = asyncio.create_task(cell(http, session, "import time; time.sleep(60)", timeout=60))
+    await asyncio.sleep(0.3)
+    await call(http, "DELETE", session, 204)
+    answer = await asyncio.wait_for(task, 10)
+    assert answer["alive"] is False
