@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from toolgym.envs.deadline import with_deadline
+from toolgym.tools.deadline import with_deadline
 from toolgym.tools.errors import EpisodeError, ToolgymError
 
 T = TypeVar("T")

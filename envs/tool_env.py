@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, Info, StepResult, StopReason
-from toolgym.envs.deadline import DeadlineError, shielded, with_deadline
 from toolgym.envs.task import Task, TaskList, TaskSource
 from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import Parser, get_parser
@@ -129,6 +129,7 @@ class ToolEnv(BaseEnv):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
+        self._over = True  # until the new one is known to have begun
         await self._release()
         if seed is not None:
             self._rng = random.Random(seed)
@@ -146,7 +147,7 @@ class ToolEnv(BaseEnv):
         try:
             for name, made in self.tools.items():
                 kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
-                self._instances[name] = await with_deadline(made.create(**kwargs), self.tool_timeout)
+                await with_deadline(self._create(name, made, kwargs, self._instances), self.tool_timeout)
         except BaseException:
             await self._release()
             raise
@@ -171,7 +172,7 @@ class ToolEnv(BaseEnv):
         reward = sum(record.reward for record in records)
         if self.max_bad_calls is not None and self._bad_calls > self.max_bad_calls:
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
-        obs = [tool(record.text, tool_call_id=record.id, name=record.name) for record in records]
+        obs = [tool(record.text, tool_call_id=record.id, name=_encodable(record.name)) for record in records]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
 
     async def close(self) -> None:
@@ -231,7 +232,8 @@ class ToolEnv(BaseEnv):
 
     async def _one(self, request: ToolCall | ToolCallError) -> ToolCallRecord:
         if isinstance(request, ToolCallError):
-            return ToolCallRecord(request.id, request.name, None, request.problem.value, request.message)
+            text = _encodable(request.message)
+            return ToolCallRecord(request.id, request.name, None, request.problem.value, text)
         made, instance = self.tools[request.name], self._instances[request.name]
         assert self._task is not None
         kwargs = self._task.tools_kwargs.get(request.name, {}).get("execute_kwargs") or {}
@@ -254,7 +256,7 @@ class ToolEnv(BaseEnv):
             name=request.name,
             arguments=request.arguments,
             status=status,
-            text=result.text,
+            text=_encodable(result.text),
             reward=result.reward,
             seconds=time.monotonic() - started,
             infra_failure=infra_failure,
@@ -313,10 +315,18 @@ class ToolEnv(BaseEnv):
             "metrics": {"turn": self._turn, "bad_calls": self._bad_calls, **metrics},
         }
 
+    async def _create(self, name: str, made: BaseTool, kwargs: Mapping[str, Any], instances: dict[str, str]) -> None:
+        """Open one tool for the episode of `instances`."""
+        instance = await made.create(**kwargs)
+        if instances is self._instances:
+            instances[name] = instance
+        else:  # too late: the episode was given up meanwhile
+            await self._release_all({name: instance})
+
     async def _release(self) -> None:
         """Release every instance exactly once, even when cancelled meanwhile."""
-        if self._instances:
-            instances, self._instances = self._instances, {}
+        instances, self._instances = self._instances, {}
+        if instances:
             await shielded(self._release_all(instances))
 
     async def _release_all(self, instances: Mapping[str, str]) -> None:
@@ -331,3 +341,8 @@ class ToolEnv(BaseEnv):
 
 async def _awaited(value: Awaitable[float]) -> float:
     return await value
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which a model can write as JSON escapes and no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")

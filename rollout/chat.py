@@ -152,8 +152,13 @@ class Chat:
         self._kwargs = dict(template_kwargs or {})
         self._encoder = SafeEncoder(tokenizer)
         self._user: Message = {"role": "user", "content": "x"}
-        self._head = self.render([self._user], tools=False)
-        self.end_of_turn, self.end_of_turn_id = self._find_end_of_turn()
+        try:
+            self._head = self.render([self._user], tools=False)
+            self.end_of_turn, self.end_of_turn_id = self._find_end_of_turn()
+        except TemplateError:
+            raise
+        except Exception as error:  # a template is a program of its own
+            raise TemplateError(f"the chat template cannot be used: {type(error).__name__}: {error}") from error
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -230,7 +235,10 @@ class Chat:
         """
         if message.get("content") == text and "tool_calls" not in message:
             return message
-        rendered = self.render([self._user, message], generation_prompt=False, tools=False)
+        try:
+            rendered = self.render([self._user, message], generation_prompt=False, tools=False)
+        except Exception:  # noqa: BLE001  templates refuse what they do not know, such as two calls in one turn
+            rendered = ""
         if rendered.startswith(self._head + text + self.end_of_turn):
             return message
         return {"role": "assistant", "content": text}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import hashlib
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult, StopReason
-from toolgym.envs.deadline import DeadlineError, with_deadline
 from toolgym.envs.task import Task
 from toolgym.rollout.chat import Chat
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
 from toolgym.rollout.trajectory import Failure, Segment, Trajectory, Turn
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, EngineError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
@@ -66,6 +67,13 @@ class Limits:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value!r}")
 
+
+_BLAMED = {
+    EpisodeState.PENDING: "reset",
+    EpisodeState.GENERATING: "engine",
+    EpisodeState.CALLING_TOOLS: "env",
+}
+"""Who is to blame for an error that comes up in a state, as the `kind` of the failure."""
 
 ChatFactory = Callable[[Sequence[ToolSchema]], Chat]
 """From an env's tools to the chat that renders them; the runner keeps one per set of tools."""
@@ -144,6 +152,8 @@ class Episode:
             timed_out = failed.kind.endswith("_timeout")
             reason = StopReason.TIMEOUT if timed_out else StopReason.ERROR
             error = self._failure(failed.kind, failed.cause)
+        except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
+            reason, error = StopReason.ERROR, self._failure(_BLAMED[self.state], cause)
         self.state = EpisodeState.FINISHED
         return self._record(reason, error, started_at, time.monotonic() - started)
 
@@ -175,9 +185,9 @@ class Episode:
             )
             self._append(generation)
             self._turns.append(turn)
+            self._messages.append({"role": "assistant", "content": text})
             if generation.finish_reason is FinishReason.ABORT or not chat.ends_turn(generation.token_ids):
                 # A turn without its end is no action: the policy never said it was done. The env is not asked.
-                self._messages.append({"role": "assistant", "content": text})
                 cut_by_budget = budget < self._sampling.max_new_tokens
                 if generation.finish_reason is FinishReason.ABORT:
                     return StopReason.ABORTED
@@ -186,10 +196,12 @@ class Episode:
             started = time.monotonic()
             result: StepResult = await self._guard("env", self._env.step(text), self._limits.env_timeout)
             env_seconds = time.monotonic() - started
+            if not math.isfinite(result.reward):
+                raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
             self._reward += result.reward
             self._metrics = result.info.get("metrics", {})
             message: Message = result.info.get("message") or {"role": "assistant", "content": text}
-            self._messages.append(chat.exact_message(text, message))
+            self._messages[-1] = chat.exact_message(text, message)
             turn = replace(
                 turn,
                 tool_calls=tuple(result.info.get("tool_calls", ())),
@@ -198,7 +210,7 @@ class Episode:
             )
             self._turns[-1] = turn
             if result.done:
-                return result.info.get("stop_reason") or StopReason.ANSWERED
+                return StopReason(result.info.get("stop_reason") or StopReason.ANSWERED)
             delta = self._delta(chat, result.obs)
             if self._budget() - len(delta) < 1:
                 return StopReason.BUDGET  # the observation would leave no room for a turn, so nobody would see it
@@ -226,6 +238,9 @@ class Episode:
         started = time.monotonic()
         call = self._engine.generate(list(self._context), params, request_id=f"{self._id}-{number}")
         generation = await self._guard("engine", call, self._limits.engine_timeout)
+        if not all(map(math.isfinite, generation.logprobs)):
+            cause = EngineError("the engine gave a log-probability that is not finite (NaN in the model?)")
+            raise _FailedError("engine", cause)
         return generation, time.monotonic() - started
 
     def _delta(self, chat: Chat, obs: Sequence[Message]) -> list[int]:

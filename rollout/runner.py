@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv, StopReason
-from toolgym.envs.deadline import with_deadline
 from toolgym.envs.registry import make
 from toolgym.envs.task import Task, TaskSource
 from toolgym.rollout.chat import Chat
 from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.episode import Episode, Limits
 from toolgym.rollout.trajectory import Failure, Trajectory
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.deadline import with_deadline
+from toolgym.tools.errors import ConfigError, EngineError
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -122,8 +122,14 @@ class Runner:
         total = len(tasks) * self.config.group_size
         if total == 0:
             return
-        # The first env is made here: what is wrong with its arguments is the caller's error, not an episode's.
-        envs: list[BaseEnv | None] = [self._make_env()]
+        # The first env is made here, and its chat: what is wrong with them is the caller's error, not an episode's.
+        first = self._make_env()
+        try:
+            self._chat(first.tool_schemas)
+        except BaseException:
+            await self._close(first)
+            raise
+        envs: list[BaseEnv | None] = [first]
         envs += [None] * (min(self.config.max_concurrent, total) - 1)
         results: asyncio.Queue[Trajectory | BaseException] = asyncio.Queue()
         workers = [asyncio.create_task(self._work(env, jobs, results)) for env in envs]
@@ -162,6 +168,8 @@ class Runner:
                     await self._close(env)
                     env = None
         except asyncio.CancelledError:
+            # Nobody listens any more, unless it was not the runner who cancelled; then the run must not wait for ever.
+            results.put_nowait(EngineError("a worker of the run was cancelled from outside"))
             raise
         except BaseException as error:  # noqa: BLE001  a bug of ours must reach the caller, not hang the run
             results.put_nowait(error)

@@ -8,6 +8,7 @@ them. On disk a trajectory is one line of JSON, a superset of the rows that verl
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import json
 import logging
@@ -25,6 +26,9 @@ from toolgym.tools.message import Message
 
 FORMAT_VERSION = 1
 """Version of the JSON that `Trajectory.to_json` writes."""
+
+MAX_DEPTH = 150
+"""Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -225,12 +229,7 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON can hold it; `from_json` reads it back equal."""
-        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        own["segments"] = [dataclasses.asdict(segment) for segment in self.segments]
-        own["turns"] = [dataclasses.asdict(turn) for turn in self.turns]
-        own["error"] = dataclasses.asdict(self.error) if self.error is not None else None
-        own["stop_reason"] = self.stop_reason.value
-        own["prompt_ids"] = list(self.prompt_ids)
+        own = _plain(self)
         del own["prompt_text"], own["response_text"], own["ground_truth"], own["reward"]
         verl = {
             "input": self.prompt_text,
@@ -265,6 +264,26 @@ class Trajectory:
             return cls(**data)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Copy a value as plain JSON. What JSON cannot hold, as a tool may have in its metrics, becomes its text."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if depth > MAX_DEPTH:
+        return f"... [nested more than {MAX_DEPTH} levels deep]"
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, depth + 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name), depth + 1) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, depth + 1) for one in value]
+    number = getattr(value, "item", None)  # NumPy's and torch's scalars
+    if callable(number) and getattr(value, "shape", None) == ():
+        return number()
+    return str(value)
 
 
 def _segment(value: Mapping[str, Any]) -> Segment:
@@ -309,11 +328,11 @@ class TrajectoryWriter:
             ConfigError: the disk is full or the file is gone; what was written before stays readable.
         """
         # Lone surrogates, which a model may well produce, cannot be UTF-8; JSON escapes keep them.
-        line = json.dumps(trajectory.to_json(), ensure_ascii=False, default=str)
+        line = json.dumps(trajectory.to_json(), ensure_ascii=False)
         try:
             line.encode("utf-8")
         except UnicodeEncodeError:
-            line = json.dumps(trajectory.to_json(), ensure_ascii=True, default=str)
+            line = json.dumps(trajectory.to_json(), ensure_ascii=True)
         try:
             self._file.write(line + "\n")
             self._file.flush()
@@ -324,12 +343,20 @@ class TrajectoryWriter:
         self.count += 1
 
     def close(self) -> None:
-        """Write what is left to disk and close the file. Closing twice is fine."""
-        if not self._file.closed:
+        """Write what is left to disk and close the file. Closing twice is fine.
+
+        Raises:
+            ConfigError: the disk is full or the file is gone.
+        """
+        if self._file.closed:
+            return
+        try:
             try:
                 os.fsync(self._file.fileno())
             finally:
                 self._file.close()
+        except OSError as error:
+            raise ConfigError(f"cannot finish {str(self.path)!r} after {self.count} trajectories: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -337,7 +364,11 @@ class TrajectoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except ConfigError:
+            if error is None:  # else it says once more what the error says already
+                raise
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
@@ -351,7 +382,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """
     path = Path(path)
     try:
-        file = path.open(encoding="utf-8")
+        file = path.open("rb")  # a line that was cut may end within a character
     except FileNotFoundError:
         siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UnknownNameError(f"no trajectories at {str(path)!r}{nearest(path.name, siblings)}") from None
@@ -363,8 +394,8 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                 value = json.loads(line)
                 if not isinstance(value, dict):
                     raise ConfigError(f"expected a JSON object, got {type(value).__name__}")
-            except (json.JSONDecodeError, ConfigError) as error:
-                if not line.endswith("\n"):
+            except ValueError as error:  # a ConfigError is one, too
+                if not line.endswith(b"\n"):
                     _log.warning("%s: line %d was cut off and is skipped", path, number)
                     return
                 raise ConfigError(f"{path}, line {number}: {error}") from error

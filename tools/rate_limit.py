@@ -73,7 +73,7 @@ class LocalRateLimiter(RateLimiter):
             self._waiters.append(place)
         try:
             await place[1]
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or forgotten together with its event loop
             with self._lock:
                 if place in self._waiters:
                     self._waiters.remove(place)
@@ -84,6 +84,14 @@ class LocalRateLimiter(RateLimiter):
 
     async def release(self) -> None:
         self._hand_on()
+
+    @contextlib.asynccontextmanager
+    async def permit(self) -> AsyncIterator[None]:
+        await self.acquire()
+        try:
+            yield
+        finally:
+            self._hand_on()  # not awaited: an event loop that is shutting down may never get to it
 
     def _hand_on(self) -> None:
         with self._lock:

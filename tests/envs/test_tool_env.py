@@ -11,10 +11,10 @@ import pytest
 
 from toolgym.envs.base import StopReason
 from toolgym.envs.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.deadline import DeadlineError, shielded, with_deadline
 from toolgym.envs.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools import BaseTool, ToolResult, ToolSchema, tool
+from toolgym.tools.deadline import DeadlineError, SelfCancelledError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
 
 
@@ -238,7 +238,7 @@ async def test_a_tool_that_raises_is_an_observation(recorder):
 
 @pytest.mark.parametrize("what", ["hang", "deaf"])
 async def test_a_tool_that_overruns_its_deadline_is_an_observation(recorder, what, monkeypatch):
-    monkeypatch.setattr("toolgym.envs.deadline.CANCEL_GRACE", 0.2)
+    monkeypatch.setattr("toolgym.tools.deadline.CANCEL_GRACE", 0.2)
     env = make(recorder, tool_timeout=0.3)
     await env.reset()
     result = await env.step(call("record", what="say", text="x") + call("record", what=what))
@@ -391,3 +391,67 @@ async def test_a_deadline_passes_results_and_errors_through():
         await with_deadline(fail(), 1)
     with pytest.raises(DeadlineError, match="within 0.01 seconds"):
         await with_deadline(asyncio.sleep(5), 0.01)
+
+
+async def test_code_that_was_cancelled_from_within_is_an_error_not_a_cancellation():
+    async def awaits_something_cancelled():
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    with pytest.raises(SelfCancelledError):
+        await with_deadline(awaits_something_cancelled(), 1)
+
+
+async def test_a_tool_that_was_cancelled_from_within_is_an_observation():
+    @tool
+    async def broken() -> str:
+        """Break."""
+        raise asyncio.CancelledError
+
+    async with CodeInterpreterEnv([TASK], tools=[broken]) as env:
+        await env.reset()
+        result = await env.step(call("broken"))
+        assert result.info["tool_calls"][0].status == "error"
+        assert "failed" in result.obs[0]["content"]
+
+
+async def test_a_reset_that_fails_leaves_no_episode_to_step(recorder):
+    env = make(recorder)
+    await env.reset()
+    with pytest.raises(ConfigError):
+        await env.reset(options={"task": Task(TASK.messages, tools_kwargs={"other": {}})})
+    with pytest.raises(EpisodeError):
+        await env.step(call("record", what="say"))
+    assert recorder.count("release") == recorder.count("create") == 1
+
+
+async def test_a_create_that_ends_although_cancelled_is_released():
+    class Deaf(Recorder):
+        async def create(self, instance_id=None, **kwargs):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await super().create()
+                return "late"
+
+    deaf = Deaf()
+    env = make(deaf)
+    reset = asyncio.create_task(env.reset())
+    await asyncio.sleep(0.01)
+    reset.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reset
+    await env.close()
+    assert (deaf.count("create"), deaf.count("release")) == (1, 1)
+
+
+async def test_text_that_no_tokenizer_takes_does_not_reach_the_observations(recorder):
+    env = make(recorder)
+    await env.reset()
+    turn = '<tool_call>{"name": "rec\\ud800rd", "arguments": {"what": "\\udfff"}}</tool_call>'
+    result = await env.step(turn + turn.replace("\\ud800", "o") + call("record", what="say", text="\ud800"))
+    assert len(result.obs) == 3
+    for message in result.obs:
+        message["content"].encode()
+        message["name"].encode()

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import json
 import os
+import threading
 
+import numpy as np
 import pytest
 
 from toolgym.envs.base import StopReason
 from toolgym.envs.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.task import Task
-from toolgym.rollout import Limits, RunConfig, Runner, SamplingParams, make_batch, rollout
+from toolgym.rollout import (
+    Limits,
+    RunConfig,
+    Runner,
+    SamplingParams,
+    TrajectoryWriter,
+    make_batch,
+    read_trajectories,
+    rollout,
+)
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import derive_seed
 from toolgym.tools import BaseTool, CodeInterpreterTool, ToolResult, tool
-from toolgym.tools.errors import ConfigError, EngineError, UnknownNameError
+from toolgym.tools.errors import ConfigError, EngineError, TemplateError, UnknownNameError
 from toolgym.tools.sandbox import ProcessSandbox
 
 
@@ -384,3 +397,106 @@ async def test_what_the_user_did_wrong_is_told_at_once(scripted, tokenizer):
     with pytest.raises(ConfigError, match="episode_timeout"):
         Limits(episode_timeout=-1)
     assert await rollout(CodeInterpreterEnv, engine, tokenizer, []) == []
+
+
+class Odd(CodeInterpreterEnv):
+    """Gives, for the task "b", a step that makes no sense."""
+
+    change = {}  # noqa: RUF012
+
+    async def step(self, action):
+        result = await super().step(action)
+        if self.task.id == "b":
+            result = result._replace(**self.change)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward": float("nan")}, "not finite"),
+        ({"reward": "1"}, "TypeError"),
+        ({"info": {"stop_reason": "tired"}, "done": True}, "tired"),
+        ({"info": None}, "AttributeError"),
+        ({"obs": None}, "TypeError"),
+    ],
+)
+async def test_an_env_that_gives_nonsense_costs_one_trajectory(scripted, tokenizer, change, said):
+    made = type("Made", (Odd,), {"change": change})
+    a, b, c = await play(scripted(compute_then_answer), tokenizer, ["a", "b", "c"], env=made)
+    assert (a.error, c.error) == (None, None)
+    assert b.stop_reason is StopReason.ERROR
+    assert said in b.error.message
+    assert b.messages[-1]["role"] == "assistant"  # what the policy wrote is kept
+    assert len(make_batch([a, b, c], pad_token_id=0)) == 2
+
+
+async def test_an_engine_that_gives_nonsense_costs_one_trajectory(scripted, tokenizer):
+    class Broken(type(scripted(None))):
+        change = staticmethod(lambda generation: generation)
+
+        async def generate(self, prompt_ids, params, *, request_id):
+            generation = await super().generate(prompt_ids, params, request_id=request_id)
+            if "user\nb<" in self.tokenizer.decode(prompt_ids):
+                return self.change(generation)
+            return generation
+
+    def cancelled(generation):
+        raise asyncio.CancelledError
+
+    nan = lambda g: dataclasses.replace(g, logprobs=(float("nan"),) * len(g.token_ids))  # noqa: E731
+    beyond = lambda g: dataclasses.replace(g, token_ids=(2**40,) * len(g.token_ids))  # noqa: E731
+    for change in (nan, beyond, cancelled):
+        engine = Broken(tokenizer, compute_then_answer)
+        engine.change = change
+        async with asyncio.timeout(20):
+            a, b, c = await play(engine, tokenizer, ["a", "b", "c"])
+        assert (a.error, c.error) == (None, None)
+        assert b.error.kind == "engine"
+        assert len(make_batch([a, b, c], pad_token_id=0)) == 2
+
+
+async def test_a_template_that_refuses_a_turn_costs_one_trajectory(scripted, tokenizer):
+    picky = copy.deepcopy(tokenizer)
+    picky.chat_template = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one call only') }}{% endif %}{% endfor %}" + tokenizer.chat_template
+    )
+
+    def script(prompt, request_id):
+        return call("1") + call("2") if "user\nb<" in prompt else compute_then_answer(prompt, request_id)
+
+    a, b = await play(scripted(script), picky, ["a", "b"])
+    assert a.error is None
+    assert b.error.kind == "prompt"
+    assert "one call only" in b.error.message
+    assert b.messages[1] == {"role": "assistant", "content": call("1") + call("2")}
+
+
+async def test_a_template_that_never_works_is_the_callers_error(scripted, tokenizer):
+    for template in (None, "{% raise %}", "{{ nothing.at.all }}"):
+        broken = copy.deepcopy(tokenizer)
+        broken.chat_template = template
+        with pytest.raises(TemplateError):
+            await play(scripted(compute_then_answer), broken, ["a"])
+
+
+async def test_whatever_a_tool_measures_can_be_written(scripted, tokenizer, tmp_path):
+    @tool
+    def weigh() -> ToolResult:
+        """Weigh."""
+        circle = {}
+        circle["circle"] = circle
+        odd = {("a", 1): threading.Lock(), "numpy": np.float32(0.5), "enum": StopReason.ERROR, "circle": circle}
+        return ToolResult("ok", 0.0, odd)
+
+    def script(prompt, request_id):
+        return "#### 1" if "<tool_response>" in prompt else '<tool_call>{"name": "weigh", "arguments": {}}</tool_call>'
+
+    [one] = await play(scripted(script), tokenizer, ["a"], env=lambda: CodeInterpreterEnv(tools=[weigh]))
+    with TrajectoryWriter(tmp_path / "t.jsonl") as writer:
+        writer.write(one)
+    [back] = read_trajectories(tmp_path / "t.jsonl")
+    metrics = back.tool_calls[0].metrics
+    assert (metrics["numpy"], metrics["enum"]) == (0.5, "error")
+    assert "lock" in metrics["('a', 1)"]

@@ -118,6 +118,16 @@ def test_a_line_that_a_killed_run_cut_is_skipped_and_said(tmp_path, caplog):
     assert "line 2 was cut off" in caplog.text
 
 
+def test_a_line_may_also_be_cut_within_a_character(tmp_path):
+    path = tmp_path / "t.jsonl"
+    with TrajectoryWriter(path) as writer:
+        writer.write(trajectory())
+        writer.write(trajectory(response_text="é"))
+    written = path.read_bytes()
+    path.write_bytes(written[: written.rindex("é".encode()) + 1])
+    assert len(list(read_trajectories(path))) == 1
+
+
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / "trajectories.jsonl"
     for text, said in [
@@ -134,10 +144,12 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_a_full_disk_is_said_and_what_was_written_stays():
+    with pytest.raises(ConfigError, match="cannot append"), TrajectoryWriter("/dev/full") as writer:
+        writer.write(trajectory())
     writer = TrajectoryWriter("/dev/full")
     with pytest.raises(ConfigError, match="cannot append"):
         writer.write(trajectory())
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match="cannot finish"):
         writer.close()
 
 

@@ -122,12 +122,13 @@ def test_a_think_tag_inside_an_argument_is_data():
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
 )
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), json_values)), max_size=4))
+@given(st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), json_values, max_size=4)), max_size=4))
 def test_whatever_json_can_hold_comes_through_unchanged(calls):
     text = " ".join(f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in calls)
     parsed = parse_hermes(text)
@@ -149,3 +150,15 @@ def test_parsers_are_found_by_name():
     assert get_parser("hermes") is parse_hermes
     with pytest.raises(UnknownNameError, match="did you mean 'hermes'"):
         get_parser("herms")
+
+
+def test_numbers_and_nesting_beyond_all_reason_are_errors_that_the_model_reads():
+    turns = [
+        '<tool_call>{"name": "f", "arguments": {"x": ' + "1" * 5000 + "}}</tool_call>",
+        '<tool_call>{"name": "f", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}</tool_call>",
+        '<tool_call>{"name": "f", "arguments": "{\\"x\\": ' + "1" * 5000 + '}"}</tool_call>',
+    ]
+    for turn, said in zip(turns, ["too many digits", "nested more than", "holds no JSON"], strict=True):
+        parsed = parse_hermes(turn)
+        assert not parsed.calls
+        assert said in parsed.errors[0].message

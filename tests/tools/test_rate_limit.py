@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -96,3 +97,40 @@ def test_it_holds_across_event_loops_in_threads():
 def test_a_limit_is_a_positive_whole_number(limit):
     with pytest.raises(ConfigError):
         LocalRateLimiter(limit)
+
+
+def test_a_permit_on_its_way_to_a_loop_that_was_closed_is_not_lost():
+    limiter = LocalRateLimiter(1)
+    loop = asyncio.new_event_loop()
+
+    async def hold_then_die():
+        await limiter.acquire()
+        waiter = asyncio.ensure_future(limiter.acquire())
+        await asyncio.sleep(0)
+        await limiter.release()  # handed to the waiter, which never runs again
+        return waiter
+
+    waiter = loop.run_until_complete(hold_then_die())
+    waiter._log_destroy_pending = False
+    loop.close()
+    del waiter
+    gc.collect()
+    assert limiter.in_use == 0
+
+
+def test_a_loop_that_shuts_down_gives_every_permit_back():
+    limiter = LocalRateLimiter(2)
+
+    async def hold():
+        async with limiter.permit():
+            await asyncio.sleep(60)
+
+    async def main():
+        holders = [asyncio.ensure_future(hold()) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        for holder in holders:
+            holder.cancel()
+        asyncio.get_running_loop().call_soon(holders[0].cancel)
+
+    asyncio.run(main())
+    assert (limiter.in_use, limiter.waiting) == (0, 0)

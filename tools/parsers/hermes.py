@@ -29,6 +29,9 @@ THINK, END_THINK = "<think>", "</think>"
 _DECODER = json.JSONDecoder(strict=False)  # not strict: raw control characters may stand in strings
 _SPACE = re.compile(r"\s*")
 
+MAX_DEPTH = 100
+"""Deepest nesting of a call's JSON. What is deeper could be read here and still be too deep for whoever gets it."""
+
 
 def parse_hermes(text: str, *, first_id: int = 0) -> ParsedTurn:
     """Read a turn in the Hermes format. See the module for the decisions, and `Parser` for the arguments."""
@@ -67,7 +70,7 @@ def _read_call(text: str, start: int, index: int, call_id: str) -> tuple[ToolCal
     json_at = _match_end(text, start)
     try:
         value, json_end = _DECODER.raw_decode(text, json_at)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return _malformed(text, start, index, call_id, error)
     close_at = _match_end(text, json_end)
     if not text.startswith(CLOSE, close_at):
@@ -88,7 +91,7 @@ def _read_call(text: str, start: int, index: int, call_id: str) -> tuple[ToolCal
 
 
 def _malformed(
-    text: str, start: int, index: int, call_id: str, error: json.JSONDecodeError | RecursionError
+    text: str, start: int, index: int, call_id: str, error: ValueError | RecursionError
 ) -> tuple[ToolCallError, int]:
     end = text.find(CLOSE, start)
     next_open = text.find(OPEN, start)
@@ -97,6 +100,8 @@ def _malformed(
         return _unclosed(text[start:stop], index, call_id), stop
     raw = text[start:end]
     why = "nested too deeply"
+    if isinstance(error, ValueError):
+        why = "a number has too many digits"  # Python's limit against slow conversions
     if isinstance(error, json.JSONDecodeError):
         near = text[max(start, error.pos - 20) : min(end, error.pos + 20)]
         why = f"{error.msg} near {near!r}" if near else error.msg
@@ -130,7 +135,7 @@ def _to_call(value: object, raw: str, index: int, call_id: str) -> ToolCall | To
         if isinstance(arguments, str):
             try:
                 arguments = _DECODER.decode(arguments)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 problem = "'arguments' is a string that holds no JSON"
         if not isinstance(name, str) or not name:
             problem = "'name' is missing or not a string"
@@ -138,6 +143,8 @@ def _to_call(value: object, raw: str, index: int, call_id: str) -> ToolCall | To
             problem = "'arguments' is missing"
         elif not problem and not isinstance(arguments, dict):
             problem = f"'arguments' must be an object, got {type(arguments).__name__}"
+        elif not problem and _is_deep(arguments):
+            problem = f"'arguments' are nested more than {MAX_DEPTH} levels deep"
     if problem:
         message = f'The tool call is not understood: {problem}. Write it as {{"name": "<tool>", "arguments": {{...}}}}.'
         known_name = name if isinstance(name, str) else ""
@@ -145,6 +152,20 @@ def _to_call(value: object, raw: str, index: int, call_id: str) -> ToolCall | To
     assert isinstance(name, str)
     assert isinstance(arguments, dict)
     return ToolCall(call_id, name, arguments, index)
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _match_end(text: str, start: int) -> int:

@@ -15,6 +15,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.deadline import shielded
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.names import check_name
 
@@ -32,6 +34,9 @@ KILL_GRACE = 5.0
 
 DRAIN_GRACE = 0.5
 """Seconds to wait for the pipes of a dead process to close."""
+
+REMOVE_GRACE = 30.0
+"""Seconds for each command that removes a folder where Python could not."""
 
 FLOOD_FACTOR = 64
 """A stream may carry this many times its cap before the program is killed for it."""
@@ -60,6 +65,14 @@ class ProcessSandbox(Sandbox):
         """Ids of the processes that run right now (each leads its own process group)."""
         return frozenset(self._groups)
 
+    @staticmethod
+    def check_language(language: str) -> None:
+        """Raise `UnknownNameError` unless this sandbox can run that language; names the nearest one."""
+        if language not in _COMMANDS:
+            raise UnknownNameError(
+                f"unknown language {language!r}{nearest(language, _COMMANDS) or '.'} Known: {', '.join(_COMMANDS)}."
+            )
+
     async def run(
         self,
         code: str,
@@ -76,25 +89,23 @@ class ProcessSandbox(Sandbox):
             raise ConfigError("a ProcessSandbox cannot limit memory; use a LocalSandbox, or leave memory_mb out")
         if not timeout > 0:
             raise ConfigError(f"timeout must be a positive number of seconds, got {timeout!r}")
-        if language not in _COMMANDS:
-            raise ConfigError(
-                f"unknown language {language!r}{nearest(language, _COMMANDS)} Known: {', '.join(_COMMANDS)}."
-            )
+        self.check_language(language)
         file_name, command = _COMMANDS[language]
         try:
-            folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="toolgym-"))
+            # Not in a thread: one whose caller was cancelled would leave its folder behind.
+            folder = Path(tempfile.mkdtemp(prefix="toolgym-"))
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot make a folder to run in: {error}")
         try:
             # A lone surrogate cannot be written as UTF-8; the interpreter then reports it as it would any bad source.
             source = code.encode("utf-8", errors="surrogatepass")
-            await asyncio.to_thread(_place_files, folder, {**(files or {}), file_name: source})
+            await shielded(asyncio.to_thread(_place_files, folder, {**(files or {}), file_name: source}))
             result = await self._run(command, folder, stdin.encode("utf-8", errors="replace"), timeout, env or {})
             return replace(result, files=await asyncio.to_thread(_fetch_files, folder, fetch_files))
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot start the program: {error}")
         finally:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+            await shielded(asyncio.to_thread(_remove, folder))
 
     async def close(self) -> None:
         for group in tuple(self._groups):
@@ -106,17 +117,30 @@ class ProcessSandbox(Sandbox):
         loop = asyncio.get_running_loop()
         started = time.monotonic()
         out, err = _Capture(self.max_output_bytes), _Capture(self.max_output_bytes)
-        transport, program = await loop.subprocess_exec(
-            lambda: _Program(out, err),
-            *command,
-            cwd=folder,
-            env={**_environment(folder), **env},
-            start_new_session=True,
+        starting = asyncio.ensure_future(
+            loop.subprocess_exec(
+                lambda: _Program(out, err),
+                *command,
+                cwd=folder,
+                env={**_environment(folder), **env},
+                start_new_session=True,
+            )
         )
+        # A start that is cancelled half-way kills the process alone, not the group that it may lead by then.
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            transport, program = await shielded(starting)
+        except asyncio.CancelledError as error:
+            if starting.cancelled() or starting.exception() is not None:
+                raise
+            transport, program = starting.result()
+            cancelled = error
         group = transport.get_pid()
         self._groups.add(group)
         timed_out = False
         try:
+            if cancelled is not None:
+                raise cancelled
             _feed(transport, stdin)
             done, _ = await asyncio.wait(
                 {program.exited, program.flooded}, timeout=timeout, return_when=FIRST_COMPLETED
@@ -125,9 +149,11 @@ class ProcessSandbox(Sandbox):
         finally:
             # Whatever happened, cancellation included, nothing of the group may survive.
             _kill_group(group)
-            await asyncio.shield(program.settle())
-            transport.close()
-            self._groups.discard(group)
+            try:
+                await shielded(program.settle())
+            finally:
+                transport.close()
+                self._groups.discard(group)
         duration = time.monotonic() - started
         return_code = transport.get_returncode()
         if timed_out:
@@ -252,6 +278,16 @@ def _fetch_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
         if not path.is_symlink() and path.is_file() and path.resolve().is_relative_to(root):
             found[name] = path.read_bytes()
     return found
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder whatever a program put there: trees too deep for Python, folders without permissions."""
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+                subprocess.run([*command, str(folder)], capture_output=True, check=False, timeout=REMOVE_GRACE)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -186,3 +186,57 @@ async def test_what_the_user_asks_wrongly_is_an_error(sandbox):
         await sandbox.run("1", language="pyton")
     with pytest.raises(ConfigError, match="positive"):
         await sandbox.run("1", timeout=0)
+
+
+async def test_cancelled_over_and_over_it_still_leaves_nothing(tmp_path, monkeypatch):
+    """At every point of a run, and again while it cleans up: no folder, no process, nothing left on the list."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sandbox = ProcessSandbox()
+    for steps in range(40):
+        call = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005)
+        pids = sandbox.process_ids
+        while not call.done():
+            call.cancel()
+            await asyncio.sleep(0.001)
+        assert call.cancelled()
+        assert sandbox.process_ids == frozenset()
+        assert list(tmp_path.iterdir()) == []
+        assert all(wait_until_dead(pid) for pid in pids)
+
+
+async def test_a_start_that_is_cancelled_kills_the_whole_group(sandbox, tmp_path, monkeypatch):
+    """The process may have started others before the event loop hears that it runs."""
+    loop = asyncio.get_running_loop()
+    mark = tmp_path / "pid"
+    real, begun = loop.subprocess_exec, asyncio.Event()
+
+    async def slow(*args, **kwargs):
+        made = await real(*args, **kwargs)
+        while not (mark.exists() and mark.read_text().strip()):
+            await asyncio.sleep(0.01)
+        begun.set()
+        await asyncio.sleep(0.1)
+        return made
+
+    monkeypatch.setattr(loop, "subprocess_exec", slow)
+    call = asyncio.create_task(sandbox.run(f"sleep 60 & echo $! > {mark}; wait", language="bash"))
+    await begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert wait_until_dead(int(mark.read_text()))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')",
+        "import os\nos.makedirs('a/b'); os.chmod('a', 0)",
+    ],
+)
+async def test_folders_that_are_hard_to_remove_are_removed(sandbox, tmp_path, monkeypatch, code):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert (await sandbox.run(code)).status is ExecutionStatus.OK
+    assert list(tmp_path.iterdir()) == []

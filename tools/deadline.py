@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,7 +12,7 @@ T = TypeVar("T")
 CANCEL_GRACE = 2.0
 """Seconds that cancelled code gets to clean up before it is left behind."""
 
-_log = logging.getLogger("toolgym.envs")
+_log = logging.getLogger("toolgym.tools")
 _left_behind: set[asyncio.Task[Any]] = set()
 
 
@@ -29,6 +29,10 @@ class ExitError(RuntimeError):
     """The code called `sys.exit`, which would have ended the event loop."""
 
 
+class SelfCancelledError(RuntimeError):
+    """The code was cancelled from within, as by awaiting something that had been cancelled; nobody wanted that."""
+
+
 async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
     """Await a coroutine for at most `seconds`.
 
@@ -38,6 +42,9 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
     Raises:
         DeadlineError: the deadline passed.
         ExitError: the code called `sys.exit`.
+        SelfCancelledError: the code raised `CancelledError` though neither the caller nor the deadline cancelled it;
+            passed on, it would look like the caller's own cancellation, and whoever waits for an answer would wait
+            for ever.
     """
     task = asyncio.ensure_future(_contained(coroutine))
     try:
@@ -46,6 +53,8 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         await _stop(task)
         raise
     if done:
+        if task.cancelled():
+            raise SelfCancelledError("the code awaited something that had been cancelled")
         return task.result()
     stuck = not await _stop(task)
     raise DeadlineError(seconds, stuck=stuck)
@@ -58,12 +67,12 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
         raise ExitError(f"SystemExit: {error.code}") from error
 
 
-async def shielded(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine to its end even when the caller is cancelled meanwhile; the cancellation comes after.
+async def shielded(awaitable: Awaitable[T]) -> T:
+    """Await something to its end even when the caller is cancelled meanwhile; the cancellation comes after.
 
-    For clean-up that must happen exactly once. The coroutine must have deadlines of its own.
+    For what must not be left half done, clean-up above all. It must have deadlines of its own.
     """
-    task = asyncio.ensure_future(coroutine)
+    task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -82,16 +91,13 @@ async def shielded(coroutine: Coroutine[Any, Any, T]) -> T:
 
 async def _stop(task: asyncio.Task[Any]) -> bool:
     """Cancel a task and wait a little for it. Returns whether it ended."""
+    _left_behind.add(task)  # asyncio itself refers to tasks weakly, and this wait may be cancelled too
+    task.add_done_callback(_forget)  # it was cancelled on purpose; whatever it says now has nobody to hear it
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=CANCEL_GRACE)
-    if done:
-        if not task.cancelled():
-            task.exception()  # it was cancelled on purpose; whatever it says now has nobody to hear it
-        return True
-    _log.warning("code that overran its deadline ignores cancellation and was left behind: %r", task)
-    _left_behind.add(task)
-    task.add_done_callback(_forget)
-    return False
+    if not done:
+        _log.warning("code that overran its deadline ignores cancellation and was left behind: %r", task)
+    return bool(done)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
