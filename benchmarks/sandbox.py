@@ -3,9 +3,9 @@
     python -m benchmarks.sandbox [--rows PATTERN ...] [--url NAME=http://host:port ...] [--level LEVEL] [--quick]
 
 In process: `LocalSandbox`, beside plain `python -I -c` without any protection as the bound. Over HTTP: any server
-that speaks SandboxFusion's `/run_code` and `/run_jupyter`, each under the same client; without --url, our own server is
-started. Every answer is checked; a wrong one is an error and counts in its column. Rates are the median of three rounds.
-`--rows` chooses by name (see --list), with `*`.
+that speaks SandboxFusion's `/run_code` and `/run_jupyter`, each under the same client; without --url, our own is
+started. Every answer is checked; a wrong one is an error and counts in its column. Rates are the median of three
+rounds. `--rows` chooses by name (see --list), with `*`.
 
 The figures of SandboxFusion in the table (commit 469de08; `lite` isolation / none at all) were measured on two cores of
 one machine; on another machine start it there and give its address.

@@ -46,6 +46,7 @@ class Report:
     verdicts: dict[str, dict[str, object]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     complete: bool = False
+    exit: int | None = None
     trouble: str = ""
 
 
@@ -65,7 +66,7 @@ def report(place: str, *only: str) -> Report:
         )
     except subprocess.TimeoutExpired as error:
         return Report(trouble=f"the runner did not end in {MINUTES} minutes: {error.stdout!r}"[-2000:])
-    made = Report(trouble=f"exit {done.returncode}: {done.stderr[-2000:]}")
+    made = Report(exit=done.returncode, trouble=f"exit {done.returncode}: {done.stderr[-2000:]}")
     for line in done.stdout.splitlines():
         said = json.loads(line)
         if "skipped" in said:
@@ -85,11 +86,12 @@ def places() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("place", places())
-def test_the_level_is_what_was_asked_for_and_nothing_is_left_over(place, record_property):
+def test_the_level_is_what_was_asked_for_and_the_sandbox_closes(place, record_property):
     seen = report(place)
     if "unavailable" in seen.header:
         pytest.skip(seen.header["unavailable"])
     assert seen.complete, seen.trouble
+    assert seen.exit == 0, f"closing the sandbox failed; {seen.trouble}"
     assert seen.header["level"] == place.partition(":")[2]
     assert seen.header["works"], seen.header
     record_property("isolation", seen.header["isolation"])

@@ -376,9 +376,10 @@ async def test_the_disk_is_limited():
     async with MAKERS["namespaces"]() as made:
         code = "for n in range(20): open(str(n), 'wb').write(b'x' * (4 << 20))"
         result = await made.run(code)
-        assert result.status is ERROR
+        assert result.status is ExecutionStatus.DISK_LIMIT
         assert "No space left on device" in result.stderr
         result = await made.run("for n in range(2000): open(str(n), 'wb').close()")
+        assert result.status is ExecutionStatus.DISK_LIMIT
         assert "No space left on device" in result.stderr
 
 

@@ -231,6 +231,24 @@ os._exit(5)
         bare="held",
     ),
     abuse(
+        "process_behind_a_socket",
+        "descriptors",
+        # Linux hands out a handle of the process at the other end (SO_PEERPIDFD); it must be of no use.
+        _EACH_DESCRIPTOR
+        + """
+import socket
+for fd in descriptors():
+    try:
+        s = socket.socket(fileno=os.dup(fd))
+        handle = s.getsockopt(socket.SOL_SOCKET, 77)
+        signal.pidfd_send_signal(handle, 0)
+        opened("a process at the other end of descriptor", fd, "can be signalled")
+    except OSError:
+        pass
+""",
+        bare="held",
+    ),
+    abuse(
         "forged_status_of_a_killed_program",
         "descriptors",
         _EACH_DESCRIPTOR + "for fd in descriptors(): os.close(fd)\nos.closerange(0, 256)\nos._exit(9)",

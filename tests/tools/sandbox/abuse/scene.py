@@ -85,8 +85,10 @@ class Scene:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if not left:
+            # The dead count too: until somebody reaps them they take places that the next program needs.
+            if not left and not await asyncio.to_thread(marked, self.mark, dead=True):
                 break
+            await asyncio.sleep(0.01)
 
     # The parts.
 
@@ -192,8 +194,8 @@ class Scene:
         return state, stat[16], (process / "limits").read_text(), sorted(os.sched_getaffinity(self._victim.pid))
 
 
-def marked(mark: str) -> list[int]:
-    """The processes of this machine whose name is `mark`, zombies excepted."""
+def marked(mark: str, *, dead: bool = False) -> list[int]:
+    """The processes of this machine whose name is `mark`: those that live, or with `dead` those that are zombies."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -201,7 +203,7 @@ def marked(mark: str) -> list[int]:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
             name = text[text.index("(") + 1 : text.rindex(")")]
-            if name == mark and text.rpartition(")")[2].split()[0] not in "ZX":
+            if name == mark and (text.rpartition(")")[2].split()[0] in "ZX") == dead:
                 found.append(int(entry))
     return found
 
