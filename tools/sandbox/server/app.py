@@ -32,7 +32,7 @@ PAGE = (
     '<p>SandboxFusion\'s API and stateful sessions. See <a href="/openapi.json">/openapi.json</a>.</p>'
 )
 
-_log = logging.getLogger("toolgym.sandbox.server")
+_log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class Call(NamedTuple):
@@ -103,6 +103,7 @@ class SandboxApp:
         self._worker = worker
         self._draining = False
         self._in_flight = 0
+        self._quiet = asyncio.Event()
         gate = Gate(config.share(config.max_concurrency), config.share(config.max_queue), config.queue_timeout)
         self.sandbox = sandbox
         self.gate = gate
@@ -131,6 +132,12 @@ class SandboxApp:
     def in_flight(self) -> int:
         """Requests that are being answered."""
         return self._in_flight
+
+    async def quiet(self) -> None:
+        """Return when no request is being answered."""
+        while self._in_flight:
+            self._quiet.clear()
+            await self._quiet.wait()
 
     async def start(self) -> None:
         """Begin to look after sessions, on the event loop that will serve."""
@@ -194,6 +201,8 @@ class SandboxApp:
             raise
         finally:
             self._in_flight -= 1
+            if not self._in_flight:
+                self._quiet.set()
         self._metrics.answered(route.name, response.status, loop.time() - started)
         return response
 

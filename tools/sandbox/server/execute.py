@@ -41,7 +41,7 @@ _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.SANDBOX_ERROR,
 }
 
-_log = logging.getLogger("toolgym.sandbox.server")
+_log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class ServedSandbox(Protocol):

@@ -30,7 +30,7 @@ BACKOFF = (0.0, 0.5, 1.0, 2.0, 5.0)
 
 TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
 
-_log = logging.getLogger("toolgym.sandbox.server")
+_log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 async def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ MAX_WAITING = 32
 CLOSE_DEADLINE = 10.0
 """Seconds to wait for a session to close."""
 
-_log = logging.getLogger("toolgym.sandbox.server")
+_log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class NoSession(Exception):

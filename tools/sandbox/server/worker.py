@@ -42,6 +42,9 @@ START_DEADLINE = 120.0
 CANCEL_GRACE = 5.0
 """Seconds for what runs to be killed after the drain."""
 
+CUT = 0.05
+"""Seconds between two steps of cutting a connection."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -87,6 +90,7 @@ class Worker:
             OSError: it cannot listen.
         """
         sandbox = make_sandbox(self._config)
+        beating = asyncio.create_task(self._beat())
         try:
             try:
                 async with asyncio.timeout(START_DEADLINE):
@@ -112,10 +116,13 @@ class Worker:
                 await app.close()
         finally:
             await sandbox.close()
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
 
     async def _serve(self, app: SandboxApp) -> None:
-        public = web.ServerRunner(app.listener(), shutdown_timeout=CANCEL_GRACE, handle_signals=False)
-        internal = web.ServerRunner(app.listener(internal=True), shutdown_timeout=CANCEL_GRACE, handle_signals=False)
+        # After the drain there is nothing to wait for: aiohttp cuts the connections, which cancels what runs.
+        public = web.ServerRunner(app.listener(), shutdown_timeout=CUT, handle_signals=False)
+        internal = web.ServerRunner(app.listener(internal=True), shutdown_timeout=CUT, handle_signals=False)
         try:
             await public.setup()
             await internal.setup()
@@ -129,29 +136,31 @@ class Worker:
                 gc.collect()
                 gc.freeze()
                 say({"ready": True, "isolation": self._level})
-                await self._beat_until_stopped()
+                await self._stop.wait()
                 await site.stop()
                 app.drain()
                 await self._drain(app)
         finally:
             await public.cleanup()
             await internal.cleanup()
-
-    async def _beat_until_stopped(self) -> None:
-        while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT):
-                    await self._stop.wait()
+                async with asyncio.timeout(CANCEL_GRACE):
+                    await app.quiet()
+
+    async def _beat(self) -> None:
+        while True:
             say({"alive": True})
+            await asyncio.sleep(BEAT)
 
     async def _drain(self, app: SandboxApp) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._config.drain_timeout
-        while app.in_flight and loop.time() < until and not self._hurry.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.02):
-                    await self._hurry.wait()
-            say({"alive": True})
+        """Wait until what runs has finished, the time for that is over, or somebody is in a hurry."""
+        waits = [asyncio.create_task(app.quiet()), asyncio.create_task(self._hurry.wait())]
+        try:
+            await asyncio.wait(waits, timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
 
 def listening_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
