@@ -36,7 +36,7 @@ class Confinement:
         processes: processes and threads.
         open_files: descriptors.
         data_pages: pages of private memory that the template has; children's limits come on top.
-        cgroups: for each slot, open `cgroup.procs` files to enter.
+        proc: descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
     """
 
     namespaces: bool
@@ -52,7 +52,7 @@ class Confinement:
     processes: int
     open_files: int
     data_pages: int
-    cgroups: dict[int, list[int]]
+    proc: int
 
     def apply(self, slot: int, folder: str, control: int) -> str:
         """Confine this process for good. Any failure raises: nothing runs half confined.
@@ -67,8 +67,6 @@ class Confinement:
         """
         os.setsid()
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-        for fd in self.cgroups.get(slot, ()):
-            os.write(fd, b"0")
         writable = [folder]
         if self.namespaces:
             folder = "/tmp"
@@ -109,7 +107,7 @@ class Confinement:
         # A user namespace of its own makes the limit on processes count this child alone.
         kernel.unshare(kernel.CLONE_NEWUSER)
         for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {uid} 1"), ("gid_map", f"1000 {gid} 1")):
-            fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+            fd = os.open(f"self/{name}", os.O_WRONLY, dir_fd=self.proc)
             os.write(fd, text.encode())
             os.close(fd)
         return ["/tmp", "/dev/shm"]

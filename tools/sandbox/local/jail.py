@@ -46,10 +46,15 @@ class Jailed:
     Attributes:
         pid: in the process that called, the id of the jailed one; 0 in the jailed one itself.
         fresh_proc: whether /proc shows the jail's processes (some containers forbid mounting one).
+        pid_namespace: descriptor of the jail's pid namespace, in the jailed process; -1 in the other.
+        host_proc: descriptor of the host's /proc, likewise. For writing a process's own user ids, which needs some
+            /proc; it is closed before any foreign code runs.
     """
 
     pid: int
     fresh_proc: bool
+    pid_namespace: int
+    host_proc: int
 
 
 def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
@@ -89,9 +94,11 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
         os.close(done)
         told = os.read(ready, 1)
         os.close(ready)
-        return Jailed(pid, told == b"p")
+        return Jailed(pid, told == b"p", -1, -1)
     os.close(ready)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)  # while there is a /proc for sure
+    host_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     kernel.libc.sethostname(b"sandbox", 7)
     if not is_root:
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -107,7 +114,7 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     _remount("/", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
     os.write(done, b"p" if fresh_proc else b"-")
     os.close(done)
-    return Jailed(0, fresh_proc)
+    return Jailed(0, fresh_proc, pid_namespace, host_proc)
 
 
 def _mount_point(paths: Iterable[str]) -> str:

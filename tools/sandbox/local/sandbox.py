@@ -144,7 +144,7 @@ class LocalSandbox(Sandbox):
         if not self._layers["landlock"]:
             missing.append("the kernel has no Landlock")
         if self._level is Level.NAMESPACES and not self._layers["fresh_proc"]:
-            missing.append("parts of /proc are masked here, so programs get none")
+            missing.append("parts of /proc are masked here, so programs get none, and total memory is not limited")
         if self._level is not Level.NAMESPACES:
             missing.append("user namespaces are not in use, so disk space, inodes and total memory are not limited")
             if 0 < self._layers["landlock"] < 6:

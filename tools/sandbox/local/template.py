@@ -67,12 +67,11 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     os.set_inheritable(host.fileno(), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_descriptor_limit()
-    fresh_proc = os.path.isdir("/proc/self")
+    jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     namespaces = config["level"] == "namespaces"
     if namespaces:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
         jailed = jail.enter(config["read_only"], network=config["network"] == "host")
-        fresh_proc = jailed.fresh_proc
         if jailed.pid:
             host.close()
             _wait_for(jailed.pid)
@@ -84,9 +83,9 @@ def main(config: Mapping[str, Any]) -> NoReturn:
             _refuse(host, f"cannot preload {name!r}: {error}")
     if config["warm_code"]:
         exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
-    if fresh_proc and len(os.listdir("/proc/self/task")) != 1:
+    if jailed.fresh_proc and len(os.listdir("/proc/self/task")) != 1:
         _refuse(host, "a preloaded module started a thread; a process with threads cannot be forked safely")
-    Template(host, config, fresh_proc).serve()
+    Template(host, config, jailed).serve()
 
 
 def _refuse(host: socket.socket, why: str) -> NoReturn:
@@ -179,7 +178,7 @@ class Child:
 class Template:
     """The loop."""
 
-    def __init__(self, host: socket.socket, config: Mapping[str, Any], fresh_proc: bool) -> None:
+    def __init__(self, host: socket.socket, config: Mapping[str, Any], jailed: jail.Jailed) -> None:
         self._host = host
         self._host_in = wire.Decoder()
         self._host_out = bytearray()
@@ -187,7 +186,7 @@ class Template:
         self._limits = config["limits"]
         self._namespaces = config["level"] == "namespaces"
         self._can_fork = config["level"] != "landlock"
-        self._has_proc = fresh_proc
+        self._has_proc = jailed.fresh_proc
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._timers: list[tuple[float, int, Lane]] = []
@@ -220,7 +219,7 @@ class Template:
         self._confinement = Confinement(
             namespaces=self._namespaces,
             own_network=network == "loopback",
-            fresh_proc=self._namespaces and fresh_proc,
+            fresh_proc=self._namespaces and jailed.fresh_proc,
             landlock=ruleset,
             filter=child_filter,
             network=network != "off",
@@ -231,11 +230,9 @@ class Template:
             processes=self._limits["processes"],
             open_files=self._limits["open_files"],
             data_pages=statm[5],
-            cgroups={},
+            proc=jailed.host_proc,
         )
-        self._pid_namespace = -1
-        if self._namespaces and fresh_proc:
-            self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._pid_namespace = jailed.pid_namespace
         if seccomp.supported():
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
             needs = seccomp.TEMPLATE_NEEDS if self._namespaces else ()
