@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from toolgym.doctor_command import doctor_command
 from toolgym.rollout_command import rollout_command
 from toolgym.serve_command import serve_app
 from toolgym.tools.errors import ToolgymError
@@ -39,6 +40,7 @@ def _root(
 
 
 app.command("rollout")(rollout_command)
+app.command("doctor")(doctor_command)
 app.add_typer(serve_app)
 
 
