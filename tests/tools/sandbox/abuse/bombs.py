@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abuse.program import LIMITS, NAMESPACES, Outcome, Program, abuse, at_most, both, ended, held
+from abuse.program import LIMITS, NAMESPACES, Outcome, Program, abuse, at_most, both, ended, held, prints, second
 from toolgym.tools.sandbox.base import ExecutionStatus
 
 SLACK_MB = 512
@@ -255,10 +255,11 @@ try:
 except OSError:
     pass
 """,
-        follow_up="print('fine')",
-        judge=lambda outcome: held(outcome) or ("" if outcome.second and outcome.second.ok else "broke the next run"),
+        follow_up="import os\nprint('d' in os.listdir('.'))",
+        judge=both(held, second(prints("False\n"))),
         bare="either",
         timeout=10,
+        alone=True,
     ),
     Program(
         "endless_output",

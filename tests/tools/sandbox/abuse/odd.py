@@ -58,6 +58,7 @@ SIGNALS: tuple[Program, ...] = (
         follow_up=_FINE,
         judge=both(held, _still_works),
         bare="unsafe",
+        alone=True,
     ),
     abuse(
         "stop_parent",
@@ -66,6 +67,7 @@ SIGNALS: tuple[Program, ...] = (
         follow_up=_FINE,
         judge=both(held, _still_works),
         bare="unsafe",
+        alone=True,
     ),
     abuse(
         "interrupt_parent",
@@ -74,6 +76,7 @@ SIGNALS: tuple[Program, ...] = (
         follow_up=_FINE,
         judge=both(held, _still_works),
         bare="unsafe",
+        alone=True,
     ),
     abuse(
         "kill_own_group",
@@ -82,6 +85,7 @@ SIGNALS: tuple[Program, ...] = (
         follow_up=_FINE,
         judge=both(held, _still_works),
         bare="held",
+        alone=True,
     ),
     abuse(
         "kill_group_one",
@@ -90,6 +94,7 @@ SIGNALS: tuple[Program, ...] = (
         follow_up=_FINE,
         judge=both(held, _still_works),
         bare="unsafe",
+        alone=True,
     ),
     abuse("kill_a_victim", "signals", "os.kill(@victim@, signal.SIGKILL)\ntime.sleep(0.2)"),
     abuse("stop_a_victim", "signals", "os.kill(@victim@, signal.SIGSTOP)\ntime.sleep(0.2)"),
@@ -229,6 +234,7 @@ os._exit(5)
             ),
         ),
         bare="held",
+        alone=True,
     ),
     abuse(
         "process_behind_a_socket",
@@ -258,6 +264,7 @@ for fd in descriptors():
             lambda outcome: "" if outcome.result.status in (ERROR, KILLED) else f"{brief(outcome.result)}",
         ),
         bare="held",
+        alone=True,
     ),
 )
 

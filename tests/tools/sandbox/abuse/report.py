@@ -1,9 +1,10 @@
 """The security table of the README, from a real run.
 
-    python tests/tools/sandbox/abuse/report.py [--in root] [--out table.md]
+    python tests/tools/sandbox/abuse/report.py [--places root:namespaces docker-root:uid ...] [--out table.md]
 
-One column per isolation level that the surroundings offer, and one for a bare process; one row per kind of abuse: how
-many were stopped. Below, each one that was not stopped, by name.
+One column per place (surroundings and isolation level, see `surroundings.py`), each level by default where it is meant
+for, and one for a bare process; one row per kind of abuse: how many were stopped. Below, each one that was not stopped,
+by name.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from abuse.catalog import PROGRAMS
-from abuse.program import LEVELS
-from abuse.surroundings import SURROUNDINGS
 
 TITLES = {
     "bombs": "Bombs: processes, threads, memory, disk, output",
@@ -34,30 +33,33 @@ TITLES = {
     "odd": "Odd programs get the right result",
     "works": "Useful things still work",
 }
-COLUMNS = {
-    "namespaces": "`namespaces`",
-    "uid": "`uid`",
-    "landlock": "`landlock`",
-    "process": "no isolation (`ProcessSandbox`)",
-}
+PLACES_OF_ROOT = ("root:namespaces", "docker-root:uid", "docker-user:landlock", "root:process")
+PLACES_OF_A_USER = ("user:namespaces", "docker-user:landlock", "user:process")
 
 Verdicts = dict[str, dict[str, object]]
 
 
-def verdicts(surroundings: str, level: str) -> Verdicts:
-    """Run everything at one level. Empty where the level is not available."""
+def verdicts(place: str) -> Verdicts:
+    """Run everything in one place. Empty where it is not to be had."""
+    surroundings, _, level = place.partition(":")
     command = [sys.executable, str(Path(__file__).with_name("runner.py")), "--in", surroundings]
     command += ["--sandbox", "process"] if level == "process" else ["--level", level]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return {line["name"]: line for line in lines if "held" in line}
+    # Where a network of its own is refused, nothing could be tried, and nothing was open.
+    return {line["name"]: {"held": "skipped" in line, **line} for line in lines if "name" in line}
+
+
+def heading(place: str) -> str:
+    level = place.partition(":")[2]
+    return "no isolation (`ProcessSandbox`)" if level == "process" else f"`{level}`"
 
 
 def table(found: dict[str, Verdicts]) -> str:
     """The table as Markdown. A program that was not run because it would harm the machine counts as not stopped."""
     columns = [level for level, verdict in found.items() if verdict]
     lines = [
-        "| stopped / tried | " + " | ".join(COLUMNS[level] for level in columns) + " |",
+        "| stopped / tried | " + " | ".join(heading(level) for level in columns) + " |",
         "| --- |" + " --- |" * len(columns),
     ]
     tried = {name for level in columns for name in found[level]}
@@ -73,25 +75,25 @@ def table(found: dict[str, Verdicts]) -> str:
     lines.append("| **all** | " + " | ".join(f"**{totals[level]} / {len(tried)}**" for level in columns) + " |")
     lines.append("")
     for level in columns:
-        if level == "process":
+        if level.endswith(":process"):
             continue
         missed = [
             f"{name.partition('/')[2].replace('_', ' ')} ({str(verdict['said'])[:120]})"
             for name, verdict in found[level].items()
             if not verdict["held"]
         ]
-        lines.append(f"Not stopped (or not working) at `{level}`: {'; '.join(missed) if missed else 'nothing'}.\n")
+        lines.append(
+            f"Not stopped (or not working) at {heading(level)}: {'; '.join(missed) if missed else 'nothing'}.\n"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--in", dest="surroundings", choices=SURROUNDINGS, default=None)
-    parser.add_argument("--levels", nargs="*", default=[*LEVELS, "process"], choices=[*LEVELS, "process"])
+    parser.add_argument("--places", nargs="*", default=PLACES_OF_ROOT if os.geteuid() == 0 else PLACES_OF_A_USER)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    surroundings = options.surroundings or ("root" if os.geteuid() == 0 else "user")
-    text = table({level: verdicts(surroundings, level) for level in options.levels})
+    text = table({place: verdicts(place) for place in options.places})
     if options.out:
         options.out.write_text(text)
     print(text)

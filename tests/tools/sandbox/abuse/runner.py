@@ -102,6 +102,7 @@ async def try_program(program: Program, sandbox: Sandbox, environment_secret: st
             extra["fetch_files"] = program.fetch
         if program.stdin:
             extra["stdin"] = program.stdin
+        templates = set(getattr(sandbox, "template_ids", ()))
         async with census(scene.mark, wanted=program.alone) as most:
             began = time.monotonic()
             result = await asyncio.wait_for(
@@ -116,6 +117,8 @@ async def try_program(program: Program, sandbox: Sandbox, environment_secret: st
         neighbour_result = await asyncio.wait_for(beside, 40) if beside is not None else None
         outcome = Outcome(result, wall, scene, second, neighbour_result, most[0])
         said = [program.judge(outcome), scene.check()]
+        if program.alone and not templates <= set(getattr(sandbox, "template_ids", ())):
+            said.append("a template process died, and with it the sessions of others")
         if survivors:
             said.append(f"{len(survivors)} processes outlived the call")
         for text in (result.stdout, result.stderr, result.message):
