@@ -62,7 +62,8 @@ class ServerConfig(pydantic.BaseModel):
         max_concurrency: programs and cells that run at once, all workers together. Default: 8 per processor.
         max_queue: requests that wait for a place, all workers together; more are told to come back (429).
         queue_timeout: most seconds that a request waits for a place; then 429.
-        max_sessions: sessions that are open at once, all workers together; more are told to come back (429).
+        max_sessions: sessions that are open at once, all workers together; more are told to come back (429). Each
+            worker has its share of them, and a fork lives where its parent does.
         session_idle_timeout: seconds without a call after which a session is closed.
         max_connections: connections at once, per worker; more are closed at once.
         body_limit_mb: MiB of one request's body; a longer one is refused (413).

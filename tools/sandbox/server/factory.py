@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.local.isolation import Level
 from toolgym.tools.sandbox.local.languages import LANGUAGES
-from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.server.config import ServerConfig, cores
 
 
 def make_sandbox(config: ServerConfig) -> LocalSandbox:
@@ -21,6 +21,7 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         preload=config.preload,
         python=config.python,
         max_running=config.share(config.max_concurrency),
+        templates=max(1, cores() // 2 // config.workers),
     )
 
 

@@ -1,0 +1,64 @@
+"""Whatever bytes come in, the answer is an answer: never a server error, never a hang."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolgym.tools.sandbox.server import wire
+from toolgym.tools.sandbox.server.convert import check_name, decode_files
+
+TEXT = st.text(st.characters(), max_size=20)  # lone surrogates and NUL among them
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted({*wire.RunCodeRequest.model_fields, *wire.RunJupyterRequest.model_fields, "argv", "timeout"})
+LIKELY = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6).map(
+    lambda fields: {"code": "", "language": "python", "cells": [], "argv": ["x"]} | fields
+)
+MODELS = (wire.RunCodeRequest, wire.RunJupyterRequest, wire.CreateSessionRequest, wire.CellRequest, wire.ExecRequest)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(body=st.binary(max_size=60) | (JSON | LIKELY).map(lambda data: json.dumps(data).encode()))
+@settings(max_examples=200, deadline=None)
+def test_bodies(model, body):
+    try:
+        request = wire.parse(model, body)
+        if hasattr(request, "files"):
+            decode_files(request.files)
+        for name in getattr(request, "fetch_files", ()):
+            check_name(name, ("fetch_files",), absolute=True)
+    except wire.InvalidRequest as error:
+        detail = json.loads(wire.encode({"detail": error.problems}).decode("utf-8"))["detail"]
+        assert detail
+        assert all(found["loc"][0] == "body" and found["msg"] and found["type"] for found in detail)
+
+
+@given(data=JSON)
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_program_displays_can_be_sent(data):
+    message = wire.CellResponse(status="ok", display=[{"x": data}])
+    json.loads(wire.encode(message).decode("utf-8"), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+@given(fields=LIKELY.map(lambda fields: {"run_timeout": 0.2, "total_timeout": 0.2} | fields))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_requests(shared_url, fields):
+    for path in ("run_code", "run_jupyter"):
+        request = urllib.request.Request(f"{shared_url}/{path}", data=json.dumps(fields).encode(), method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                status, answer = response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                status, answer = error.code, json.load(error)
+        assert status in (200, 422), answer
+        assert status == 422 or answer["status"] in ("Success", "Failed")
