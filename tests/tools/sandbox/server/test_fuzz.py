@@ -28,7 +28,7 @@ MODELS = (wire.RunCodeRequest, wire.RunJupyterRequest, wire.CreateSessionRequest
 
 @pytest.mark.parametrize("model", MODELS)
 @given(body=st.binary(max_size=60) | (JSON | LIKELY).map(lambda data: json.dumps(data).encode()))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bodies(model, body):
     try:
         request = wire.parse(model, body)
@@ -43,14 +43,14 @@ def test_bodies(model, body):
 
 
 @given(data=JSON)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_a_program_displays_can_be_sent(data):
     message = wire.CellResponse(status="ok", display=[{"x": data}])
     json.loads(wire.encode(message).decode("utf-8"), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
 @given(fields=LIKELY.map(lambda fields: {"run_timeout": 0.2, "total_timeout": 0.2} | fields))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_requests(shared_url, fields):
     for path in ("run_code", "run_jupyter"):
         request = urllib.request.Request(f"{shared_url}/{path}", data=json.dumps(fields).encode(), method="POST")
