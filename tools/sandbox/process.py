@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ from pathlib import Path
 from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.local.folders import remove
 from toolgym.tools.sandbox.names import check_name
 
 KILL_GRACE = 5.0
@@ -34,9 +33,6 @@ KILL_GRACE = 5.0
 
 DRAIN_GRACE = 0.5
 """Seconds to wait for the pipes of a dead process to close."""
-
-REMOVE_GRACE = 30.0
-"""Seconds for each command that removes a folder where Python could not."""
 
 FLOOD_FACTOR = 64
 """A stream may carry this many times its cap before the program is killed for it."""
@@ -105,7 +101,7 @@ class ProcessSandbox(Sandbox):
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot start the program: {error}")
         finally:
-            await shielded(asyncio.to_thread(_remove, folder))
+            await shielded(asyncio.to_thread(remove, str(folder)))
 
     async def close(self) -> None:
         for group in tuple(self._groups):
@@ -278,16 +274,6 @@ def _fetch_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
         if not path.is_symlink() and path.is_file() and path.resolve().is_relative_to(root):
             found[name] = path.read_bytes()
     return found
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder whatever a program put there: trees too deep for Python, folders without permissions."""
-    try:
-        shutil.rmtree(folder)
-    except (OSError, RecursionError):
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-                subprocess.run([*command, str(folder)], capture_output=True, check=False, timeout=REMOVE_GRACE)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -82,8 +82,7 @@ class Confinement:
             os.dup2(control, CONTROL_FD)
         kernel.close_from(CONTROL_FD + 1)  # only now: the rules' descriptors were among them
         resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, self.open_files))
-        if self.namespaces or self.first_uid:
-            kernel.drop_capabilities()
+        kernel.drop_capabilities()
         if self.filter is not None:
             seccomp.install(self.filter)
         return folder

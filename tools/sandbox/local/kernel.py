@@ -20,6 +20,7 @@ MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+_PR_SET_SECUREBITS, _NO_ROOT, _NO_ROOT_LOCKED = 28, 1, 2
 
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
 
@@ -91,10 +92,12 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Empty the effective, permitted and inheritable sets.
+    """Empty the effective, permitted and inheritable sets, so that no later `execve` can fill them again.
 
-    With no-new-privileges set and a user id other than 0, no later `execve` can fill them again.
+    Needs no-new-privileges. For user id 0, which `execve` would otherwise favour, that favour is switched off first.
     """
+    if os.geteuid() == 0:
+        libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_NO_ROOT | _NO_ROOT_LOCKED), 0, 0, 0)
     header = struct.pack("Ii", 0x20080522, 0)
     check(libc.capset(header, bytes(24)), "capset")
 

@@ -28,7 +28,7 @@ _SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3
 
 def abi() -> int:
     """The kernel's Landlock ABI; 0 where it has none."""
-    return max(0, kernel.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
+    return max(0, int(kernel.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
 class Ruleset:

@@ -66,9 +66,10 @@ def fresh_main(name: str) -> types.ModuleType:
     sys.argv[:] = [name]
     sys.path.insert(0, os.getcwd())
     # The template's own streams were made for other files. Lines are flushed, so that a killed program's are kept.
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _stream(1, "strict")
-    sys.stderr = sys.__stderr__ = _stream(2, "backslashreplace")
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = _stream(1, "strict"), _stream(2, "backslashreplace")
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
     gc.enable()
     return main
 

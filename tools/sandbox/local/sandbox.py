@@ -8,12 +8,13 @@ import itertools
 import logging
 import os
 import re
-import shutil
+import stat
 import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 from toolgym.tools.errors import ConfigError, SandboxError
@@ -27,7 +28,7 @@ from toolgym.tools.sandbox.base import (
     Sandbox,
     Session,
 )
-from toolgym.tools.sandbox.local import jail, languages
+from toolgym.tools.sandbox.local import folders, jail, languages
 from toolgym.tools.sandbox.local.isolation import Isolation, Level, choose
 from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost, runtime_paths
 from toolgym.tools.sandbox.names import check_name
@@ -56,7 +57,7 @@ MAX_READ = 32 * 1024 * 1024
 
 Network = Literal["off", "loopback", "host"]
 
-_log = logging.getLogger("toolgym.sandbox")
+_log = logging.getLogger("toolgym.tools.sandbox")
 _said: set[str] = set()
 
 
@@ -107,6 +108,8 @@ class LocalSandbox(Sandbox):
             raise SandboxError(f"network='loopback' needs the level 'namespaces', and this is {self._level.value!r}")
         self._network: Network = network
         self._python = python or sys.executable
+        if self._level is Level.UID:
+            self._level = _enterable(self._python, level, require)
         self._preload = tuple(preload)
         cores = os.cpu_count() or 1
         self._limiter = LocalRateLimiter(max_running or 4 * cores)
@@ -239,9 +242,10 @@ class LocalSandbox(Sandbox):
         Raises:
             SandboxError: it cannot be opened.
         """
-        message = {
+        name = uuid.uuid4().hex
+        message: dict[str, Any] = {
             "op": "open",
-            "session": uuid.uuid4().hex,
+            "session": name,
             "files": _encode_files(files),
             "env": _check_env(env),
             "memory_mb": _positive("memory_mb", memory_mb if memory_mb is not None else self.limits.memory_mb),
@@ -256,7 +260,7 @@ class LocalSandbox(Sandbox):
                 why = "the template process was lost"
                 continue
             if answer["status"] == "ok":
-                return self._adopt(LocalSession(self, template, message["session"]))
+                return self._adopt(LocalSession(self, template, name))
             why = answer.get("message") or answer["status"]
         raise SandboxError(f"a session cannot be opened: {why}")
 
@@ -270,7 +274,7 @@ class LocalSandbox(Sandbox):
         for kind in self._kinds.values():
             kind[:] = [None] * len(kind)
         if self._work:
-            await asyncio.to_thread(shutil.rmtree, self._work, ignore_errors=True)
+            await asyncio.to_thread(folders.remove, self._work)
             self._work = ""
 
     def _adopt(self, session: LocalSession) -> LocalSession:
@@ -375,7 +379,7 @@ class LocalSession(Session):
             status=status,
             stdout=answer.get("stdout", ""),
             stderr=answer.get("stderr", ""),
-            result=result if isinstance(result, str) else None,
+            result=_valid(result) if isinstance(result, str) else None,
             display=tuple(one for one in display if isinstance(one, dict)) if isinstance(display, list) else (),
             error=error,
             duration=float(answer.get("duration", 0.0)),
@@ -479,6 +483,24 @@ class LocalSession(Session):
             return answer
 
 
+def _enterable(python: str, level: str | None, require: str | None) -> Level:
+    """Other users must be able to enter the interpreter's folders at the level `uid`; otherwise it is `landlock`."""
+    closed = [
+        str(folder)
+        for path in runtime_paths(python)
+        for folder in [Path(path), *Path(path).parents]
+        if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH
+    ]
+    if not closed:
+        return Level.UID
+    if level is not None or (require is not None and Level(require) is not Level.LANDLOCK):
+        raise SandboxError(
+            f"at the level 'uid' programs run as other users, who cannot enter {closed[0]!r} to reach the interpreter "
+            f"{python!r}; give a world-readable one in python=, or accept the level 'landlock'"
+        )
+    return Level.LANDLOCK
+
+
 def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
     """Matches code in which a preloaded module, or one that usually brings it, is named."""
     names = {name.partition(".")[0] for name in preload}
@@ -571,5 +593,10 @@ def _cell_error(value: object) -> CellError | None:
     if not isinstance(value, dict):
         return None
     lines = value.get("traceback")
-    kept = tuple(str(line) for line in lines) if isinstance(lines, list) else ()
-    return CellError(str(value.get("name", "")), str(value.get("value", "")), kept)
+    kept = tuple(_valid(str(line)) for line in lines) if isinstance(lines, list) else ()
+    return CellError(_valid(str(value.get("name", ""))), _valid(str(value.get("value", ""))), kept)
+
+
+def _valid(text: str) -> str:
+    """Text that UTF-8 can hold: lone surrogates become their escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

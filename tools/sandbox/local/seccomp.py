@@ -23,6 +23,13 @@ _X32_BIT = 0x40000000
 # name: (x86_64, aarch64); -1 where the architecture has no such call
 _NUMBERS: dict[str, tuple[int, int]] = {
     "_sysctl": (156, -1),
+    "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "setpriority": (141, 140),
+    "prlimit64": (302, 261),
     "acct": (163, 89),
     "add_key": (248, 217),
     "adjtimex": (159, 171),
@@ -127,10 +134,17 @@ _NUMBERS: dict[str, tuple[int, int]] = {
 }
 
 TEMPLATE_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create")
-_CHECKED = ("clone", "clone3", "ioctl", "socket", "fork", "vfork")
+_OWN = (
+    ("prlimit64", 0), ("sched_setaffinity", 0), ("sched_setattr", 0), ("sched_setparam", 0), ("sched_setscheduler", 0),
+    ("setpriority", 1), ("ioprio_set", 1),
+)  # fmt: skip
+"""Calls that can change another process of the same user, and which argument names it; 0 is the caller."""
+
+_CHECKED = (*(name for name, _ in _OWN), "clone", "clone3", "ioctl", "socket", "fork", "vfork")
+TIMES = ("utime", "utimes", "futimesat", "utimensat")
+ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
 METADATA = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat",
-    "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", *TIMES, *ATTRIBUTES,
 )  # fmt: skip
 """Calls that change a file's metadata, which Landlock does not cover."""
 
@@ -157,15 +171,16 @@ def template_filter(*, needs: Iterable[str] = TEMPLATE_NEEDS) -> bytes:
     return _head() + _deny(denied) + _instruction(_RETURN, 0, 0, _ALLOW)
 
 
-def child_filter(*, fork: bool, network: bool, sockets: bool, freeze_metadata: bool) -> bytes:
+def child_filter(*, fork: bool, network: bool, sockets: bool, frozen: Iterable[str], own_only: bool) -> bytes:
     """The short filter of a child.
 
     Args:
         fork: whether the program may start processes; threads it always may.
         network: whether it may make internet sockets, besides UNIX ones.
         sockets: whether it may make any socket at all.
-        freeze_metadata: whether calls that change metadata do nothing and report success (for levels without a file
-            system of their own; refusing would break harmless copying of files).
+        frozen: calls that do nothing and report success (for levels without a file system of their own; refusing
+            would break harmless copying of files).
+        own_only: whether a program may change limits and priorities of itself alone, by naming process 0.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
     if fork:
@@ -179,8 +194,10 @@ def child_filter(*, fork: bool, network: bool, sockets: bool, freeze_metadata: b
     else:
         parts.append(_when("socket", _DENY))
     parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, _TIOCSTI), (_EQUAL, _TIOCLINUX)], deny_on_match=True))
-    if freeze_metadata:
-        parts += [_when(name, _PRETEND) for name in METADATA]
+    parts += [_when(name, _PRETEND) for name in frozen]
+    if own_only:
+        for name, argument in _OWN:
+            parts.append(_when_arg(name, _ARG0_AT + 8 * argument, [(_EQUAL, 0)], deny_on_match=False))
     parts += [_deny(TEMPLATE_NEEDS), _instruction(_RETURN, 0, 0, _ALLOW)]
     return b"".join(parts)
 

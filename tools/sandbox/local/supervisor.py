@@ -7,12 +7,12 @@ import contextlib
 import itertools
 import json
 import logging
-import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.local import wire
@@ -38,7 +38,7 @@ template.main(json.loads(sys.argv[1]))
 """
 
 
-_log = logging.getLogger("toolgym.sandbox")
+_log = logging.getLogger("toolgym.tools.sandbox")
 
 
 class TemplateLost(Exception):
@@ -55,7 +55,8 @@ class Supervisor:
 
     def __init__(self, python: str, config: Mapping[str, Any]) -> None:
         self._python, self._config = python, dict(config)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -86,9 +87,11 @@ class Supervisor:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             config = json.dumps({**self._config, "socket": theirs.fileno()})
-            self._process = await asyncio.create_subprocess_exec(
-                self._python, "-I", "-c", _BOOT, config, str(Path(__file__).parent),
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            # Not asyncio's own: its watcher and its transport race to reap a process that is killed.
+            self._words = await asyncio.to_thread(tempfile.TemporaryFile)
+            self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
+                [self._python, "-I", "-c", _BOOT, config, str(Path(__file__).parent)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
                 pass_fds=[theirs.fileno()], env={}, cwd="/", start_new_session=True,
             )  # fmt: skip
             theirs.close()
@@ -115,10 +118,15 @@ class Supervisor:
         while data := await self._reader.read(1 << 16):
             for message in decoder.feed(data):
                 return message
-        assert self._process is not None
-        assert self._process.stderr is not None
-        said = (await self._process.stderr.read(1 << 16)).decode("utf-8", "replace").strip()
-        raise SandboxError(f"the sandbox's template process ended while starting: {said[-2000:] or 'it said nothing'}")
+        said = await asyncio.to_thread(self._last_words)
+        raise SandboxError(f"the sandbox's template process ended while starting: {said or 'it said nothing'}")
+
+    def _last_words(self) -> str:
+        """What the process wrote to standard error."""
+        if self._words is None or self._words.closed:
+            return ""
+        self._words.seek(0)
+        return self._words.read().decode("utf-8", "replace").strip()[-2000:]
 
     async def request(self, message: dict[str, Any], *, patience: float, settle: float = 0.0) -> dict[str, Any]:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
@@ -157,9 +165,8 @@ class Supervisor:
 
     def kill(self) -> None:
         """End the process and everything below it, at once."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> None:
         """Kill the process, reap it, and fail what still waits. Closing twice is fine."""
@@ -170,11 +177,13 @@ class Supervisor:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
         if self._process is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_TIMEOUT):
-                    _, said = await self._process.communicate()
-                    if said:
-                        _log.warning("a template process said: %s", said.decode("utf-8", "replace").strip()[-2000:])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, END_TIMEOUT)
+        if self._words is not None and not self._words.closed:
+            said = await asyncio.to_thread(self._last_words)
+            self._words.close()
+            if said:
+                _log.warning("a template process said: %s", said)
         self._fail_waiting()
 
     async def _listen(self, decoder: wire.Decoder) -> None:

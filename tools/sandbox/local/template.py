@@ -32,10 +32,10 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import jail, kernel, program, repl, seccomp, wire
+from toolgym.tools.sandbox.local import folders, jail, kernel, program, repl, seccomp, wire
 from toolgym.tools.sandbox.local.capture import Capture
 from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
 from toolgym.tools.sandbox.local.landlock import Ruleset, abi
@@ -114,6 +114,8 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         PATH=config["path"],
         HOME="/tmp",
         TMPDIR="/tmp",
+        USER="user",
+        LOGNAME="user",
         LANG="C.UTF-8",
         MPLBACKEND="Agg",
         MPLCONFIGDIR="/tmp",
@@ -122,6 +124,10 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         MKL_NUM_THREADS="1",
         PYTHONDONTWRITEBYTECODE="1",
     )
+
+
+_FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
+"""Per level, calls on files that do nothing, for Landlock does not cover them."""
 
 
 class Lane:
@@ -212,7 +218,8 @@ class Template:
                 fork=self._can_fork,
                 network=network != "off",
                 sockets=self._namespaces or network != "off",
-                freeze_metadata=not self._can_fork,
+                frozen=_FROZEN[config["level"]],
+                own_only=not self._namespaces,
             )
         statm = _memory_pages() if self._has_proc else [0] * 7
         self._rss_pages = statm[1]
@@ -241,7 +248,7 @@ class Template:
     def serve(self) -> NoReturn:
         """Serve until the host's socket closes."""
         # Programs shall find none of this; and here, before the fork, forgetting it costs them nothing.
-        for name in [key for key in sys.modules if key == "toolgym" or key.startswith("toolgym.")]:
+        for name in [key for key in sys.modules if key.partition(".")[0] == "toolgym"]:
             del sys.modules[name]
         gc.collect()
         kernel.trim_heap()
@@ -355,7 +362,7 @@ class Template:
         lane.child.memory_mb = request["memory_mb"]
         self._running[request["id"]] = lane
         self._send(lane, {**request, "fork": self._can_fork})
-        self._arm(lane, request.get("compile_timeout") if request.get("compile") else request["timeout"])
+        self._arm(lane, request["compile_timeout"] if request.get("compile") else request["timeout"])
 
     def _do_open(self, request: dict[str, Any]) -> None:
         lane = self._take()
@@ -750,7 +757,7 @@ class Template:
         if child in self._warm:
             self._warm.remove(child)
         if not self._namespaces:
-            _remove(child.folder)
+            folders.remove(child.folder)
         os.close(child.pidfd)
         del self._children[child.pid]
         self._slots.append(child.slot)
@@ -786,7 +793,7 @@ class Template:
                     lane.killed = lane.killed or "memory_limit"
                 child.kill()
 
-    def _fetch(self, lane: Lane, names: list[str]) -> dict[str, str]:
+    def _fetch(self, lane: Lane, names: Sequence[str]) -> dict[str, str]:
         """Read files through the handle that the child gave before any foreign code ran."""
         found: dict[str, str] = {}
         if lane.folder < 0:
@@ -853,12 +860,6 @@ def _resident_pages(pid: int) -> int:
             return int(file.read().split()[1])
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def _remove(folder: str) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
