@@ -57,7 +57,7 @@ class CodeInterpreterTool(BaseTool):
         sandbox: run on this sandbox instead; it stays the caller's to close.
 
     Raises:
-        ConfigError: an option is unknown or out of range; names the option.
+        ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
     """
 
     default_schema = ToolSchema(
@@ -192,4 +192,5 @@ def _options(config: Mapping[str, Any]) -> CodeInterpreterConfig:
 def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
     if options.sandbox_fusion_url:
         return FusionSandbox(options.sandbox_fusion_url, memory_limit_mb=options.memory_limit_mb)
+    ProcessSandbox.check_language(options.default_language)
     return ProcessSandbox()
