@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from toolgym.report import conversation, pick_conversation, summary_table
-from toolgym.tools.errors import BatchError, ConfigError
+from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError, nearest
 
 TRAJECTORIES, BATCH = "trajectories.jsonl", "batch.safetensors"
 
@@ -162,7 +162,13 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
         transformers_logging.set_verbosity_error()  # what matters is raised
         folder = tiny_policy_path() if name == "tiny" else Path(name)
         if not name or not folder.is_dir():
-            raise ConfigError(f"--engine takes 'tiny', an http:// URL or a model folder; {name!r} is none of these")
+            siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
+            near = nearest(
+                name, ["tiny", *(str(folder.with_name(one.name)) for one in siblings if one.is_dir() and name)]
+            )
+            raise UnknownNameError(
+                f"--engine takes 'tiny', an http:// URL or a model folder; {name!r} is none of these{near}"
+            )
         engine = TransformersEngine(folder)
         await engine.start()
         source = tokenizer_name or str(folder)

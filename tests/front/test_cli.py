@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,7 +79,11 @@ def test_tasks_and_tools_from_files(tmp_path):
         (["--env", "CodeInterpretr-v0"], "did you mean 'CodeInterpreter-v0'"),
         (["--task-file", "{folder}/task.jsonl"], "did you mean 'tasks.jsonl'"),
         (["--tool-config", "{folder}/tool.yaml"], "did you mean 'tools.yaml'"),
-        (["--engine", "tyni"], "'tiny', an http:// URL or a model folder"),
+        (
+            ["--engine", "tyni"],
+            "'tiny', an http:// URL or a model folder; 'tyni' is none of these, did you mean 'tiny'?",
+        ),
+        (["--engine", "{folder}/modl"], "/model'?"),
         (["--top-p", "3"], "top_p must be above 0"),
         (["--out", "{folder}/tasks.jsonl/x"], "cannot write trajectories"),
         (["--env", ":x"], "not the name of a module"),
@@ -92,6 +97,7 @@ def test_what_is_wrong_is_one_line_that_helps(tmp_path, monkeypatch, capfd, argu
     """In this process, for most of a process of its own would be importing torch; the next test has one."""
     (tmp_path / "tasks.jsonl").write_text("")
     (tmp_path / "tools.yaml").write_text("")
+    (tmp_path / "model").mkdir()
     arguments = [one.format(folder=tmp_path) for one in arguments]
     if "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "out")]
@@ -159,6 +165,29 @@ def test_an_engine_that_does_not_start_leaves_earlier_results_alone(tmp_path, mo
         assert (tmp_path / name).read_text() == "of an earlier run\n"
 
 
+@contextlib.contextmanager
+def started(*arguments, **env):
+    """A running `toolgym rollout`, as a shell in a terminal starts it, and killed in the end."""
+
+    def attend():  # a shell may have started the tests in the background, or under nohup
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        [*COMMAND, "rollout", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **env},
+        preexec_fn=attend,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def children(pid):
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [int(one) for one in listed.stdout.split()]
@@ -170,23 +199,19 @@ def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_be
     out = tmp_path / "out"
     (tmp_path / "slow_tool.py").write_text(SLOW_INTERPRETER)
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: slow_tool.Slow}]\n")
-    process = subprocess.Popen(
-        [*COMMAND, "rollout", "--tasks", "2000", "--group-size", "4", "--out", str(out), "--max-new-tokens", "96",
-         "--tool-config", str(tmp_path / "tools.yaml")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )  # fmt: skip
-    path = out / "trajectories.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if path.exists() and path.stat().st_size > 5_000 and children(process.pid):
-            break
-        time.sleep(0.05)
-    programs = children(process.pid)
-    assert programs
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    arguments = ["--tasks", "2000", "--out", str(out), "--max-new-tokens", "96"]
+    with started(*arguments, "--tool-config", str(tmp_path / "tools.yaml"), PYTHONPATH=str(tmp_path)) as process:
+        path = out / "trajectories.jsonl"
+        programs = []
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            programs = children(process.pid)
+            if path.exists() and path.stat().st_size > 5_000 and len(programs) > 4:  # most of them sleep by now
+                break
+            time.sleep(0.05)
+        assert len(programs) > 4
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number, stderr
     assert "interrupted" in stdout
     assert "Traceback" not in stderr
@@ -211,14 +236,10 @@ class Slow(CodeInterpreterTool):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1.0, 2.5])
 def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
-    process = subprocess.Popen(
-        [*COMMAND, "rollout", "--tasks", "2000", "--out", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    with started("--tasks", "2000", "--out", str(tmp_path)) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
 
