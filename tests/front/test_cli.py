@@ -132,6 +132,7 @@ def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path):
     assert time.monotonic() - started < 30  # most of it is Python importing on a busy machine
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_costs_no_file(tmp_path):
     """As with `| head -1`: what was played is written before anything is shown."""
     process = subprocess.Popen(
@@ -145,6 +146,7 @@ def test_a_reader_that_goes_away_costs_no_file(tmp_path):
     assert len(load_batch(tmp_path / "batch.safetensors")) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_standard_output_and_few_characters_are_one_line(tmp_path):
     arguments = ["rollout", "--tasks", "1", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "32"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -244,6 +246,7 @@ def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_an_engine_that_always_fails_is_told(tmp_path):
     """A context too small for any prompt: every episode fails, and the command says so."""
     import shutil
