@@ -194,6 +194,8 @@ def _is_entry_point(value: object) -> bool:
 
 
 def _import(module_name: str, why: str) -> Any:
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{module_name!r} is not the name of a module; {why}")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

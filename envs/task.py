@@ -14,6 +14,7 @@ from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.message import Message
 
 _ROLES = ("system", "user", "assistant", "tool")
+_KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ class Task:
                 raise ConfigError(
                     f"a task's message needs a role out of {', '.join(_ROLES)} and a text content, got {message!r}"
                 )
+            if not _are_calls(message.get("tool_calls", [])):
+                raise ConfigError(
+                    "tool_calls of a task's message must be a list of {'id', 'type': 'function', 'function': {'name', "
+                    f"'arguments': {{...}}}}}}, got {message!r}"
+                )
+        for name, kwargs in self.tools_kwargs.items():
+            if not isinstance(kwargs, Mapping) or not all(
+                isinstance(kwargs.get(key), Mapping | None) for key in _KWARGS
+            ):
+                raise ConfigError(
+                    f"a task's tools_kwargs[{name!r}] must map any of {', '.join(_KWARGS)} to named arguments, "
+                    f"got {kwargs!r}"
+                )
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], *, id: str = "") -> Task:
@@ -59,9 +73,9 @@ class Task:
             raise ConfigError(f"a task row needs 'prompt', a list of messages; got {prompt!r}")
         if not all(isinstance(message, Mapping) for message in prompt):
             raise ConfigError(f"'prompt' must be a list of messages {{'role', 'content'}}; got {prompt!r}")
-        extra = row.get("extra_info") or {}
-        truth = (row.get("reward_model") or {}).get("ground_truth")
-        kwargs = extra.get("tools_kwargs") or {}
+        extra = _mapping("extra_info", row.get("extra_info"))
+        truth = _mapping("reward_model", row.get("reward_model")).get("ground_truth")
+        kwargs = _mapping("extra_info.tools_kwargs", extra.get("tools_kwargs"))
         return cls(
             messages=tuple(cast(Message, dict(message)) for message in prompt),
             ground_truth=None if truth is None else str(truth),
@@ -82,6 +96,25 @@ class Task:
                 "tools_kwargs": {k: dict(v) for k, v in self.tools_kwargs.items()},
             },
         }
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name!r} of a task row must be an object, got {value!r}")
+    return value
+
+
+def _are_calls(calls: Any) -> bool:
+    """Whether these are `tool_calls` as chat templates take them."""
+    if not isinstance(calls, list):
+        return False
+    functions = [one.get("function") if isinstance(one, Mapping) else None for one in calls]
+    return all(
+        isinstance(one, Mapping) and isinstance(one.get("name"), str) and isinstance(one.get("arguments"), Mapping)
+        for one in functions
+    )
 
 
 class TaskSource(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -46,9 +47,12 @@ app.add_typer(serve_app)
 
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a question mark in a terminal that knows few characters
     try:
         app()
-    except ToolgymError as error:
+    except (ToolgymError, OSError) as error:  # of the latter, a full disk behind standard output for example
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", style="red", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from toolgym.report import conversation, pick_conversation, summary_table
-from toolgym.tools.errors import BatchError, ConfigError
+from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError, nearest
+
+TRAJECTORIES, BATCH = "trajectories.jsonl", "batch.safetensors"
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner import Runner
     from toolgym.rollout.trajectory import Trajectory, TrajectoryWriter
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it for a process ended by SIGINT."""
+STOPPED_BY = 128
+"""Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
 
 
 def rollout_command(
@@ -80,7 +82,11 @@ def rollout_command(
         limits=Limits(max_response_tokens=max_response_tokens, episode_timeout=episode_timeout),
         seed=seed,
     )
-    status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, config))
+    try:
+        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, config))
+    except KeyboardInterrupt:
+        typer.echo("interrupted before the first episode", err=True)
+        status = STOPPED_BY + signal.SIGINT
     raise typer.Exit(status)
 
 
@@ -98,23 +104,41 @@ async def _main(
     from toolgym.rollout.trajectory import TrajectoryWriter
 
     errors = Console(stderr=True, highlight=False)
-    async with make(env_id, **env_kwargs) as probe:
+    try:
+        probe = make(env_id, **env_kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"env {env_id!r} cannot be made with {', '.join(env_kwargs) or 'no'} options: {error}"
+        ) from error
+    async with probe:
         source = getattr(probe, "tasks", None)
         if source is None:
             raise ConfigError(f"env {env_id!r} has no tasks of its own; give some with --task-file")
         tasks: list[Task] = source.take(num_tasks, seed=config.seed or 0)
-    with TrajectoryWriter(out / "trajectories.jsonl") as writer:
+    _require_writable(out / TRAJECTORIES)
+    async with contextlib.AsyncExitStack() as stack:
+        for made in env_kwargs.get("tools", ()):
+            stack.push_async_callback(made.close)
         with errors.status(f"starting engine {engine_name}"):
             engine, tokenizer = await _open_engine(engine_name, tokenizer_name)
+        stack.push_async_callback(engine.close)
         started = time.monotonic()
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(engine.close)
-            runner = Runner(env_id, engine, tokenizer, config, env_kwargs=env_kwargs)
-            trajectories, interrupted = await _play(runner, tasks, config.group_size, writer, errors)
-        for made in env_kwargs.get("tools", ()):
-            await made.close()
+        runner = Runner(env_id, engine, tokenizer, config, env_kwargs=env_kwargs)
+        writer = stack.enter_context(TrajectoryWriter(out / TRAJECTORIES))
+        (out / BATCH).unlink(missing_ok=True)  # an earlier run's, which does not belong to the new trajectories
+        trajectories, stopped_by = await _play(runner, tasks, config.group_size, writer, errors)
     seconds = time.monotonic() - started
-    return _report(trajectories, len(tasks) * config.group_size, seconds, interrupted, tokenizer, out, writer.path)
+    return _report(trajectories, len(tasks) * config.group_size, seconds, stopped_by, tokenizer, out)
+
+
+def _require_writable(path: Path) -> None:
+    """Find out before the engine starts, and leave what an earlier run wrote there until it has."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write trajectories to {str(path)!r}: {error}") from error
 
 
 async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, PreTrainedTokenizerBase]:
@@ -135,9 +159,16 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
         from toolgym.rollout.engines.transformers import TransformersEngine
 
         transformers_logging.disable_progress_bar()  # it would break into ours
+        transformers_logging.set_verbosity_error()  # what matters is raised
         folder = tiny_policy_path() if name == "tiny" else Path(name)
-        if not folder.is_dir():
-            raise ConfigError(f"--engine takes 'tiny', an http:// URL or a model folder; {name!r} is none of these")
+        if not name or not folder.is_dir():
+            siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
+            near = nearest(
+                name, ["tiny", *(str(folder.with_name(one.name)) for one in siblings if one.is_dir() and name)]
+            )
+            raise UnknownNameError(
+                f"--engine takes 'tiny', an http:// URL or a model folder; {name!r} is none of these{near}"
+            )
         engine = TransformersEngine(folder)
         await engine.start()
         source = tokenizer_name or str(folder)
@@ -150,8 +181,8 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
 
 async def _play(
     runner: Runner, tasks: list[Task], group_size: int, writer: TrajectoryWriter, errors: Console
-) -> tuple[list[Trajectory], bool]:
-    """Play until the end or the first Ctrl-C, writing each trajectory as it finishes."""
+) -> tuple[list[Trajectory], signal.Signals | None]:
+    """Play until the end or a signal, writing each trajectory as it finishes; return the signal too."""
     done: list[Trajectory] = []
     total = len(tasks) * group_size
     progress = Progress(
@@ -176,48 +207,61 @@ async def _play(
     with progress:
         player = asyncio.create_task(consume())
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, player.cancel)
+        received: list[signal.Signals] = []
+
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            player.cancel()
+
+        # Whatever ends this process must end the programs that it runs, too: they are no children of the terminal.
+        signals = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+            signals.append(signal.SIGHUP)
+        for number in signals:
+            loop.add_signal_handler(number, stop, number)
         try:
             await player
         except asyncio.CancelledError:
-            return done, True
+            if not received:
+                raise
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
-    return done, False
+            for number in signals:
+                loop.remove_signal_handler(number)
+    return done, received[0] if received else None
 
 
 def _report(
     trajectories: list[Trajectory],
     total: int,
     seconds: float,
-    interrupted: bool,
+    stopped_by: signal.Signals | None,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
-    path: Path,
 ) -> int:
     from toolgym.rollout.batch import make_batch
 
-    console = Console(highlight=False)
     trajectories = sorted(trajectories, key=lambda one: (one.group_id, one.sample))
+    batch, problem = None, ""
+    try:
+        pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)  # any will do: masks tell what is padding
+        batch = make_batch(trajectories, pad_token_id=next(pad for pad in pads if pad is not None))
+        batch.save(out / BATCH)  # before anything is shown: whoever reads that may have gone away
+    except BatchError as error:
+        problem = str(error)
+
+    console = Console(highlight=False)
     if trajectories:
         console.print(summary_table(trajectories, seconds))
         chosen = pick_conversation(trajectories)
         if chosen is not None:
             console.print(conversation(chosen))
-    console.print(f"trajectories  {path}  ({len(trajectories)} of {total})", markup=False, soft_wrap=True)
-    status = 0
-    try:
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        batch = make_batch(trajectories, pad_token_id=pad)
-    except BatchError as error:
-        console.print(f"no batch: {error}", style="red", markup=False, soft_wrap=True)
-        status = 1
+    console.print(f"trajectories  {out / TRAJECTORIES}  ({len(trajectories)} of {total})", markup=False, soft_wrap=True)
+    if batch is None:
+        console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)
     else:
-        batch_path = out / "batch.safetensors"
-        batch.save(batch_path)
         prompt, response = batch.prompts.shape[1], batch.responses.shape[1]
         console.print(
-            f"batch         {batch_path}  ({len(batch)} rows of {prompt} + {response} tokens, "
+            f"batch         {out / BATCH}  ({len(batch)} rows of {prompt} + {response} tokens, "
             f"{int(batch.response_mask.sum())} of them the policy's; checked: every invariant holds)",
             markup=False,
             soft_wrap=True,
@@ -226,7 +270,7 @@ def _report(
             console.print(
                 f"left out      {len(batch.dropped)}: {batch.dropped[0].reason}", markup=False, soft_wrap=True
             )
-    if interrupted:
+    if stopped_by is not None:
         console.print(f"interrupted: {total - len(trajectories)} episodes were not finished", style="yellow")
-        return INTERRUPTED
-    return status
+        return STOPPED_BY + stopped_by
+    return 0 if batch is not None else 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import BatchError, ConfigError, missing_extra
+from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError, missing_extra, nearest
 
 try:
     import numpy as np
@@ -222,9 +222,14 @@ def load_batch(path: str | Path) -> Batch:
     """Read a batch that `Batch.save` wrote, and check it.
 
     Raises:
-        ConfigError: the file is missing or not a batch.
+        UnknownNameError: there is no such file; names the nearest one.
+        ConfigError: the file is not a batch.
         BatchError: an invariant does not hold.
     """
+    path = Path(path)
+    if not path.exists():
+        siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UnknownNameError(f"no batch at {str(path)!r}{nearest(path.name, siblings)}")
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}

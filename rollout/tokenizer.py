@@ -11,6 +11,9 @@ try:
 except ImportError as error:
     raise missing_extra("rollout", "Loading a tokenizer", error) from error
 
+_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
+"""What a tokenizer may be saved as. From a folder without any, transformers would make one that knows no words."""
+
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer.
@@ -29,9 +32,14 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if not path.is_dir() and (path.is_absolute() or str(source).startswith(".")):
         siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UnknownNameError(f"no model folder at {str(source)!r}{nearest(path.name, siblings)}")
+    if path.is_dir() and not any(item.match(pattern) for item in list(path.iterdir()) for pattern in _FILES):
+        raise ConfigError(
+            f"cannot load a tokenizer from {str(source)!r}: it holds no tokenizer.json, nor an older form"
+        )
     try:
         if (path / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(str(path))
         return AutoTokenizer.from_pretrained(str(source))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot load a tokenizer from {str(source)!r}: {error}") from error
+    except Exception as error:  # each broken file breaks something else in there
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"cannot load a tokenizer from {str(source)!r}: {why}") from error

@@ -14,6 +14,7 @@ from toolgym.tools.errors import ConfigError, SandboxError, nearest
 from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.fusion import FusionSandbox
+from toolgym.tools.sandbox.local import languages
 from toolgym.tools.sandbox.local.isolation import offered
 from toolgym.tools.sandbox.process import ProcessSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
@@ -68,7 +69,7 @@ class CodeInterpreterTool(BaseTool):
         sandbox: run on this sandbox instead; it stays the caller's to close.
 
     Raises:
-        ConfigError: an option is unknown or out of range; names the option.
+        ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
     """
 
     default_schema = ToolSchema(
@@ -280,6 +281,8 @@ def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
             "this machine offers no isolation that the sandbox knows: code runs in plain processes of this user, with "
             "access to its files and network; set isolation='landlock' to refuse that"
         )
+        ProcessSandbox.check_language(options.default_language)
         return ProcessSandbox()
+    languages.find(options.default_language)
     limits = Limits(memory_mb=options.memory_limit_mb) if options.memory_limit_mb > 0 else Limits()
     return SharedSandbox(require=options.isolation, limits=limits)

@@ -49,6 +49,8 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
         ConfigError: the file is not valid YAML or not of the shape above; names the place.
     """
     where, data = ("the mapping", source) if isinstance(source, Mapping) else _load(Path(source))
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where}: at top: expected a mapping with the list 'tools', got {data!r}")
     try:
         parsed = _File.model_validate(data)
     except pydantic.ValidationError as error:
@@ -84,12 +86,14 @@ def _load(path: Path) -> tuple[str, Any]:
     try:
         return str(path), yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _import_class(dotted: str) -> type[BaseTool]:
     module_name, _, class_name = dotted.rpartition(".")
     if not module_name:
+        raise ConfigError(f"class_name must be a dotted path such as 'package.module.Class', got {dotted!r}")
+    if not all(part.isidentifier() for part in dotted.split(".")):
         raise ConfigError(f"class_name must be a dotted path such as 'package.module.Class', got {dotted!r}")
     try:
         module = importlib.import_module(module_name)

@@ -68,6 +68,12 @@ def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraE
         feature: what the user wanted, for example `"The embedded engine"`.
         cause: the import error; its `name` tells which module is absent.
     """
+    if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
+        return MissingExtraError(
+            f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
+            f"pip install --force-reinstall 'toolgym[{extra}]'",
+            name=cause.name,
+        )
     module = cause.name or "a package"
     return MissingExtraError(
         f"{feature} needs {module!r}, which is not installed. Install it with: pip install 'toolgym[{extra}]'",

@@ -8,6 +8,7 @@ import random
 import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -31,6 +32,8 @@ ABORT_AGAIN = (0.1, 0.4, 1.0)
 """Seconds after which an abort is sent again while the request still runs: one that overtakes it is dropped."""
 WITHDRAW_DEADLINE = 5.0
 """Most seconds that a cancelled or closed request is waited for after its abort."""
+FIRST_ANSWER = 10.0
+"""Most seconds to wait for the first answer of all, which costs a server nothing."""
 IDLE_CONNECTION = 3.0
 """Seconds that an idle connection is kept: less than the server's 5, or a request meets a closing connection."""
 
@@ -92,6 +95,8 @@ class SGLangServer(Engine):
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"the url of an SGLang server must begin with http:// or https://, got {url!r}")
+        if not _has_address(url):
+            raise ConfigError(f"the url of an SGLang server must look like http://host:30000, got {url!r}")
         timeouts = {
             "request_timeout": request_timeout,
             "connect_timeout": connect_timeout,
@@ -159,8 +164,9 @@ class SGLangServer(Engine):
         )
         try:
             self._session = session
-            model = await self._ask("/model_info", "/get_model_info", "model_path")
-            server = await self._ask("/server_info", "/get_server_info", "max_req_input_len")
+            first = min(FIRST_ANSWER, self._control_timeout)
+            model = await self._ask("/model_info", "/get_model_info", "model_path", first)
+            server = await self._ask("/server_info", "/get_server_info", "max_req_input_len", self._control_timeout)
             info = await asyncio.to_thread(read_info, self.url, model, server, self._wanted_vocab_size)
         except BaseException:
             self._session = None
@@ -320,9 +326,9 @@ class SGLangServer(Engine):
 
     # ---- HTTP
 
-    async def _ask(self, path: str, older_path: str, field: str) -> dict[str, Any]:
+    async def _ask(self, path: str, older_path: str, field: str, timeout: float) -> dict[str, Any]:
         for candidate in (path, older_path):
-            status, answer, _ = await self._call("GET", candidate, None, self._control_timeout)
+            status, answer, _ = await self._call("GET", candidate, None, timeout)
             if status == 200 and isinstance(answer, dict) and field in answer:
                 return answer
             if status in (401, 403, 503):
@@ -357,7 +363,9 @@ class SGLangServer(Engine):
                 f"nothing answers at {self.url} ({error}). Start a server there with: python -m sglang.launch_server "
                 f"--model-path MODEL --host HOST --port PORT, wait until it is ready, or correct the url"
             ) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:
+            raise EngineError(f"{self.url}{path} gave no answer within {timeout:g} seconds") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"{self.url}{path} broke off: {type(error).__name__}: {error}") from error
         try:
             return status, json.loads(text) if text else None, headers
@@ -372,6 +380,14 @@ class SGLangServer(Engine):
         self.info  # noqa: B018 - raises before start
         if asyncio.get_running_loop() is not self._loop:
             raise EngineError("the engine belongs to the event loop that started it; make one per event loop")
+
+
+def _has_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, an open bracket
+        return False
 
 
 def _retry_delay(status: int, answer: Any, headers: dict[str, str], delay: float) -> float | None:

@@ -171,11 +171,21 @@ class TransformersEngine(Engine):
     async def start(self) -> None:
         """Load the model where it is named, try it, and start the thread. Starting twice is fine.
 
+        Cancelling the first start closes the engine, for nobody would close one that never came to be.
+
         Raises:
             ConfigError: the model cannot be loaded, or this engine cannot decode it.
             EngineError: the engine was closed.
         """
-        await asyncio.to_thread(self._start)
+        first = self._thread is None
+        try:
+            await asyncio.to_thread(self._start)
+        except asyncio.CancelledError:
+            if first:
+                with self._changed:
+                    self._closing = True
+                    self._changed.notify()
+            raise
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
         self.check_request(prompt_ids, params)
@@ -288,23 +298,39 @@ class TransformersEngine(Engine):
 
     def _start(self) -> None:
         with self._starting:  # two concurrent starts must not load twice
-            if self._closing:
-                raise EngineError("the engine was closed; make a new one")
+            self._refuse_closed()
             if self._thread is not None:
                 return
             if not isinstance(self._source, nn.Module):
                 self._adopt(self._load(self._source))
             check_model(self.model, self._device)
+            self._refuse_closed()  # it may have been given up meanwhile
             self._thread = threading.Thread(target=self._run, name="toolgym-engine", daemon=True)
             self._thread.start()
             # A program that forgets `close` must still be able to exit cleanly.
             atexit.register(self._close)
 
+    def _refuse_closed(self) -> None:
+        if self._closing:
+            raise EngineError("the engine was closed; make a new one")
+
     def _load(self, source: str | Path) -> nn.Module:
         try:
-            model: nn.Module = AutoModelForCausalLM.from_pretrained(source, dtype=self._wanted_dtype or "auto")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the model {str(source)!r} cannot be loaded: {error}") from error
+            model: nn.Module
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                source, dtype=self._wanted_dtype or "auto", output_loading_info=True
+            )
+        except Exception as error:  # each broken file breaks something else in there
+            why = " ".join(str(error).split()) or type(error).__name__
+            if "ignore_mismatched_sizes" in why:  # it says only that a report above says more
+                why = "its weights have other shapes than its config.json says"
+            raise ConfigError(f"the model {str(source)!r} cannot be loaded: {why}") from error
+        missing = loaded["missing_keys"]
+        if missing:
+            raise ConfigError(
+                f"the model {str(source)!r} lacks {len(missing)} weights, {min(missing)!r} among them: they would be "
+                "random numbers"
+            )
         return model.to(self._wanted_device or "cpu").eval()
 
     def _require_open(self) -> None:

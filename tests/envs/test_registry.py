@@ -54,6 +54,12 @@ def test_a_module_that_is_absent_or_lacks_a_dependency(registry, tmp_path, monke
     assert not isinstance(caught.value, UnknownNameError)
 
 
+@pytest.mark.parametrize("id", [":MyEnv-v0", ".here:MyEnv-v0", "a b:MyEnv-v0"])
+def test_what_is_no_name_of_a_module_is_refused(id):
+    with pytest.raises(ConfigError, match="not the name of a module"):
+        toolgym.make(id)
+
+
 def test_kwargs_of_the_spec_are_defaults(registry, toy_env):
     registry.register("Toy-v0", toy_env, kwargs={"max_turns": 7, "sleep": 0.1})
     env = registry.make("Toy-v0", max_turns=9)

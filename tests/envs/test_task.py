@@ -44,6 +44,13 @@ def test_there_and_back():
         {"prompt": ["text"]},
         {"prompt": [{"role": "robot", "content": "x"}]},
         {"prompt": [{"role": "user", "content": ["x"]}]},
+        {"prompt": [{"role": "assistant", "content": "x", "tool_calls": 7}]},
+        {"prompt": [{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]},
+        {**ROW, "reward_model": "rule"},
+        {**ROW, "extra_info": [1]},
+        {**ROW, "extra_info": {"tools_kwargs": ["code_interpreter"]}},
+        {**ROW, "extra_info": {"tools_kwargs": {"code_interpreter": 3}}},
+        {**ROW, "extra_info": {"tools_kwargs": {"code_interpreter": {"create_kwargs": "x"}}}},
     ],
 )
 def test_rows_of_another_shape_are_refused(row):

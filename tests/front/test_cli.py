@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 
 import pytest
 
+from toolgym.cli import main
 from toolgym.rollout import load_batch, read_trajectories
 from toolgym.version import __version__
 
@@ -77,22 +79,43 @@ def test_tasks_and_tools_from_files(tmp_path):
         (["--env", "CodeInterpretr-v0"], "did you mean 'CodeInterpreter-v0'"),
         (["--task-file", "{folder}/task.jsonl"], "did you mean 'tasks.jsonl'"),
         (["--tool-config", "{folder}/tool.yaml"], "did you mean 'tools.yaml'"),
-        (["--engine", "tyni"], "'tiny', an http:// URL or a model folder"),
+        (
+            ["--engine", "tyni"],
+            "'tiny', an http:// URL or a model folder; 'tyni' is none of these, did you mean 'tiny'?",
+        ),
+        (["--engine", "{folder}/modl"], "/model'?"),
         (["--top-p", "3"], "top_p must be above 0"),
         (["--out", "{folder}/tasks.jsonl/x"], "cannot write trajectories"),
+        (["--env", ":x"], "not the name of a module"),
+        (["--engine", ""], "none of these"),
+        (["--engine", "http://"], "must look like"),
+        (["--engine", "{folder}"], "cannot be loaded"),
+        (["--tool-config", "{folder}/tools.yaml"], "expected a mapping"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_helps(tmp_path, arguments, said):
+def test_what_is_wrong_is_one_line_that_helps(tmp_path, monkeypatch, capfd, arguments, said):
+    """In this process, for most of a process of its own would be importing torch; the next test has one."""
     (tmp_path / "tasks.jsonl").write_text("")
     (tmp_path / "tools.yaml").write_text("")
+    (tmp_path / "model").mkdir()
     arguments = [one.format(folder=tmp_path) for one in arguments]
     if "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "out")]
-    done = run("rollout", *arguments)
+    monkeypatch.setattr("sys.argv", ["toolgym", "rollout", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    stderr = capfd.readouterr().err
+    assert left.value.code == 1
+    assert said in stderr
+    assert stderr.lstrip("\n").startswith("error: ")
+    assert stderr.strip().count("\n") == 0
+
+
+def test_a_typo_is_told_with_exit_status_1():
+    done = run("rollout", "--env", "CodeInterpretr-v0")
     assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: no env has the id 'CodeInterpretr-v0', did you mean 'CodeInterpreter-v0'")
+    assert done.stderr.count("\n") == 1
 
 
 def test_wrong_usage_is_exit_status_2():
@@ -110,29 +133,120 @@ def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_keeps_what_has_finished(tmp_path):
-    out = tmp_path / "out"
+def test_a_reader_that_goes_away_costs_no_file(tmp_path):
+    """As with `| head -1`: what was played is written before anything is shown."""
     process = subprocess.Popen(
-        [*COMMAND, "rollout", "--tasks", "2000", "--group-size", "4", "--out", str(out), "--max-new-tokens", "96"],
+        [*COMMAND, "rollout", "--tasks", "1", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "32"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=60)
+    assert len(load_batch(tmp_path / "batch.safetensors")) == 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_standard_output_and_few_characters_are_one_line(tmp_path):
+    arguments = ["rollout", "--tasks", "1", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "32"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, env=env)
+    assert done.returncode == 1
+    assert "error: [Errno 28]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_does_not_start_leaves_earlier_results_alone(tmp_path, monkeypatch):
+    for name in ("trajectories.jsonl", "batch.safetensors"):
+        (tmp_path / name).write_text("of an earlier run\n")
+    monkeypatch.setattr("sys.argv", ["toolgym", "rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    for name in ("trajectories.jsonl", "batch.safetensors"):
+        assert (tmp_path / name).read_text() == "of an earlier run\n"
+
+
+@contextlib.contextmanager
+def started(*arguments, **env):
+    """A running `toolgym rollout`, as a shell in a terminal starts it, and killed in the end."""
+
+    def attend():  # a shell may have started the tests in the background, or under nohup
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        [*COMMAND, "rollout", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    path = out / "trajectories.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (path.exists() and path.stat().st_size > 20_000):
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+        env={**os.environ, **env},
+        preexec_fn=attend,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def children(pid):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(one) for one in listed.stdout.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_behind(tmp_path, number):
+    out = tmp_path / "out"
+    (tmp_path / "slow_tool.py").write_text(SLOW_INTERPRETER)
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: slow_tool.Slow}]\n")
+    arguments = ["--tasks", "2000", "--out", str(out), "--max-new-tokens", "96"]
+    with started(*arguments, "--tool-config", str(tmp_path / "tools.yaml"), PYTHONPATH=str(tmp_path)) as process:
+        path = out / "trajectories.jsonl"
+        programs = []
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            programs = children(process.pid)
+            if path.exists() and path.stat().st_size > 5_000 and len(programs) > 4:  # most of them sleep by now
+                break
+            time.sleep(0.05)
+        assert len(programs) > 4
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, stderr
     assert "interrupted" in stdout
     assert "Traceback" not in stderr
     kept = list(read_trajectories(path))
     assert 0 < len(kept) < 8000
     assert len(load_batch(out / "batch.safetensors")) == len(kept)
+    for program in programs:
+        with pytest.raises(ProcessLookupError):
+            os.kill(program, 0)
 
 
+SLOW_INTERPRETER = """
+from toolgym.tools import CodeInterpreterTool
+
+class Slow(CodeInterpreterTool):
+    async def execute(self, instance_id, parameters, **kwargs):
+        code = "import time; time.sleep(60)" if "7" in parameters["code"] else parameters["code"]
+        return await super().execute(instance_id, {"code": code}, **kwargs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [1.0, 2.5])
+def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
+    with started("--tasks", "2000", "--out", str(tmp_path)) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
 def test_an_engine_that_always_fails_is_told(tmp_path):
     """A context too small for any prompt: every episode fails, and the command says so."""
     import shutil

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toolgym.envs.base import StopReason
 from toolgym.rollout.batch import check_batch, load_batch, make_batch
 from toolgym.rollout.trajectory import Failure, Segment, Trajectory
-from toolgym.tools.errors import BatchError, ConfigError
+from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError
 
 PAD = 0
 
@@ -163,10 +163,10 @@ def test_there_and_back_through_a_file(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    path = tmp_path / "x.safetensors"
-    with pytest.raises(ConfigError, match="is not a batch"):
-        load_batch(path)
+    path = tmp_path / "batch.safetensors"
     path.write_bytes(b"nonsense")
+    with pytest.raises(UnknownNameError, match=r"did you mean 'batch\.safetensors'"):
+        load_batch(tmp_path / "bach.safetensors")
     with pytest.raises(ConfigError, match="is not a batch"):
         load_batch(path)
     with pytest.raises(ConfigError, match="cannot write"):

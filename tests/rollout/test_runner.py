@@ -15,18 +15,10 @@ import pytest
 from toolgym.envs.base import StopReason
 from toolgym.envs.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.task import Task
-from toolgym.rollout import (
-    Limits,
-    RunConfig,
-    Runner,
-    SamplingParams,
-    TrajectoryWriter,
-    make_batch,
-    read_trajectories,
-    rollout,
-)
+from toolgym.rollout import Limits, RunConfig, Runner, SamplingParams, make_batch, rollout
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import derive_seed
+from toolgym.rollout.trajectory import TrajectoryWriter, read_trajectories
 from toolgym.tools import BaseTool, CodeInterpreterTool, ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, TemplateError, UnknownNameError
 from toolgym.tools.sandbox import ProcessSandbox

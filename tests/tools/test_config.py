@@ -71,6 +71,11 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         ("tools: [{class_name: toolgym.tools.CodeInterpretTool}]", "did you mean 'CodeInterpreterTool'"),
         ("tools: [{class_name: nowhere.Tool}]", "no module named 'nowhere'"),
         ("tools: [{class_name: pathlib.Path}]", "not a subclass"),
+        ("tools: [{class_name: .here.Tool}]", "dotted path"),
+        (
+            "tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {default_language: pyton}}]",
+            "did you mean 'python'",
+        ),
         ("tools: [{class_name: toolgym.tools.BaseTool, tool_schema: {name: x}}]", "cannot be made"),
         (
             "tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {num_worker: 1}}]",

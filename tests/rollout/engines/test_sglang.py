@@ -106,8 +106,16 @@ async def test_a_dead_url_is_told_within_seconds() -> None:
 async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(EngineError, match="broke off"):
+        with pytest.raises(EngineError, match=r"no answer within 0\.3 seconds"):
             await SGLangServer(url, control_timeout=0.3).start()
+
+
+async def test_the_first_answer_is_not_waited_for_as_long_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolgym.rollout.engines.sglang.FIRST_ANSWER", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(EngineError, match=r"no answer within 0\.2 seconds"):
+            await SGLangServer(url, control_timeout=30).start()
 
 
 @pytest.mark.parametrize("body", ["<html>hello</html>", {"hello": "world"}, [1]])
@@ -164,6 +172,9 @@ async def test_the_key_is_sent_and_missed() -> None:
     ("arguments", "message"),
     [
         ({"url": "localhost:1"}, "http://"),
+        ({"url": "http://"}, "must look like"),
+        ({"url": "http://localhost:99999"}, "must look like"),
+        ({"url": "http://[::1"}, "must look like"),
         ({"request_timeout": 0}, "request_timeout"),
         ({"connect_timeout": -1}, "connect_timeout"),
         ({"control_timeout": 0}, "control_timeout"),

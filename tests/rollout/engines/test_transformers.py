@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -24,6 +27,8 @@ from transformers import (
 from toolgym.rollout.engines import FinishReason, SamplingParams, TransformersEngine
 from toolgym.rollout.engines.sampling import SamplingColumns, sample
 from toolgym.rollout.engines.weights import check_weights
+from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError, EngineError
 
 SHORT = SamplingParams(max_new_tokens=8)
@@ -404,3 +409,71 @@ async def test_samples_follow_the_models_distribution() -> None:
     counts = Counter(each.token_ids[0] for each in generations)
     statistic = sum((counts[i] - 4000 * p) ** 2 / (4000 * p) for i, p in enumerate(expected.tolist()))
     assert statistic < 40  # chi-square with 7 degrees of freedom: p < 1e-6
+
+
+# ---- folders that are not what they should be
+
+
+def spoil(folder: Path, name: str, how: Any) -> None:
+    path = folder / name
+    if callable(how):
+        path.write_text(how(path.read_text()))
+    elif how is None:
+        path.unlink()
+    else:
+        path.write_text(how)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "said"),
+    [
+        ("model.safetensors", "garbage", "cannot be loaded"),
+        ("model.safetensors", None, "cannot be loaded"),
+        ("config.json", "garbage", "cannot be loaded"),
+        ("config.json", lambda text: re.sub(r'"hidden_size": *\d+', '"hidden_size": 64', text), "other shapes"),
+        ("config.json", lambda text: re.sub(r'"vocab_size": *\d+', '"vocab_size": 10', text), "cannot be loaded"),
+    ],
+)
+async def test_a_spoilt_model_folder_is_told(tmp_path: Path, name: str, how: Any, said: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_policy_path(), folder)
+    spoil(folder, name, how)
+    with pytest.raises(ConfigError, match=said):
+        await TransformersEngine(folder).start()
+
+
+async def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_policy_path(), folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="lacks 1 weights, 'model.norm.weight'"):
+        await TransformersEngine(folder).start()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_spoilt_tokenizer_is_told(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_policy_path(), folder)
+    spoil(folder, name, "garbage")
+    with pytest.raises(ConfigError, match="cannot load a tokenizer"):
+        load_tokenizer(folder)
+    spoil(folder, "tokenizer.json", None)
+    with pytest.raises(ConfigError, match="no tokenizer.json"):
+        load_tokenizer(folder)
+
+
+async def test_a_start_that_is_given_up_leaves_no_thread() -> None:
+    engine = TransformersEngine(tiny_policy_path())
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0.001)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    deadline = asyncio.get_running_loop().time() + 30
+    while engine._starting.locked() and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.01)
+    assert not [one for one in threading.enumerate() if one.name == "toolgym-engine"]
+    with pytest.raises(EngineError, match="closed"):
+        await engine.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from toolgym.tools.errors import ConfigError, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,17 @@ def find(name: str) -> Language | None:
     """The language of that name; None for Python.
 
     Raises:
-        ConfigError: it is not known, or what it needs is not installed.
+        UnknownNameError: it is not known; names the nearest one.
+        ConfigError: what it needs is not installed.
     """
     if name == "python":
         return None
     language = LANGUAGES.get(name)
     if language is None:
         known = ", ".join(["python", *LANGUAGES])
-        raise ConfigError(f"unknown language {name!r}{nearest(name, ['python', *LANGUAGES]) or '.'} Known: {known}.")
+        raise UnknownNameError(
+            f"unknown language {name!r}{nearest(name, ['python', *LANGUAGES]) or '.'} Known: {known}."
+        )
     if not language.available:
         absent = [program for program in language.needs if not shutil.which(program, path=SEARCH_PATH)]
         raise ConfigError(f"language {name!r} needs {', '.join(absent)}, which is not installed on this machine")
