@@ -1,6 +1,23 @@
-"""`python -m toolgym`: the same as the `toolgym` command."""
+"""The `toolgym` command, and `python -m toolgym`."""
 
-from toolgym.cli import main
+from __future__ import annotations
+
+import sys
+
+from toolgym.tools.errors import missing_extra
+
+
+def main() -> None:
+    """Run the command line, or say what it needs. Exit status as in `toolgym.cli`."""
+    try:
+        from toolgym.cli import main as run
+    except ImportError as error:
+        if error.name not in ("typer", "rich", "click"):
+            raise
+        print(f"error: {missing_extra('cli', 'The toolgym command', error)}", file=sys.stderr)
+        sys.exit(1)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -105,7 +105,7 @@ def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
                 wanted.add(str(prefix / path.relative_to(ROOT / floor)))
     assert held == wanted
     assert "Requires-Python: >=3.11" in metadata
-    for extra in ("rollout", "sglang", "ray", "viewer", "trl", "verl", "dev"):
+    for extra in ("cli", "rollout", "sglang", "ray", "viewer", "trl", "verl", "dev"):
         assert f"Provides-Extra: {extra}" in metadata
 
 

@@ -1,0 +1,54 @@
+"""A missing extra is one line that names it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HIDE = """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hide())
+"""
+
+
+def run(hidden, code):
+    return subprocess.run(
+        [sys.executable, "-c", HIDE.format(hidden=hidden) + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("hidden", ["typer", "rich"])
+def test_the_command_names_the_extra_that_it_needs(hidden):
+    done = run([hidden], "sys.argv = ['toolgym', '--version']\nfrom toolgym.__main__ import main\nmain()")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: The toolgym command needs")
+    assert "pip install 'toolgym[cli]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["make_batch", "TransformersEngine", "Chat"])
+def test_what_needs_torch_names_the_extra(name):
+    done = run(["torch", "transformers", "safetensors"], f"import toolgym.rollout\ntoolgym.rollout.{name}")
+    assert done.returncode == 1
+    assert "pip install 'toolgym[rollout]'" in done.stderr
+
+
+def test_the_core_works_without_any_extra():
+    code = (
+        "import gymnasium as gym, toolgym\n"
+        "env = gym.make('CodeInterpreter-v0')\n"
+        "env.reset(seed=0)\n"
+        "print(env.step('#### 1')[2])\n"
+        "env.close()\n"
+    )
+    done = run(["torch", "transformers", "safetensors", "typer", "rich", "ray", "sglang", "textual"], code)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
