@@ -189,12 +189,12 @@ def test_close_closes_the_async_env_once_and_ends_the_thread(toy_id):
     before = set(threading.enumerate())
     env = gymnasium.make(toy_id)
     env.reset()
-    assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) - before
     base = env.unwrapped.base_env
     env.close()
     env.close()
     assert base.closed == 1
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) - before == set()
 
 
 def test_a_forgotten_env_is_closed(toy_id):

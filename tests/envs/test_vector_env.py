@@ -350,7 +350,7 @@ def test_envs_with_a_code_interpreter_each(no_warnings):
     assert all(isinstance(env, CodeInterpreterEnv) for env in envs.envs)
     assert all(not env.tools["code_interpreter"].options.enable_global_rate_limit for env in envs.envs)
     envs.reset(seed=0)
-    sleep = CALL.replace("print", "__import__('time').sleep(0.5), print")
+    sleep = CALL.replace("print", "__import__('time').sleep(0.5); print")
     started = time.monotonic()
     obs, *_ = envs.step((sleep,) * 8)
     assert time.monotonic() - started < 3.5  # one after the other they take more than 4 seconds

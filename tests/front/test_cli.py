@@ -190,9 +190,23 @@ def started(*arguments, **env):
             process.kill()
 
 
-def children(pid):
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(one) for one in listed.stdout.split()]
+def exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def below(pid):
+    """All processes below one: template processes, and the programs that they run."""
+    found = [pid]
+    for parent in found:
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False
+        )
+        found += [int(one) for one in listed.stdout.split()]
+    return found[1:]
 
 
 @pytest.mark.slow
@@ -207,11 +221,11 @@ def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_be
         programs = []
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
-            programs = children(process.pid)
-            if path.exists() and path.stat().st_size > 5_000 and len(programs) > 4:  # most of them sleep by now
+            programs = below(process.pid)
+            if path.exists() and path.stat().st_size > 5_000 and len(programs) > 10:  # most of them sleep by now
                 break
             time.sleep(0.05)
-        assert len(programs) > 4
+        assert len(programs) > 10
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number, stderr
@@ -220,9 +234,10 @@ def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_be
     kept = list(read_trajectories(path))
     assert 0 < len(kept) < 8000
     assert len(load_batch(out / "batch.safetensors")) == len(kept)
-    for program in programs:
-        with pytest.raises(ProcessLookupError):
-            os.kill(program, 0)
+    deadline = time.monotonic() + 10  # what a killed process leaves is collected by others, at their pace
+    while time.monotonic() < deadline and any(map(exists, programs)):
+        time.sleep(0.05)
+    assert not any(map(exists, programs))
 
 
 SLOW_INTERPRETER = """

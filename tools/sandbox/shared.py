@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -24,6 +25,7 @@ class _Host:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
         self.users = 0
+        self.stopped = False
         self._ending: asyncio.Task[None] | None = None
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="toolgym-sandbox", daemon=True)
@@ -32,33 +34,53 @@ class _Host:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there."""
+        if self.stopped:
+            coroutine.close()
+            raise SandboxError("the sandbox is closed")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     def stop_soon(self) -> None:
         """Stop without waiting, for a garbage collector that may call from any thread, this one included."""
+        if not self.stopped and not self.loop.is_closed():
+            self.stopped = True
+            self.loop.call_soon_threadsafe(self._begin_to_stop)
 
+    def _begin_to_stop(self) -> None:
         async def end() -> None:
             try:
                 await self.sandbox.close()
             finally:
                 self.loop.stop()
 
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(lambda: self._keep(self.loop.create_task(end())))
+        self._ending = self.loop.create_task(end())  # kept, for a loop holds its tasks only weakly
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._ending = task  # a loop holds its tasks only weakly
-
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Close the sandbox and end the thread."""
-        asyncio.run_coroutine_threadsafe(self.sandbox.close(), self.loop).result(STOP_TIMEOUT)
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        if self.stopped:
+            return
+        self.stopped = True
+        async with asyncio.timeout(STOP_TIMEOUT):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.sandbox.close(), self.loop))
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            while self._thread.is_alive():  # noqa: ASYNC110  a thread sets no event when it is gone
+                await asyncio.sleep(0.002)
+
+    def stop_now(self) -> None:
+        """End it at the end of the interpreter, where nothing can be awaited any more."""
+        if not self.stopped and not self.loop.is_closed():
+            self.stopped = True
+            self.loop.call_soon_threadsafe(self._abandon)
         self._thread.join(STOP_TIMEOUT)
+
+    def _abandon(self) -> None:
+        self.sandbox.abandon()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.call_later(0.02, self.loop.stop)  # after the tasks have seen it
 
 
 _hosts: dict[str, _Host] = {}
@@ -80,6 +102,16 @@ def _let_go(key: str, host: _Host) -> None:
     """For a sandbox that nobody closed."""
     if _give_up(key, host):
         host.stop_soon()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End what nobody closed, before the interpreter takes the event loops apart."""
+    with _lock:
+        hosts = list(_hosts.values())
+        _hosts.clear()
+    for host in hosts:
+        host.stop_now()
 
 
 class SharedSandbox(Sandbox):
@@ -105,6 +137,7 @@ class SharedSandbox(Sandbox):
             host.users += 1
         self._host: _Host | None = host
         self._forgotten = weakref.finalize(self, _let_go, self._key, host)
+        self._forgotten.atexit = False  # then `_stop_all` does it
 
     @property
     def local(self) -> LocalSandbox:
@@ -148,7 +181,7 @@ class SharedSandbox(Sandbox):
             return
         self._forgotten.detach()
         if _give_up(self._key, host):
-            await asyncio.to_thread(host.stop)
+            await host.stop()
 
     def _require(self) -> _Host:
         if self._host is None:
@@ -186,5 +219,5 @@ class SharedSession(Session):
         return SharedSession(self._host, await self._host.call(self._inner.fork()))
 
     async def close(self) -> None:
-        if not self._host.loop.is_closed():
+        if not self._host.stopped:
             await self._host.call(self._inner.close())

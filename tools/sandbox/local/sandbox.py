@@ -274,8 +274,18 @@ class LocalSandbox(Sandbox):
         for kind in self._kinds.values():
             kind[:] = [None] * len(kind)
         if self._work:
-            await asyncio.to_thread(folders.remove, self._work)
+            folders.remove(self._work)
             self._work = ""
+
+    def abandon(self) -> None:
+        """Kill everything at once, without a word to anybody: for the end of the interpreter."""
+        self._closed = True
+        for kind in self._kinds.values():
+            for one in kind:
+                if one is not None:
+                    one.abandon()
+        if self._work:
+            folders.remove(self._work)
 
     def _adopt(self, session: LocalSession) -> LocalSession:
         self._sessions.add(session)

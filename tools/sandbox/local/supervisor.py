@@ -10,6 +10,7 @@ import logging
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -88,7 +89,7 @@ class Supervisor:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             config = json.dumps({**self._config, "socket": theirs.fileno()})
             # Not asyncio's own: its watcher and its transport race to reap a process that is killed.
-            self._words = await asyncio.to_thread(tempfile.TemporaryFile)
+            self._words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
             self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
                 [self._python, "-I", "-c", _BOOT, config, str(Path(__file__).parent)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
@@ -118,7 +119,7 @@ class Supervisor:
         while data := await self._reader.read(1 << 16):
             for message in decoder.feed(data):
                 return message
-        said = await asyncio.to_thread(self._last_words)
+        said = self._last_words()
         raise SandboxError(f"the sandbox's template process ended while starting: {said or 'it said nothing'}")
 
     def _last_words(self) -> str:
@@ -177,14 +178,27 @@ class Supervisor:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, END_TIMEOUT)
+            # No threads here: at the end of the interpreter there are none to be had any more.
+            deadline = time.monotonic() + END_TIMEOUT
+            while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110  a process sets no event
+                await asyncio.sleep(0.005)
         if self._words is not None and not self._words.closed:
-            said = await asyncio.to_thread(self._last_words)
+            said = self._last_words()
             self._words.close()
             if said:
                 _log.warning("a template process said: %s", said)
         self._fail_waiting()
+
+    def abandon(self) -> None:
+        """Kill the process and free everything, from outside of any coroutine."""
+        self.kill()
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_TIMEOUT)
+        if self._words is not None:
+            self._words.close()
 
     async def _listen(self, decoder: wire.Decoder) -> None:
         assert self._reader is not None
