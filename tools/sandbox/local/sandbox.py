@@ -148,6 +148,8 @@ class LocalSandbox(Sandbox):
             missing.append("the kernel has no Landlock")
         if self._level is Level.NAMESPACES and not self._layers["fresh_proc"]:
             missing.append("parts of /proc are masked here, so programs get none, and total memory is not limited")
+        if self._level is Level.LANDLOCK and os.geteuid() == 0:
+            missing.append("programs run as root, without capabilities; run as another user, or at a stronger level")
         if self._level is not Level.NAMESPACES:
             missing.append("user namespaces are not in use, so disk space, inodes and total memory are not limited")
             if 0 < self._layers["landlock"] < 6:

@@ -109,8 +109,8 @@ async def test_odd_cells(shared_url, http):
     assert (await cell(http, session, "'\\ud800'"))["result"] == "'\\ud800'"
     assert (await cell(http, session, "x = '\ud800'"))["status"] == "error"
     odd = await cell(http, session, "class A:\n    def __repr__(self): return '\\udc80'\nA()")
-    assert odd["result"] == "\ufffd"
-    assert (await cell(http, session, "raise Exception('\\ud800')"))["error"]["value"] == "\ufffd"
+    assert odd["result"] == "\\udc80"
+    assert (await cell(http, session, "raise Exception('\\ud800')"))["error"]["value"] == "\\ud800"
     await call(http, "DELETE", session, 204)
 
 
