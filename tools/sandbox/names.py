@@ -1,4 +1,4 @@
-"""Names of files in a sandbox's folder, checked before they go anywhere."""
+"""What callers of a sandbox hand in, checked before it goes anywhere."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def check_name(name: str, *, absolute: bool = False) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"a file's name must be valid Unicode, got {name!r}") from None
     return name
+
+
+def positive(name: str, value: float) -> float:
+    """Return a number, or raise ConfigError where it is not a positive one."""
+    if not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{name} must be a positive number, got {value!r}")
+    return value

@@ -25,6 +25,7 @@ from pathlib import Path
 from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.local.capture import Capture
 from toolgym.tools.sandbox.local.folders import remove
 from toolgym.tools.sandbox.names import check_name
 
@@ -33,9 +34,6 @@ KILL_GRACE = 5.0
 
 DRAIN_GRACE = 0.5
 """Seconds to wait for the pipes of a dead process to close."""
-
-FLOOD_FACTOR = 64
-"""A stream may carry this many times its cap before the program is killed for it."""
 
 _COMMANDS = {
     "python": ("main.py", [sys.executable, "-s", "-u", "main.py"]),
@@ -112,7 +110,7 @@ class ProcessSandbox(Sandbox):
     ) -> ExecutionResult:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
-        out, err = _Capture(self.max_output_bytes), _Capture(self.max_output_bytes)
+        out, err = Capture(self.max_output_bytes), Capture(self.max_output_bytes)
         starting = asyncio.ensure_future(
             loop.subprocess_exec(
                 lambda: _Program(out, err),
@@ -177,7 +175,7 @@ class _Program(asyncio.SubprocessProtocol):
     (`asyncio.Process.wait` will not do: it also waits for the pipes, which a grandchild may hold open.)
     """
 
-    def __init__(self, out: _Capture, err: _Capture) -> None:
+    def __init__(self, out: Capture, err: Capture) -> None:
         loop = asyncio.get_running_loop()
         self._captures = {1: out, 2: err}
         self.exited: asyncio.Future[None] = loop.create_future()
@@ -204,44 +202,6 @@ class _Program(asyncio.SubprocessProtocol):
         """
         await asyncio.wait({self.exited}, timeout=KILL_GRACE)
         await asyncio.wait({self._drained}, timeout=DRAIN_GRACE)
-
-
-class _Capture:
-    """Keeps the head and the tail of a stream within a cap, and drains the rest."""
-
-    def __init__(self, cap: int) -> None:
-        self._half = cap // 2
-        self._cap = cap
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.total = 0
-
-    @property
-    def truncated(self) -> bool:
-        return self.total > len(self._head) + len(self._tail)
-
-    @property
-    def flooded(self) -> bool:
-        return self.total > self._cap * FLOOD_FACTOR
-
-    def add(self, chunk: bytes) -> None:
-        self.total += len(chunk)
-        room = self._half - len(self._head)
-        if room > 0:
-            self._head += chunk[:room]
-            chunk = chunk[room:]
-        self._tail += chunk
-        excess = len(self._tail) - (self._cap - self._half)
-        if excess > 0:
-            del self._tail[:excess]
-
-    def text(self) -> str:
-        if not self.truncated:
-            return bytes(self._head + self._tail).decode("utf-8", errors="replace")
-        dropped = self.total - len(self._head) - len(self._tail)
-        head = self._head.decode("utf-8", errors="replace")
-        tail = self._tail.decode("utf-8", errors="replace")
-        return f"{head}\n... [{dropped} bytes cut] ...\n{tail}"
 
 
 def _feed(transport: asyncio.SubprocessTransport, data: bytes) -> None:

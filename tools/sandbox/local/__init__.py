@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.isolation import Isolation, Level, probe
-    from toolgym.tools.sandbox.local.sandbox import LocalSandbox, LocalSession
+    from toolgym.tools.sandbox.local.sandbox import LocalSandbox
+    from toolgym.tools.sandbox.local.session import LocalSession
 
 _HOMES = {
     "Isolation": "isolation",
     "Level": "isolation",
     "LocalSandbox": "sandbox",
-    "LocalSession": "sandbox",
+    "LocalSession": "session",
     "probe": "isolation",
 }
 

@@ -1,0 +1,173 @@
+"""`LocalSession`: an interpreter of the local sandbox that keeps its state."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost
+from toolgym.tools.sandbox.names import check_name, positive
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.sandbox import LocalSandbox
+
+MAX_READ = 32 * 1024 * 1024
+"""Bytes of one file that a session's `read_file` gives."""
+
+_LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
+
+START_SESSION = 30.0
+"""Seconds that opening or forking a session may take."""
+
+
+class LocalSession(Session):
+    """A session of a `LocalSandbox`. Made by `LocalSandbox.session`."""
+
+    def __init__(self, sandbox: LocalSandbox, template: Supervisor, name: str) -> None:
+        self._sandbox, self._template, self._id = sandbox, template, name
+        self._alive = True
+        self._lock = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def alive(self) -> bool:
+        return self._alive and self._template.alive
+
+    async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
+        answer = await self._ask({"op": "cell", "code": code, "timeout": positive("timeout", timeout)}, timeout)
+        cell = answer.get("answer") or {}
+        error = _cell_error(cell.get("error"))
+        status = ExecutionStatus(answer["status"])
+        if status is ExecutionStatus.OK and (error is not None or "failed" in cell):
+            limit = cell.get("why")
+            status = ExecutionStatus(limit) if limit in _LIMITS_TOLD else ExecutionStatus.ERROR
+        result = cell.get("result")
+        display = cell.get("display")
+        return CellResult(
+            status=status,
+            stdout=answer.get("stdout", ""),
+            stderr=answer.get("stderr", ""),
+            result=_valid(result) if isinstance(result, str) else None,
+            display=tuple(one for one in display if isinstance(one, dict)) if isinstance(display, list) else (),
+            error=error,
+            duration=float(answer.get("duration", 0.0)),
+            alive=self.alive,
+            stdout_truncated=bool(answer.get("stdout_truncated")),
+            stderr_truncated=bool(answer.get("stderr_truncated")),
+            message=str(answer.get("message", "")),
+        )
+
+    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
+        if not argv or not all(isinstance(word, str) for word in argv):
+            raise ConfigError(f"argv must be a list of words, got {argv!r}")
+        request = {"op": "exec", "argv": list(argv), "stdin": stdin, "timeout": positive("timeout", timeout)}
+        answer = await self._ask(request, timeout)
+        inner = answer.get("answer") or {}
+        code = inner.get("status")
+        status = ExecutionStatus(answer["status"])
+        if status is ExecutionStatus.OK and code != 0:
+            status = ExecutionStatus.KILLED if isinstance(code, int) and code < 0 else ExecutionStatus.ERROR
+        return ExecutionResult(
+            status=status,
+            stdout=answer.get("stdout", ""),
+            stderr=answer.get("stderr", ""),
+            return_code=code if isinstance(code, int) else None,
+            duration=float(answer.get("duration", 0.0)),
+            stdout_truncated=bool(answer.get("stdout_truncated")),
+            stderr_truncated=bool(answer.get("stderr_truncated")),
+            message=str(answer.get("message", "")),
+        )
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        encoded = base64.b64encode(data).decode()
+        answer = await self._ask({"op": "write", "name": check_name(name), "data": encoded}, START_SESSION)
+        failed = (answer.get("answer") or {}).get("failed") or (None if answer["status"] == "ok" else answer["status"])
+        if failed:
+            raise SandboxError(f"the file {name!r} cannot be written in the session: {failed}")
+
+    async def read_file(self, name: str) -> bytes:
+        answer = await self._ask({"op": "read", "name": check_name(name), "most": MAX_READ}, START_SESSION)
+        inner = answer.get("answer") or {}
+        if inner.get("absent"):
+            raise FileNotFoundError(f"the session has no file {name!r}")
+        if not isinstance(inner.get("data"), str):
+            raise SandboxError(
+                f"the file {name!r} cannot be read in the session: {inner.get('failed') or answer['status']}"
+            )
+        return base64.b64decode(inner["data"])
+
+    async def upload(self, files: Mapping[str, bytes]) -> None:
+        """Write several files."""
+        for name, data in files.items():
+            await self.write_file(name, data)
+
+    async def fork(self) -> LocalSession:
+        """See `Session.fork`. Both share what lies outside of the working folder, the rest of /tmp for example.
+
+        Raises:
+            SandboxError: the session is gone, or its level cannot fork.
+        """
+        into = uuid.uuid4().hex
+        answer = await self._ask({"op": "fork", "into": into}, START_SESSION)
+        if answer["status"] != "ok":
+            why = answer.get("message") or answer["status"]
+            raise SandboxError(f"the session cannot be forked: {why}")
+        return self._sandbox._adopt(LocalSession(self._sandbox, self._template, into))
+
+    async def snapshot(self) -> LocalSession:
+        """A fork that is kept as it is: fork it again to go on from here."""
+        return await self.fork()
+
+    async def close(self) -> None:
+        if self._alive:
+            self._end()
+            self._sandbox._sessions.discard(self)
+            if self._template.alive:
+                try:
+                    await self._template.request({"op": "close", "session": self._id}, patience=GRACE)
+                except TemplateLost:
+                    return
+
+    def _end(self) -> None:
+        self._alive = False
+
+    async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
+        async with self._lock:
+            if not self.alive:
+                return gone
+            message = {"timeout": timeout, **message, "session": self._id}
+            try:
+                if message["op"] in ("cell", "exec"):
+                    async with self._sandbox._limiter.permit():
+                        answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
+                else:
+                    answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
+            except TemplateLost:
+                answer = {**gone, "message": "the template process of the session was lost"}
+            if not answer.get("alive"):
+                self._alive = False
+                self._sandbox._sessions.discard(self)
+            return answer
+
+
+def _cell_error(value: object) -> CellError | None:
+    """Read what a session says went wrong. It comes from the program's process, so every part is checked."""
+    if not isinstance(value, dict):
+        return None
+    lines = value.get("traceback")
+    kept = tuple(_valid(str(line)) for line in lines) if isinstance(lines, list) else ()
+    return CellError(_valid(str(value.get("name", ""))), _valid(str(value.get("value", ""))), kept)
+
+
+def _valid(text: str) -> str:
+    """Text that UTF-8 can hold: lone surrogates become their escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
