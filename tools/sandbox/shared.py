@@ -71,10 +71,12 @@ class _Host:
 
     def stop_now(self) -> None:
         """End it at the end of the interpreter, where nothing can be awaited any more."""
-        if not self.stopped and not self.loop.is_closed():
-            self.stopped = True
+        if self.stopped:
+            self._thread.join(1.0)  # somebody is at it, but may have been cut off
+        self.stopped = True
+        if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._abandon)
-        self._thread.join(STOP_TIMEOUT)
+            self._thread.join(STOP_TIMEOUT)
 
     def _abandon(self) -> None:
         self.sandbox.abandon()
@@ -219,5 +221,11 @@ class SharedSession(Session):
         return SharedSession(self._host, await self._host.call(self._inner.fork()))
 
     async def close(self) -> None:
-        if not self._host.stopped:
+        if self._host.stopped:
+            return
+        try:
             await self._host.call(self._inner.close())
+        except (asyncio.CancelledError, SandboxError):
+            task = asyncio.current_task()
+            if not self._host.stopped or (task is not None and task.cancelling()):
+                raise  # otherwise the sandbox has ended meanwhile, and the session with it

@@ -36,6 +36,7 @@ class Confinement:
         processes: processes and threads.
         open_files: descriptors.
         data_pages: pages of private memory that the template has; children's limits come on top.
+        below_tmp: folders below /tmp that the interpreter needs.
         proc: descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
     """
 
@@ -53,6 +54,7 @@ class Confinement:
     open_files: int
     data_pages: int
     proc: int
+    below_tmp: tuple[str, ...] = ()
 
     def apply(self, slot: int, folder: str, control: int) -> str:
         """Confine this process for good. Any failure raises: nothing runs half confined.
@@ -96,7 +98,11 @@ class Confinement:
         for name, target in (("tmp", "/tmp"), ("shm", "/dev/shm")):
             os.mkdir(f"/w/{name}")
             os.chmod(f"/w/{name}", 0o777)
-            kernel.mount(f"/w/{name}", target, None, kernel.MS_BIND)
+            if name == "tmp":
+                for path in self.below_tmp:  # a runtime that lives there must not disappear under the child's own /tmp
+                    os.makedirs(f"/w{path}")
+                    kernel.mount(path, f"/w{path}", None, kernel.MS_BIND | kernel.MS_REC)
+            kernel.mount(f"/w/{name}", target, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.detach("/w")
         if self.fresh_proc:
             kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC)

@@ -70,7 +70,7 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     Raises:
         OSError: the machine does not allow it.
     """
-    paths = _outermost(read_only)
+    paths = outermost(read_only)
     root = _mount_point(paths)
     is_root = os.geteuid() == 0
     if is_root:
@@ -144,7 +144,7 @@ def _build(root: str, paths: Iterable[str]) -> None:
             file.write(text)
 
 
-def _outermost(paths: Iterable[str]) -> list[str]:
+def outermost(paths: Iterable[str]) -> list[str]:
     """The paths that exist, without those below another one, sorted."""
     kept: list[str] = []
     for path in sorted({os.path.abspath(path) for path in paths if os.path.lexists(path)}):

@@ -230,7 +230,7 @@ def _become_copy(control: int, out: int, err: int, home: str, folder: str) -> No
     for old, new in ((control, confine.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)
         os.close(old)
-    shutil.copytree(home, folder, symlinks=True, ignore=shutil.ignore_patterns(".fork-*"))
+    shutil.copytree(home, folder, symlinks=True, ignore=_not_copied)
     place = os.getcwd()
     if f"{place}/".startswith(f"{home}/"):
         os.chdir(os.path.join(folder, os.path.relpath(place, home)))
@@ -245,6 +245,11 @@ def _become_copy(control: int, out: int, err: int, home: str, folder: str) -> No
             continue  # the folder that was being listed
         if path.startswith(f"{home}/") and os.path.isfile(path):
             _reopen(fd, os.path.join(folder, os.path.relpath(path, home)))
+
+
+def _not_copied(where: str, names: list[str]) -> list[str]:
+    """Other copies, and what is mounted there (an interpreter that lives below /tmp)."""
+    return [name for name in names if name.startswith(".fork-") or os.path.ismount(os.path.join(where, name))]
 
 
 def _reopen(fd: int, path: str) -> None:

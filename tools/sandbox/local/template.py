@@ -238,6 +238,7 @@ class Template:
             open_files=self._limits["open_files"],
             data_pages=statm[5],
             proc=jailed.host_proc,
+            below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
         )
         self._pid_namespace = jailed.pid_namespace
         if seccomp.supported():
