@@ -43,6 +43,10 @@ class _Host:
             raise SandboxError("the sandbox is closed")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
+    def has_stopped(self) -> bool:
+        """Whether it has been told to stop, asked anew: another thread may have done so meanwhile."""
+        return self.stopped
+
     def stop_soon(self) -> None:
         """Stop without waiting, for a garbage collector that may call from any thread, this one included."""
         if not self.stopped and not self.loop.is_closed():
@@ -227,5 +231,5 @@ class SharedSession(Session):
             await self._host.call(self._inner.close())
         except (asyncio.CancelledError, SandboxError):
             task = asyncio.current_task()
-            if not self._host.stopped or (task is not None and task.cancelling()):
+            if not self._host.has_stopped() or (task is not None and task.cancelling()):
                 raise  # otherwise the sandbox has ended meanwhile, and the session with it
