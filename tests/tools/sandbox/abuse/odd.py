@@ -307,7 +307,8 @@ ODD: tuple[Program, ...] = (
     _odd("large_input", "import sys\nprint(len(sys.stdin.read()))", prints("2000000\n"), stdin="x" * 2_000_000),
     _odd(
         "deletes_its_folder",
-        "import os, shutil\nfor n in os.listdir('.'):\n    os.unlink(n)\nos.chdir('/')\nprint('fine')",
+        # A folder is there only where the interpreter itself lives below /tmp.
+        "import os\nfor n in os.listdir('.'):\n    os.path.isdir(n) or os.unlink(n)\nos.chdir('/')\nprint('fine')",
         prints("fine\n"),
         follow_up=_FINE,
     ),
