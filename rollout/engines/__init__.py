@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+    from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
     from toolgym.rollout.engines.sglang import SGLangServer
     from toolgym.rollout.engines.transformers import TransformersEngine
 
@@ -14,6 +14,7 @@ _HOMES = {
     "Engine": "base",
     "FinishReason": "base",
     "Generation": "base",
+    "PauseMode": "base",
     "SGLangServer": "sglang",
     "SamplingParams": "base",
     "TransformersEngine": "transformers",
@@ -23,6 +24,7 @@ __all__ = [
     "Engine",
     "FinishReason",
     "Generation",
+    "PauseMode",
     "SGLangServer",
     "SamplingParams",
     "TransformersEngine",

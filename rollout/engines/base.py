@@ -24,6 +24,19 @@ class FinishReason(enum.StrEnum):
     """`abort` was called; what was generated until then is kept."""
 
 
+class PauseMode(enum.StrEnum):
+    """What `pause` does with the requests in flight."""
+
+    IN_PLACE = "in_place"
+    """They keep their ids, and their keys and values; they go on after `resume`, under whatever weights are then
+    loaded."""
+    RETRACT = "retract"
+    """They keep their ids and give up their keys and values, which are computed anew (under the new weights) when
+    they go on after `resume`."""
+    ABORT = "abort"
+    """They end at once with `FinishReason.ABORT` and what they have; the caller sends prompt and partial again."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample one turn.
@@ -114,13 +127,22 @@ class Engine(ABC):
         """Get ready. Raises EngineUnavailableError when the engine cannot be reached."""
 
     @abstractmethod
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        affinity: str | None = None,
+    ) -> Generation:
         """Generate one turn. Cancelling the call aborts the request.
 
         Args:
             prompt_ids: the whole context, in order; not empty.
             params: how to sample.
             request_id: unique among running requests.
+            affinity: requests that share it share a growing context (the turns of one trajectory): an engine with
+                several replicas sends them to the same one, for its prefix cache.
 
         Raises:
             ConfigError: an id is outside the vocabulary, the prompt is empty, or prompt and `max_new_tokens` do not
@@ -133,8 +155,8 @@ class Engine(ABC):
         """End a request early; its `generate` returns what it has with `FinishReason.ABORT`. Unknown ids are fine."""
 
     @abstractmethod
-    async def pause(self) -> None:
-        """Stop sampling until `resume`. Requests in flight keep what they have; new ones wait."""
+    async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
+        """Stop sampling until `resume`; new requests wait. What becomes of those in flight is the mode's."""
 
     @abstractmethod
     async def resume(self) -> None:

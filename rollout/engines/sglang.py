@@ -175,7 +175,14 @@ class SGLangServer(Engine):
         self._weight_version = info.weight_version
         self._info = info
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        affinity: str | None = None,
+    ) -> Generation:
         self._require_open()
         self.check_request(prompt_ids, params)
         body = request_body(prompt_ids, params, self._seed(params))

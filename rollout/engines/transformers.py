@@ -187,7 +187,14 @@ class TransformersEngine(Engine):
                     self._changed.notify()
             raise
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        affinity: str | None = None,
+    ) -> Generation:
         self.check_request(prompt_ids, params)
         source = self._random if params.seed is None else generator_of(params.seed)
         request = _Request(request_id, Row(tuple(prompt_ids), params, source))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from toolgym.rollout.engines.base import Engine, FinishReason, Generation
+from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
 
@@ -37,7 +37,7 @@ class ScriptedEngine(Engine):
     def weight_version(self):
         return "7"
 
-    async def generate(self, prompt_ids, params, *, request_id):
+    async def generate(self, prompt_ids, params, *, request_id, affinity=None):
         self.check_request(prompt_ids, params)
         self.seen[request_id] = (list(prompt_ids), params)
         said = self.script(self.tokenizer.decode(prompt_ids), request_id)
@@ -59,7 +59,7 @@ class ScriptedEngine(Engine):
     async def abort(self, request_id):
         pass
 
-    async def pause(self):
+    async def pause(self, mode=PauseMode.IN_PLACE):
         pass
 
     async def resume(self):

@@ -26,8 +26,8 @@ class Listening(TransformersEngine):
 
     heard: dict
 
-    async def generate(self, prompt_ids, params, *, request_id):
-        generation = await super().generate(prompt_ids, params, request_id=request_id)
+    async def generate(self, prompt_ids, params, *, request_id, affinity=None):
+        generation = await super().generate(prompt_ids, params, request_id=request_id, affinity=affinity)
         self.heard[request_id] = (list(prompt_ids), generation)
         return generation
 
