@@ -34,8 +34,8 @@ for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools
     module = types.ModuleType(name)
     module.__path__ = [sys.argv[2]] if name.endswith("local") else []
     sys.modules[name] = module
-from toolgym.tools.sandbox.local import template
-template.main(json.loads(sys.argv[1]))
+from toolgym.tools.sandbox.local import startup
+startup.main(json.loads(sys.argv[1]))
 """
 
 
@@ -51,7 +51,7 @@ class Supervisor:
 
     Args:
         python: the interpreter to run it with.
-        config: see `template.main`; `socket` is filled in here.
+        config: see `startup.main`; `socket` is filled in here.
     """
 
     def __init__(self, python: str, config: Mapping[str, Any]) -> None:

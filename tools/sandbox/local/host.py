@@ -1,0 +1,72 @@
+"""The template's end of the socket to the host."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolgym.tools.sandbox.local import wire
+from toolgym.tools.sandbox.local.reactor import Reactor
+
+
+class Host:
+    """Takes requests and gives answers. When the host is gone, so is this process, and its children with it.
+
+    Args:
+        end: the socket.
+        reactor: tells when there is something to read.
+        on_request: is called with each request.
+    """
+
+    def __init__(self, end: socket.socket, reactor: Reactor, on_request: Callable[[dict[str, Any]], None]) -> None:
+        self._socket, self._reactor, self._on_request = end, reactor, on_request
+        self._decoder = wire.Decoder()
+        self._outbox = bytearray()
+        end.setblocking(False)
+        reactor.watch(end.fileno(), self._on_event)
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send a message, as far as it goes now, and the rest when there is room."""
+        self._outbox += wire.encode(message)
+        self._flush()
+
+    def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+        """Answer a request."""
+        self.tell({"id": request.get("id"), **message})
+
+    def _on_event(self, event: int) -> None:
+        if event & select.EPOLLOUT:
+            self._flush()
+        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)  # children die with their parent
+        for request in self._decoder.feed(data):
+            try:
+                self._on_request(request)
+            except Exception as error:  # noqa: BLE001  one bad request must not harm another
+                self.answer(request, {"status": "sandbox_error", "message": f"{type(error).__name__}: {error}"})
+
+    def _flush(self) -> None:
+        waiting = len(self._outbox)
+        while self._outbox:
+            try:
+                sent = self._socket.send(self._outbox)
+            except BlockingIOError:
+                break
+            except OSError:
+                os._exit(0)
+            del self._outbox[:sent]
+        if self._outbox:
+            self._reactor.change(self._socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        elif waiting:
+            self._reactor.change(self._socket.fileno(), select.EPOLLIN)

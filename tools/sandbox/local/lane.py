@@ -1,0 +1,190 @@
+"""A line of conversation with an interpreter in a child, and the child itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.tools.sandbox.local import wire
+from toolgym.tools.sandbox.local.capture import Capture
+from toolgym.tools.sandbox.local.reactor import Reactor
+
+
+class Lane:
+    """A control socket, two pipes, and at most one request. Owns its descriptors until `free`.
+
+    Args:
+        reactor: tells when there is something to read; see `template.Template`, which registers the lane there.
+        child: the process it leads into.
+        control: our end of its control socket.
+        out: read end of its standard output.
+        err: and of its standard error.
+        handle: pidfd of the interpreter, where that is not the child's first process; -1: none yet.
+        cap: bytes of each stream to keep.
+    """
+
+    def __init__(self, reactor: Reactor, child: Child, control: int, out: int, err: int, handle: int, cap: int) -> None:
+        self._reactor = reactor
+        self.child = child
+        self.control = socket.socket(fileno=control)
+        self.control.setblocking(False)
+        self.pipes = {1: out, 2: err}
+        for fd in self.pipes.values():
+            os.set_blocking(fd, False)
+        self.handle = handle
+        self.decoder = wire.Decoder(wire.MAX_FROM_CHILD)
+        self.cap = cap
+        self.output = {1: Capture(cap), 2: Capture(cap)}
+        self.request: dict[str, Any] | None = None
+        self.started = 0.0
+        self.deadline = 0
+        self.interrupted = False
+        self.killed = ""
+        self.folder = -1
+        self.compiled: dict[str, Any] | None = None
+        self.session = ""
+        self.copy_of: Lane | None = None
+        self.copied: dict[str, Any] | None = None
+        self.received: list[int] = []
+        self._outbox = bytearray()
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Turn to a request, or to the next step of one: the clock and the output start anew."""
+        self.request = request
+        self.started = time.monotonic()
+        self.interrupted = False
+        self.output = {1: Capture(self.cap), 2: Capture(self.cap)}
+
+    # ------------------------------------------------------------------ control
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a frame, as far as it goes now; `flush` sends the rest."""
+        self._outbox += wire.encode(request)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self.control.fileno() < 0:
+            return
+        while self._outbox:
+            try:
+                sent = self.control.send(self._outbox)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._outbox.clear()
+                return
+            del self._outbox[:sent]
+        self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+
+    def receive(self) -> bytes | None:
+        """Read from the control socket, descriptors into `received`. None: nothing now; empty: it is closed."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 8)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        self.received += fds
+        return data
+
+    # ------------------------------------------------------------------ output
+
+    def read_output(self, stream: int) -> None:
+        """Read what a pipe has. A child that floods it is killed."""
+        fd = self.pipes.get(stream, -1)
+        if fd < 0:
+            return
+        while True:
+            try:
+                data = os.read(fd, 65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._close_pipe(stream)
+                return
+            self.output[stream].add(data)
+            if self.output[stream].flooded and not self.killed:
+                self.killed = "output_limit"
+                self.child.kill()
+                return
+            if len(data) < 65536:
+                return
+
+    def drain(self) -> None:
+        """Read all that both pipes have."""
+        for stream in (1, 2):
+            before = -1
+            while before != self.output[stream].total and not self.output[stream].flooded:
+                before = self.output[stream].total
+                self.read_output(stream)
+
+    def outputs(self) -> dict[str, Any]:
+        """The part of an answer that tells what was printed, and how long it took."""
+        out, err = self.output[1], self.output[2]
+        return {
+            "stdout": out.text(),
+            "stderr": err.text(),
+            "stdout_truncated": out.truncated,
+            "stderr_truncated": err.truncated,
+            "duration": time.monotonic() - self.started,
+        }
+
+    # ------------------------------------------------------------------ ending
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the interpreter at the other end."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle if self.handle >= 0 else self.child.pidfd, number)
+
+    def free(self) -> None:
+        """Close everything."""
+        self.deadline = 0
+        for stream in (1, 2):
+            self._close_pipe(stream)
+        if self.control.fileno() >= 0:
+            self._reactor.unwatch(self.control.fileno())
+            self.control.close()
+        for fd in (self.handle, self.folder, *self.received):
+            if fd >= 0:
+                os.close(fd)
+        self.handle = self.folder = -1
+        self.received = []
+
+    def _close_pipe(self, stream: int) -> None:
+        fd = self.pipes.pop(stream, -1)
+        if fd >= 0:
+            self._reactor.unwatch(fd)
+            os.close(fd)
+
+
+class Child:
+    """A forked process and all that lives in its namespaces.
+
+    Args:
+        slot: its number, unique among those alive.
+        pid: its process id, as the template sees it.
+        pidfd: a handle of it.
+        folder: its working folder.
+    """
+
+    def __init__(self, slot: int, pid: int, pidfd: int, folder: str) -> None:
+        self.slot, self.pid, self.pidfd, self.folder = slot, pid, pidfd, folder
+        self.lanes: list[Lane] = []
+        self.dead = False
+        self.memory_mb = 0
+
+    def kill(self) -> None:
+        """End the process, and with it, in a pid namespace, every other one."""
+        if self.dead:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

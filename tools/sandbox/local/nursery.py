@@ -1,0 +1,153 @@
+"""Forking confined children, ahead of need, and burying them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from toolgym.tools.sandbox.local import folders, kernel, program, repl, wire
+from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
+from toolgym.tools.sandbox.local.lane import Child, Lane
+from toolgym.tools.sandbox.local.reactor import Reactor
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a template's children have in common.
+
+    Attributes:
+        confinement: what each does to itself.
+        work: folder in which each gets a working folder, where it has no file system of its own.
+        output_bytes: of each stream, how much is kept.
+        pid_namespace: descriptor of the template's own pid namespace, where each child gets one; -1: it gets none.
+    """
+
+    confinement: Confinement
+    work: str
+    output_bytes: int
+    pid_namespace: int
+
+
+class Nursery:
+    """All children of a template process, those that wait for a request included."""
+
+    def __init__(self, reactor: Reactor, birth: Birth) -> None:
+        self._reactor, self._birth = reactor, birth
+        self._namespaces = birth.confinement.namespaces
+        self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._children: dict[int, Child] = {}
+        self._warm: list[Child] = []
+        self._slots: list[int] = []
+        self._next_slot = 0
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    @property
+    def warm(self) -> int:
+        """How many children wait for their first request."""
+        return len(self._warm)
+
+    def warm_one(self) -> Lane:
+        """Fork a child to wait for its first request. Returns its lane, which the caller has to watch."""
+        lane = self._fork()
+        self._warm.append(lane.child)
+        return lane
+
+    def take(self) -> tuple[Lane, bool]:
+        """A confined child that waits for its first request: its lane, and whether that is new."""
+        while self._warm:
+            child = self._warm.pop(0)
+            if not child.dead:
+                return child.lanes[0], False
+        return self._fork(), True
+
+    def bury(self, child: Child) -> tuple[int, Any] | None:
+        """Reap a child that ended. Returns its exit code, negative for a signal, and its usage; None: it lives."""
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        child.dead = True
+        if self._birth.pid_namespace < 0:
+            self._sweep()
+        return os.waitstatus_to_exitcode(status), usage
+
+    def forget(self, child: Child) -> None:
+        """Free what a buried child had."""
+        if child in self._warm:
+            self._warm.remove(child)
+        if not self._namespaces:
+            folders.remove(child.folder)
+        os.close(child.pidfd)
+        del self._children[child.pid]
+        self._slots.append(child.slot)
+
+    def _sweep(self) -> None:
+        """Without a pid namespace: what a dead child left behind was re-parented to us, the subreaper."""
+        own = set(self._children)
+        for _ in range(100):
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                orphans = [int(word) for word in file.read().split() if int(word) not in own]
+            if not orphans:
+                return
+            for pid in orphans:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.waitpid(pid, 0)
+
+    def _fork(self) -> Lane:
+        slot = self._slots.pop() if self._slots else self._next_slot
+        self._next_slot = max(self._next_slot, slot + 1)
+        folder = "/tmp"
+        if not self._namespaces:
+            folder = f"{self._birth.work}/{slot}"
+            os.mkdir(folder, 0o700)
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        ours, theirs = socket.socketpair()
+        own = self._birth.pid_namespace
+        if own >= 0:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        pid = kernel.fork()
+        if pid == 0:
+            self._be_child(slot, folder, theirs.detach(), out_write, err_write)
+        if own >= 0:
+            kernel.setns(own, kernel.CLONE_NEWPID)
+        os.close(out_write)
+        os.close(err_write)
+        theirs.close()
+        child = Child(slot, pid, os.pidfd_open(pid), folder)
+        lane = Lane(self._reactor, child, ours.detach(), out_read, err_read, -1, self._birth.output_bytes)
+        child.lanes.append(lane)
+        self._children[pid] = child
+        return lane
+
+    def _be_child(self, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
+        try:
+            os.dup2(self._devnull, 0)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            folder = self._birth.confinement.apply(slot, folder, control)
+            if not self._namespaces:
+                os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
+            request = wire.receive(CONTROL_FD)
+            if request is None:
+                os._exit(0)
+            self._carry_out(request)
+        except BaseException as error:  # noqa: BLE001  nothing may leave this process but by its exit
+            with contextlib.suppress(BaseException):
+                wire.send_all(CONTROL_FD, wire.encode({"broken": f"{type(error).__name__}: {error}"}))
+        finally:
+            os._exit(252)
+
+    def _carry_out(self, request: Mapping[str, Any]) -> NoReturn:
+        self._birth.confinement.limit_memory(request["memory_mb"])
+        if request["op"] == "run":
+            program.run(request)
+        repl.serve(request)

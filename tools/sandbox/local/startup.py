@@ -1,0 +1,163 @@
+"""How a template process comes to be: its jail, its libraries, and the rules for its children."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from toolgym.tools.sandbox.local import jail, kernel, memory, seccomp, wire
+from toolgym.tools.sandbox.local.confine import Confinement
+from toolgym.tools.sandbox.local.landlock import Ruleset, abi
+from toolgym.tools.sandbox.local.nursery import Birth
+from toolgym.tools.sandbox.local.template import Template
+
+STDLIB = (
+    "argparse", "array", "asyncio", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
+    "logging", "math", "operator", "pathlib", "pickle", "pprint", "queue", "random", "re", "shutil", "statistics",
+    "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "traceback", "typing", "unittest",
+    "uuid",
+)  # fmt: skip
+"""What nearly every program imports; loaded before the fork, it is shared."""
+
+_FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
+"""Per level, calls on files that do nothing, for Landlock does not cover them."""
+
+
+def main(config: Mapping[str, Any]) -> NoReturn:
+    """Be a template process. `config` is what `toolgym.tools.sandbox.local.supervisor` sends."""
+    host = socket.socket(fileno=config["socket"])
+    os.set_inheritable(host.fileno(), False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_descriptor_limit()
+    jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
+    if config["level"] == "namespaces":
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+        jailed = jail.enter(config["read_only"], network=config["network"] == "host")
+        if jailed.pid:
+            host.close()
+            _wait_for(jailed.pid)
+    _clean_environment(config)
+    for name in (*STDLIB, *config["preload"]):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            _refuse(host, f"cannot preload {name!r}: {error}")
+    if config["warm_code"]:
+        exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
+    if jailed.fresh_proc and len(os.listdir("/proc/self/task")) != 1:
+        _refuse(host, "a preloaded module started a thread; a process with threads cannot be forked safely")
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    resident, private = memory.own_pages() if jailed.fresh_proc else (0, 0)
+    birth = Birth(
+        confinement=_confinement(config, jailed, private),
+        work=config["work"],
+        output_bytes=config["limits"]["output_bytes"],
+        pid_namespace=jailed.pid_namespace,
+    )
+    template = Template(
+        host,
+        birth,
+        warm=config["warm"],
+        can_fork=config["level"] != "landlock",
+        has_proc=jailed.fresh_proc,
+        resident_pages=resident,
+    )
+    _filter_calls(namespaces=config["level"] == "namespaces")
+    _forget_ourselves()
+    template.serve()
+
+
+def _refuse(host: socket.socket, why: str) -> NoReturn:
+    host.sendall(wire.encode({"refused": why}))
+    os._exit(3)
+
+
+def _wait_for(pid: int) -> NoReturn:
+    """Outside of the jail: end when it ends."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
+    while True:
+        with contextlib.suppress(InterruptedError):
+            _, status = os.waitpid(pid, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _raise_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _clean_environment(config: Mapping[str, Any]) -> None:
+    os.environ.clear()
+    os.environ.update(
+        PATH=config["path"],
+        HOME="/tmp",
+        TMPDIR="/tmp",
+        USER="user",
+        LOGNAME="user",
+        LANG="C.UTF-8",
+        MPLBACKEND="Agg",
+        MPLCONFIGDIR="/tmp",
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+        MKL_NUM_THREADS="1",
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+
+
+def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: int) -> Confinement:
+    """What every child does to itself; opened and computed here, once."""
+    namespaces = config["level"] == "namespaces"
+    network = config["network"]
+    limits = config["limits"]
+    ruleset = None
+    if abi():
+        readable = ["/"] if namespaces else config["read_only"]
+        ruleset = Ruleset(readable, [f"/dev/{name}" for name in jail.DEVICES])
+    child_filter = None
+    if seccomp.supported():
+        child_filter = seccomp.child_filter(
+            fork=config["level"] != "landlock",
+            network=network != "off",
+            sockets=namespaces or network != "off",
+            frozen=_FROZEN[config["level"]],
+            own_only=not namespaces,
+        )
+    return Confinement(
+        namespaces=namespaces,
+        own_network=network == "loopback",
+        fresh_proc=namespaces and jailed.fresh_proc,
+        landlock=ruleset,
+        filter=child_filter,
+        network=network != "off",
+        first_uid=config["first_uid"],
+        disk_mb=limits["disk_mb"],
+        inodes=limits["inodes"],
+        file_mb=limits["file_mb"],
+        processes=limits["processes"],
+        open_files=limits["open_files"],
+        data_pages=private_pages,
+        proc=jailed.host_proc,
+        below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
+    )
+
+
+def _filter_calls(*, namespaces: bool) -> None:
+    """Forbid this process, and so its children, the calls that neither ever needs."""
+    if seccomp.supported():
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install(seccomp.template_filter(needs=seccomp.TEMPLATE_NEEDS if namespaces else ()))
+
+
+def _forget_ourselves() -> None:
+    """Programs shall find none of this; and here, before the fork, forgetting it costs them nothing."""
+    for name in [key for key in sys.modules if key.partition(".")[0] == "toolgym"]:
+        del sys.modules[name]
