@@ -36,6 +36,10 @@ class PauseMode(enum.StrEnum):
     ABORT = "abort"
     """They end at once with `FinishReason.ABORT` and what they have; the caller sends prompt and partial again."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ConfigError(f"a pause mode must be one of {', '.join(map(repr, map(str, cls)))}, got {value!r}")
+
 
 @dataclass(frozen=True)
 class SamplingParams:

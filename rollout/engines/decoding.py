@@ -55,6 +55,16 @@ class Row:
         self.stop_token_ids = frozenset(self.params.stop_token_ids)
 
     @property
+    def context_ids(self) -> list[int]:
+        """The prompt and what was sampled so far."""
+        return [*self.prompt_ids, *self.token_ids]
+
+    @property
+    def length(self) -> int:
+        """How many tokens `context_ids` has."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
     def stopped(self) -> bool:
         """Whether the last sampled token is a stop token."""
         return bool(self.token_ids) and self.token_ids[-1] in self.stop_token_ids
@@ -126,10 +136,13 @@ class DecodingBatch:
         return len(self.rows)
 
     def add(self, rows: Sequence[Row], weight_version: str) -> None:
-        """Prefill `rows` as one batch, sample the first token of each, and let them join."""
-        width = max(len(row.prompt_ids) for row in rows)
-        ids = torch.tensor([[0] * (width - len(row.prompt_ids)) + list(row.prompt_ids) for row in rows])
-        lengths = torch.tensor([len(row.prompt_ids) for row in rows])
+        """Prefill `rows` as one batch, sample the next token of each, and let them join.
+
+        A row that has sampled before (it was taken out and comes back) is prefilled with what it sampled.
+        """
+        width = max(row.length for row in rows)
+        ids = torch.tensor([[0] * (width - row.length) + row.context_ids for row in rows])
+        lengths = torch.tensor([row.length for row in rows])
         mask = (torch.arange(width)[None] >= width - lengths[:, None]).long()
         ids, lengths, mask = ids.to(self._device), lengths.to(self._device), mask.to(self._device)
         cache = _new_cache()

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
 from toolgym.rollout.engines.decoding import DecodingBatch, Row, check_model
 from toolgym.rollout.engines.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
@@ -217,11 +217,19 @@ class TransformersEngine(Engine):
         if request is not None:
             self._abort(request)
 
-    async def pause(self) -> None:
-        """Stop sampling until `resume`. On return no forward pass is under way, so the weights may be changed."""
+    async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
+        """Stop sampling until `resume`. On return no forward pass is under way, so the weights may be changed.
+
+        A paused engine can be paused again with another mode, which then holds for what is in flight.
+        """
+        mode = PauseMode(mode)
 
         def pause() -> None:
             self._paused = True
+            if mode is PauseMode.RETRACT:
+                self._retract()
+            elif mode is PauseMode.ABORT:
+                self._abort_all()
 
         await self._command(pause)
 
@@ -236,7 +244,7 @@ class TransformersEngine(Engine):
 
         Requests in flight go on with the new weights: they keep the keys and values that the old ones computed, and
         record the version of each token. So their later logprobs are those of a mixture, not of the new weights
-        alone; abort and start them again where that matters.
+        alone. Where that matters, pause with `PauseMode.RETRACT` or `PauseMode.ABORT` first.
 
         Args:
             source: all parameters and persistent buffers by the names of `state_dict` (of tied ones one name is
@@ -440,11 +448,26 @@ class TransformersEngine(Engine):
         width = 0
         with self._changed:
             while self._queue and len(self._running) + len(newcomers) < self._max_batch:
-                width = max(width, len(self._queue[0].row.prompt_ids))
+                width = max(width, self._queue[0].row.length)
                 if newcomers and width * (len(newcomers) + 1) > MAX_PREFILL_TOKENS:
                     break
                 newcomers.append(self._queue.popleft())
         return newcomers
+
+    def _retract(self) -> None:
+        """Give up the keys and values of what runs, and queue it in front of those that have not begun."""
+        if self._batch is not None:
+            self._batch.clear()
+        with self._changed:
+            self._queue.extendleft(reversed(self._running))
+        self._running = []
+
+    def _abort_all(self) -> None:
+        with self._changed:
+            for request in self._requests.values():
+                request.aborted = True
+        if self._batch is not None:
+            self._let_go(self._batch)
 
     def _let_go(self, batch: DecodingBatch) -> None:
         """Deliver every request that is done or aborted."""

@@ -24,7 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from toolgym.rollout.engines import FinishReason, SamplingParams, TransformersEngine
+from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, TransformersEngine
 from toolgym.rollout.engines.sampling import SamplingColumns, sample
 from toolgym.rollout.engines.weights import check_weights
 from toolgym.rollout.tiny import tiny_policy_path
@@ -153,6 +153,64 @@ async def test_weights_can_be_updated_while_paused(tiny_model: Qwen3ForCausalLM)
     async with TransformersEngine(tiny_model) as engine:
         await engine.pause()
         await asyncio.wait_for(engine.update_weights(other_weights(tiny_model), version="1"), 5)
+        await engine.resume()
+
+
+async def test_a_retracted_request_goes_on_under_the_new_weights_alone(tiny_model: Qwen3ForCausalLM) -> None:
+    async with TransformersEngine(tiny_model, weight_version="w0") as engine:
+        tasks = [
+            asyncio.create_task(engine.generate([1, 2, number], LONG, request_id=str(number))) for number in range(3)
+        ]
+        await asyncio.sleep(0.1)
+        await engine.pause(PauseMode.RETRACT)
+        waiting = asyncio.create_task(engine.generate([5], SHORT, request_id="late"))
+        await engine.update_weights(other_weights(tiny_model), version="w1")
+        await engine.resume()
+        for number, generation in enumerate(await asyncio.gather(*tasks)):
+            change = generation.weight_versions.index("w1")
+            assert 0 < change < 400
+            assert generation.weight_versions == ("w0",) * change + ("w1",) * (400 - change)
+            later = Generation(
+                generation.token_ids[change:],
+                generation.logprobs[change:],
+                generation.finish_reason,
+                generation.weight_versions[change:],
+            )
+            # Nothing of the old keys and values is left: the rest is as a plain forward pass of the new weights has it.
+            assert gap(tiny_model, [1, 2, number, *generation.token_ids[:change]], later) < 1e-4
+        assert (await waiting).weight_versions == ("w1",) * 8
+
+
+async def test_a_pause_that_aborts_gives_partials_that_can_go_on(tiny_model: Qwen3ForCausalLM) -> None:
+    async with TransformersEngine(tiny_model, weight_version="w0", max_batch=2) as engine:
+        tasks = [asyncio.create_task(engine.generate([1, number], LONG, request_id=str(number))) for number in range(3)]
+        await asyncio.sleep(0.1)
+        await engine.pause(PauseMode.ABORT)
+        partials = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assert [partial.finish_reason for partial in partials] == [FinishReason.ABORT] * 3
+        assert partials[0].token_ids
+        assert partials[2] == Generation((), (), FinishReason.ABORT, ())  # it was queued
+        new = other_weights(tiny_model)
+        await engine.update_weights(new, version="w1")
+        again = asyncio.create_task(engine.generate([1, 0, *partials[0].token_ids], SHORT, request_id="0"))
+        await asyncio.sleep(0.05)
+        assert not again.done()
+        await engine.resume()
+        rest = await asyncio.wait_for(again, 5)
+        assert rest.weight_versions == ("w1",) * 8
+        assert gap(tiny_model, [1, 0, *partials[0].token_ids], rest) < 1e-4
+
+
+async def test_a_pause_can_be_followed_by_a_harder_one(tiny_model: Qwen3ForCausalLM) -> None:
+    async with TransformersEngine(tiny_model) as engine:
+        task = asyncio.create_task(engine.generate([1], LONG, request_id="a"))
+        await asyncio.sleep(0.1)
+        await engine.pause()
+        await engine.pause(PauseMode.RETRACT)
+        await engine.pause(PauseMode.ABORT)
+        assert (await asyncio.wait_for(task, 5)).finish_reason is FinishReason.ABORT
+        with pytest.raises(ConfigError, match="'retract'"):
+            await engine.pause("gently")  # type: ignore[arg-type]
         await engine.resume()
 
 
