@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
+    from toolgym.rollout.engines.openai_compatible import OpenAICompatible
     from toolgym.rollout.engines.sglang import SGLangServer
     from toolgym.rollout.engines.transformers import TransformersEngine
 
@@ -14,6 +15,7 @@ _HOMES = {
     "Engine": "base",
     "FinishReason": "base",
     "Generation": "base",
+    "OpenAICompatible": "openai_compatible",
     "PauseMode": "base",
     "SGLangServer": "sglang",
     "SamplingParams": "base",
@@ -24,6 +26,7 @@ __all__ = [
     "Engine",
     "FinishReason",
     "Generation",
+    "OpenAICompatible",
     "PauseMode",
     "SGLangServer",
     "SamplingParams",
