@@ -1,0 +1,132 @@
+"""The formats of DeepSeek V3.2 and V4: "DSML" tags, one pair per argument.
+
+    <｜DSML｜function_calls>
+    <｜DSML｜invoke name="code_interpreter">
+    <｜DSML｜parameter name="code" string="true">print(1)</｜DSML｜parameter>
+    <｜DSML｜parameter name="times" string="false">2</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜function_calls>
+
+V4 says `tool_calls` for `function_calls`. Decisions, each with a test:
+
+* `string="true"` means the text as it stands, white space included; `string="false"` means JSON.
+* Instead of parameters, an invocation may hold one JSON object; without either it has no arguments, which
+  `<｜DSML｜invoke name="tool"/>` says too.
+* A call counts with or without the block's tags around it; a block without a call is an error.
+* A value ends at the first closing tag; one that holds another DSML tag is an error.
+
+SGLang strips the text of V3.2's values, takes a value that is not JSON for a text, and drops calls that it cannot read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.strict_json import read_json, read_whole_json
+from toolgym.tools.parsers.turn import Turn, region_end, scan, skip_space
+from toolgym.tools.schema import CallProblem, ToolSchema
+
+MARK = "｜DSML｜"
+OPEN, CLOSE = f"<{MARK}invoke", f"</{MARK}invoke>"
+
+_HEAD = re.compile(r'\s+name="([^"<>]+)"\s*(/?)>')
+_PARAMETER = re.compile(rf'\s*<{MARK}parameter\s+name="([^"<>]+)"\s+string="(true|false)"\s*>')
+_END_VALUE = f"</{MARK}parameter>"
+
+
+def parse_deepseek_v32(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn in the format of V3.2. See the module for the decisions, and `Parser` for the arguments."""
+    return _parse(text, Turn(first_id), "function_calls", starts_open)
+
+
+def parse_deepseek_v4(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn in the format of V4. See the module for the decisions, and `Parser` for the arguments."""
+    return _parse(text, Turn(first_id), "tool_calls", starts_open)
+
+
+def _parse(text: str, turn: Turn, block: str, starts_open: bool) -> ParsedTurn:
+    section, end_section = f"<{MARK}{block}>", f"</{MARK}{block}>"
+    shape = (
+        f'{section}\n{OPEN} name="tool">\n<{MARK}parameter name="key" string="true">value{_END_VALUE}\n'
+        f"{CLOSE}\n{end_section}"
+    )
+
+    def read(text: str, mark: re.Match[str], turn: Turn) -> int:
+        at = mark.end()
+        if mark.group() == end_section:
+            return at
+        if mark.group() == section:
+            end, closed = region_end(text, at, end_section, OPEN, section)
+            if text.startswith(OPEN, end):
+                return at
+            message = f"The tool call is not understood: no {OPEN}...> behind {section}. Write it as:\n{shape}"
+            turn.error(CallProblem.MALFORMED_CALL, message, text[at:end])
+            return end + len(end_section) if closed else end
+        name = ""
+        try:
+            name, arguments, end = _invocation(text, at)
+        except _MalformedError as error:
+            end, closed = region_end(text, at, CLOSE, OPEN)
+            name, raw = error.name, text[mark.start() : end]
+            if not closed and error.unclosed:
+                message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
+                turn.error(CallProblem.UNCLOSED_TAG, message, raw, name)
+            else:
+                message = f"The tool call is not understood: {error}. Write it as:\n{shape}"
+                turn.error(CallProblem.MALFORMED_CALL, message, raw, name)
+            return end + len(CLOSE) if closed else end
+        turn.call(name, arguments)
+        return end
+
+    return scan(text, turn, f"{OPEN}|{section}|{end_section}", read, starts_open=starts_open)
+
+
+class _MalformedError(ValueError):
+    def __init__(self, why: str, name: str = "", *, unclosed: bool = False) -> None:
+        super().__init__(why)
+        self.name, self.unclosed = name, unclosed
+
+
+def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
+    """Read what stands behind `<｜DSML｜invoke`: the name, the arguments, and where the call ends."""
+    head = _HEAD.match(text, at)
+    if head is None:
+        raise _MalformedError(f'expected name="tool"> behind {OPEN}, got {text[at : at + 40]!r}')
+    name, at = head[1], head.end()
+    if head[2]:
+        return name, {}, at
+    arguments: dict[str, Any] = {}
+    inside = skip_space(text, at)
+    if text.startswith("{", inside):
+        found = read_json(text, inside)
+        if found.problem:
+            raise _MalformedError(f"the arguments are not valid JSON: {found.problem}", name)
+        arguments, at = found.value, found.end
+    else:
+        while parameter := _PARAMETER.match(text, at):
+            key, end = parameter[1], text.find(_END_VALUE, parameter.end())
+            if end == -1:
+                raise _MalformedError(f"the value of {key!r} has no closing {_END_VALUE}", name, unclosed=True)
+            value = text[parameter.end() : end]
+            if MARK in value:
+                raise _MalformedError(f"the value of {key!r} holds another {MARK} tag", name)
+            if key in arguments:
+                raise _MalformedError(f"the parameter {key!r} stands twice", name)
+            arguments[key] = value
+            if parameter[2] == "false":
+                arguments[key], _, problem = read_whole_json(value)
+                if problem:
+                    raise _MalformedError(f'the value of {key!r} has string="false" but is not JSON: {problem}', name)
+            at = end + len(_END_VALUE)
+    close = skip_space(text, at)
+    if not text.startswith(CLOSE, close):
+        came = f"got {text[close : close + 40]!r}" if close < len(text) else "but the text ended"
+        raise _MalformedError(f"expected a parameter or {CLOSE}, {came}", name, unclosed=True)
+    return name, arguments, close + len(CLOSE)

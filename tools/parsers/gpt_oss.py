@@ -1,0 +1,153 @@
+"""The format of gpt-oss ("harmony"): a turn is several messages, each with a channel and perhaps a recipient.
+
+    <|channel|>analysis<|message|>I compute.<|end|><|start|>assistant<|channel|>commentary
+    to=functions.code_interpreter <|constrain|>json<|message|>{"code": "print(1)"}<|call|>
+
+The generation prompt ends with `<|start|>assistant`, so the text begins behind it. Decisions, each with a test:
+
+* A message with a recipient is a call, whatever its channel; `functions.` before the name is dropped.
+* The recipient may stand before or behind the channel, as chat templates and the model write it.
+* `<|call|>` ends the turn, so it is absent where the engine took it for the end-of-turn token.
+* Analysis is `ParsedTurn.reasoning`; final messages, and commentary without a recipient, are content.
+* A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message.
+* Arguments are a JSON object; a bare program for the built-in `python` is an error, and so are empty arguments.
+
+SGLang's `gpt-oss` sees a call only behind `<|start|>assistant<|channel|>commentary`, with `<|constrain|>json`, takes
+nothing for an empty object, and drops what it cannot read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.strict_json import read_json
+from toolgym.tools.parsers.turn import Turn, skip_space
+from toolgym.tools.schema import CallProblem, ToolSchema
+
+SHAPE = "<|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>"
+
+_MESSAGE = "<|message|>"
+_START = "<|start|>"
+_MARK = re.compile(r"<\|(?:end|return|call|start|channel)\|>")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_AFTER_CALL = re.compile(r"\s*(?:<\|(?:call|end|return)\|>|(?=<\|start\|>)|\Z)")
+_RECIPIENT = re.compile(r"(?:^|\s|\|>|assistant)to=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def parse_gpt_oss(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments.
+
+    `starts_open` says that the generation prompt began the analysis already.
+    """
+    reader = _Reader(text, Turn(first_id))
+    reader.read(starts_open)
+    turn = reader.turn
+    turn.say("\n".join(reader.content))
+    return turn.parsed("\n".join(reader.reasoning) if reader.reasoning else None)
+
+
+class _Reader:
+    def __init__(self, text: str, turn: Turn) -> None:
+        self.turn = turn
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self._text = text
+
+    def read(self, starts_open: bool) -> None:
+        at = self._analysis(0) if starts_open else 0
+        while at < len(self._text):
+            body = self._text.find(_MESSAGE, at)
+            if body == -1:
+                self._unfinished(at)
+                return
+            head = self._text[at:body]
+            if (start := head.rfind(_START)) > 0:
+                self._add(self.content, head[:start])
+                head = head[start:]
+            channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+            if start == -1 and channel:
+                before = head[: channel.start()]
+                if before.strip() != "assistant" and not _RECIPIENT.search(before):
+                    self._add(self.content, before)
+            if recipient and self.turn.full:
+                self.turn.overfull(self._text[at:])
+                return
+            start = at
+            at = body + len(_MESSAGE)
+            if recipient:
+                at = self._call(recipient[1].removeprefix("functions."), start, at)
+            elif channel and channel[1] == "analysis":
+                at = self._analysis(at)
+            else:
+                end, at = self._end(at)
+                self._add(self.content, self._text[body + len(_MESSAGE) : end])
+
+    def _call(self, name: str, start: int, at: int) -> int:
+        """Read a call's arguments; return where to go on."""
+        found = read_json(self._text, skip_space(self._text, at))
+        closed = _AFTER_CALL.match(self._text, found.end) if found.end != -1 else None
+        problem = found.problem
+        if closed is None:
+            end, on = self._end(at)
+            problem = problem or f"unexpected text {self._text[found.end :].lstrip()[:40]!r} behind the arguments"
+        else:
+            end = on = closed.end()
+        raw = self._text[start:end]
+        if problem:
+            message = f"The arguments of the tool call are not valid JSON: {problem}. Write the call as {SHAPE}."
+            self.turn.error(CallProblem.MALFORMED_JSON, message, raw, name)
+        elif not isinstance(found.value, dict):
+            message = (
+                "The tool call is not understood: its arguments must be a JSON object, got "
+                f"{type(found.value).__name__}. Write the call as {SHAPE}."
+            )
+            self.turn.error(CallProblem.NOT_A_CALL, message, raw, name)
+        else:
+            self.turn.call(name, found.value)
+        return on
+
+    def _analysis(self, at: int) -> int:
+        """Read thinking that begins at `at`; return where to go on."""
+        mark = _MARK.search(self._text, at)
+        self._add(self.reasoning, self._text[at : mark.start() if mark else len(self._text)])
+        if mark is None or mark.group() in _ENDS:
+            return mark.end() if mark else len(self._text)
+        body = self._text.find(_MESSAGE, mark.start())
+        if _RECIPIENT.search(self._text[mark.start() : len(self._text) if body == -1 else body]):
+            message = (
+                "The tool call was not run: it stands inside your analysis, which was never ended. "
+                "End it with <|end|> first, then send the call."
+            )
+            rest = self._text[mark.start() :]
+            self.turn.error(CallProblem.OPEN_THINKING, message, rest)
+            self._add(self.reasoning, rest)
+            return len(self._text)
+        return mark.start()
+
+    def _unfinished(self, at: int) -> None:
+        """Add what stands behind the last message."""
+        rest = self._text[at:]
+        recipient = _RECIPIENT.search(rest)
+        if recipient and _CHANNEL.search(rest):
+            message = f"The tool call was not run: it has no {_MESSAGE} with arguments. Write it as {SHAPE}."
+            name = recipient[1].removeprefix("functions.")
+            self.turn.error(CallProblem.UNCLOSED_TAG, message, rest, name)
+        else:
+            self._add(self.content, rest)
+
+    def _end(self, at: int) -> tuple[int, int]:
+        """Where the message that begins at `at` ends, and where to go on."""
+        mark = _MARK.search(self._text, at)
+        if mark is None:
+            return len(self._text), len(self._text)
+        return mark.start(), mark.end() if mark.group() in _ENDS else mark.start()
+
+    @staticmethod
+    def _add(parts: list[str], text: str) -> None:
+        if text:
+            parts.append(text)

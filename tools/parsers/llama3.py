@@ -1,0 +1,99 @@
+"""The JSON format of Llama 3.1, 3.2 and 3.3.
+
+    {"name": "code_interpreter", "parameters": {"code": "print(1)"}}
+    <|python_tag|>{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}
+
+Decisions, each with a test:
+
+* Without the tag, a call is an object that begins a line and has a `name` and `parameters` (or `arguments`). Other
+  JSON is content: it may be the answer. An object that begins with `"name"` and is no JSON, or has nothing besides
+  `name`, `type` and `id`, is a call gone wrong.
+* Behind the tag stands a call, or an error: the built-in `brave_search.call(...)` and bare programs, too, are errors.
+* Several calls are separated by `;` or white space.
+* Nothing closes a call but the end of its JSON; text behind it is content.
+
+SGLang's `llama3` reads Python dicts as well, takes any object that begins the text for a call, and drops what it
+cannot read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.strict_json import add_object_call, read_json
+from toolgym.tools.parsers.turn import Turn, scan, skip_space
+from toolgym.tools.schema import CallProblem, ToolSchema
+
+TAG = "<|python_tag|>"
+KEYS = ("parameters", "arguments")
+SHAPE = '{"name": "tool", "parameters": {...}}'
+
+_OBJECT = r'^[^\S\n]*\{(?=\s*")'
+_NAMED = re.compile(r'\{\s*"name"\s*:')
+_NEXT = re.compile(r"\s*(;?)\s*(?=\{)")
+
+MAX_TRIES = 256
+"""Texts that look like the beginning of an object and are no JSON, until the rest of the turn counts as content."""
+
+
+def parse_llama3(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
+    reader = _Reader()
+    return scan(text, Turn(first_id), f"{re.escape(TAG)}|{_OBJECT}", reader.read, starts_open=starts_open)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._tries = 0
+
+    def read(self, text: str, mark: re.Match[str], turn: Turn) -> int:
+        """Read the calls that begin at the mark; return where to go on."""
+        sure = mark.group() == TAG
+        at = skip_space(text, mark.end()) if sure else mark.end() - 1
+        if not sure:
+            turn.say(text[mark.start() : at])
+        elif not text.startswith("{", at):
+            end = _next_tag(text, at)
+            message = f"The tool call is not understood: got {text[at : at + 40]!r} behind {TAG}. Write it as {SHAPE}."
+            turn.error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
+            return end
+        while True:
+            before = turn.requests
+            end = self._object(text, at, turn, sure)
+            following = _NEXT.match(text, end)
+            if turn.requests == before or turn.full or following is None or not (following[1] or sure):
+                return end
+            at, sure = following.end(), True
+
+    def _object(self, text: str, at: int, turn: Turn, sure: bool) -> int:
+        """Read an object that is a call for sure, or may be one; return where it ends."""
+        sure_if_broken = sure or _NAMED.match(text, at) is not None
+        if not sure_if_broken and self._tries >= MAX_TRIES:
+            turn.say(text[at])
+            return at + 1
+        found = read_json(text, at)
+        if found.problem and sure_if_broken:
+            end = found.end if found.end != -1 else _next_tag(text, at)
+            message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
+            turn.error(CallProblem.MALFORMED_JSON, message, text[at:end])
+            return end
+        if found.problem:
+            self._tries += 1
+            turn.say(text[at])
+            return at + 1
+        raw, value = text[at : found.end], found.value
+        named = isinstance(value, dict) and "name" in value
+        if sure or (named and (any(key in value for key in KEYS) or value.keys() <= {"name", "type", "id"})):
+            add_object_call(turn, value, raw, keys=KEYS, shape=SHAPE)
+        else:
+            turn.say(raw)
+        return found.end
+
+
+def _next_tag(text: str, at: int) -> int:
+    end = text.find(TAG, at)
+    return len(text) if end == -1 else end

@@ -1,0 +1,103 @@
+"""The formats of Mistral models: a list of objects, or since 2025 name and arguments behind a marker per call.
+
+    [TOOL_CALLS] [{"name": "code_interpreter", "arguments": {"code": "print(1)"}, "id": "call00000"}]
+    [TOOL_CALLS]code_interpreter[ARGS]{"code": "print(1)"}[TOOL_CALLS]...
+
+Decisions, each with a test:
+
+* In the new form `[ARGS]` may be absent, as models between the two write it, and `[CALL_ID]abc123def` may stand before.
+* Nothing closes a call but the end of its JSON; text behind it is content.
+* Ids have nine letters or digits, which the chat templates insist on. The one that the model wrote is kept.
+* Thinking stands between `[THINK]` and `[/THINK]`, or `<think>` tags.
+* A list without a call is an error. A malformed entry of a list keeps its place among the good ones.
+
+SGLang's `mistral` drops what it cannot read, and all calls behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.strict_json import Json, add_object_call, read_json
+from toolgym.tools.parsers.turn import THINKING, Turn, scan, skip_space
+from toolgym.tools.schema import CallProblem, ToolSchema
+
+OPEN = "[TOOL_CALLS]"
+SHAPE_LIST = f'{OPEN} [{{"name": "tool", "arguments": {{...}}}}]'
+SHAPE_NAMED = f"{OPEN}tool[ARGS]{{...}}"
+
+_NAMED = re.compile(r"([^\s\[\]{}<>\"',;]++)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]++)\s*)?(?:\[ARGS\]\s*|(?=\{))")
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def parse_mistral(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn in these formats. See the module for the decisions, and `Parser` for the arguments."""
+    turn = Turn(first_id, _make_id)
+    thinking = (("[THINK]", "[/THINK]"), *THINKING)
+    return scan(text, turn, re.escape(OPEN), _read, thinking=thinking, starts_open=starts_open)
+
+
+def _make_id(number: int) -> str:
+    return f"call{number % 100_000:05d}"
+
+
+def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
+    at = skip_space(text, mark.end())
+    if text.startswith("[", at):
+        return _read_list(text, mark, at, turn)
+    named = _NAMED.match(text, at)
+    if named is None:
+        end = _next(text, at)
+        message = (
+            f"The tool call is not understood: got {text[at : at + 40]!r} behind {OPEN}. "
+            f"Write it as {SHAPE_NAMED} or {SHAPE_LIST}."
+        )
+        turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
+        return end
+    found = read_json(text, named.end())
+    if found.problem:
+        return _not_json(text, mark, named.end(), found, turn, SHAPE_NAMED, named[1])
+    call_id = named[2] or ""
+    if isinstance(found.value, dict):
+        turn.call(named[1], found.value, call_id if _ID.fullmatch(call_id) else "")
+    else:
+        message = (
+            "The tool call is not understood: its arguments must be a JSON object, got "
+            f"{type(found.value).__name__}. Write it as {SHAPE_NAMED}."
+        )
+        turn.error(CallProblem.NOT_A_CALL, message, text[mark.start() : found.end], named[1])
+    return found.end
+
+
+def _read_list(text: str, mark: re.Match[str], at: int, turn: Turn) -> int:
+    found = read_json(text, at)
+    if found.problem:
+        return _not_json(text, mark, at, found, turn, SHAPE_LIST)
+    raw = text[at : found.end]
+    if not found.value:
+        message = f"The tool call is not understood: the list behind {OPEN} is empty. Write it as {SHAPE_LIST}."
+        turn.error(CallProblem.NOT_A_CALL, message, raw)
+    for one in found.value:
+        if turn.full:
+            turn.overfull(raw)
+            break
+        wanted = one.get("id") if isinstance(one, dict) else None
+        call_id = wanted if isinstance(wanted, str) and _ID.fullmatch(wanted) else ""
+        add_object_call(turn, one, raw, keys=("arguments",), shape=SHAPE_LIST, call_id=call_id)
+    return found.end
+
+
+def _not_json(text: str, mark: re.Match[str], at: int, found: Json, turn: Turn, shape: str, name: str = "") -> int:
+    end = found.end if found.end != -1 else _next(text, at)
+    message = f"The tool call is not valid JSON: {found.problem}. Write it as {shape}."
+    turn.error(CallProblem.MALFORMED_JSON, message, text[mark.start() : end], name)
+    return end
+
+
+def _next(text: str, at: int) -> int:
+    end = text.find(OPEN, at)
+    return len(text) if end == -1 else end

@@ -1,0 +1,202 @@
+"""Python's call syntax, restricted to names and literals, read without compiling or running anything.
+
+`ast.parse` is not used: on texts that are made for it, it takes all memory or very long, and it refuses raw line breaks
+inside of strings. What is read here means what it means in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import unicodedata
+from typing import Any
+
+from toolgym.tools.parsers.strict_json import MAX_DEPTH
+
+NAME = r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*"
+
+_TOKEN = re.compile(
+    rf"""\s*(?:
+    (?P<string>[rR]?(?:\"\"\"(?:[^"\\]++|\\.|"(?!\"\"))*+\"\"\"|'''(?:[^'\\]++|\\.|'(?!''))*+'''
+        |"(?!"\")(?:[^"\\]++|\\.)*+"|'(?!'')(?:[^'\\]++|\\.)*+'))
+    |(?P<number>[-+]?\.?\d(?:[eE][-+](?=\d)|[\w.])*)
+    |(?P<name>{NAME})
+    |(?P<sign>[\[\](){{}},:=])
+    |(?P<end>\Z)
+    |(?P<other>.)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(
+    r"\\(?:\r\n|[\r\n]|[\\'\"abfnrtv]|[0-7]{1,3}"
+    r"|x[\da-fA-F]{0,2}|u[\da-fA-F]{0,4}|U[\da-fA-F]{0,8}|N(?:\{[^}]*\})?)"
+)
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+_SIMPLE = dict(zip("\\'\"abfnrtv", "\\'\"\a\b\f\n\r\t\v", strict=True))
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+class LiteralError(ValueError):
+    """The text is not a list of calls with literal arguments. `name` is that of the call which was being read."""
+
+    def __init__(self, why: str, name: str = "") -> None:
+        super().__init__(why)
+        self.name = name
+
+
+def read_calls(text: str, at: int) -> tuple[Calls, int]:
+    """Read the list of calls, `[f(a=1), g(b="x")]`, that begins at `at`.
+
+    Returns:
+        Names with arguments, and where the list ends.
+
+    Raises:
+        LiteralError: it is none.
+    """
+    return _Reader(text, at).calls()
+
+
+class _Reader:
+    def __init__(self, text: str, at: int) -> None:
+        self._text = text
+        self._name = ""
+        self._move(at)
+
+    def _move(self, at: int) -> None:
+        match = _TOKEN.match(self._text, at)
+        assert match is not None  # the pattern takes any character, and the end
+        self._token = match
+        self._kind = match.lastgroup or "end"
+        self._word = match.group(self._kind)
+
+    def _next(self) -> str:
+        word = self._word
+        self._move(self._token.end())
+        return word
+
+    def _error(self, expected: str) -> LiteralError:
+        start = self._token.start(self._kind)
+        came = f"got {self._text[start : start + 30]!r}" if start < len(self._text) else "but the text ended"
+        return LiteralError(f"expected {expected}, {came}", self._name)
+
+    def _expect(self, sign: str) -> None:
+        if self._word != sign or self._kind != "sign":
+            raise self._error(repr(sign))
+        self._next()
+
+    def _is(self, sign: str) -> bool:
+        return self._kind == "sign" and self._word == sign
+
+    def calls(self) -> tuple[Calls, int]:
+        found: Calls = []
+        self._expect("[")
+        while not self._is("]"):
+            found.append(self._call())
+            if not self._is("]"):
+                self._expect(",")
+        return found, self._token.end()
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        if self._kind != "name":
+            raise self._error("a tool's name")
+        self._name = self._next()
+        self._expect("(")
+        arguments: dict[str, Any] = {}
+        while not self._is(")"):
+            if self._kind != "name":
+                raise self._error("an argument as name=value")
+            key = self._next()
+            if not self._is("="):
+                raise self._error(f"'=' behind {key!r}")
+            self._next()
+            if key in arguments:
+                raise LiteralError(f"the argument {key!r} stands twice", self._name)
+            arguments[key] = self._value(0)
+            if not self._is(")"):
+                self._expect(",")
+        self._next()
+        return self._name, arguments
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise LiteralError(f"an argument is nested more than {MAX_DEPTH} levels deep", self._name)
+        if self._kind == "string":
+            parts = []
+            while self._kind == "string":  # neighbours are one string
+                parts.append(self._string(self._next()))
+            return "".join(parts)
+        if self._kind == "number":
+            return self._number(self._next())
+        if self._kind == "name" and self._word in _CONSTANTS:
+            return _CONSTANTS[self._next()]
+        if self._is("["):
+            return self._list(depth)
+        if self._is("{"):
+            return self._dict(depth)
+        raise self._error("a string, a number, True, False, None, a list or a dict")
+
+    def _list(self, depth: int) -> list[Any]:
+        self._next()
+        values = []
+        while not self._is("]"):
+            values.append(self._value(depth + 1))
+            if not self._is("]"):
+                self._expect(",")
+        self._next()
+        return values
+
+    def _dict(self, depth: int) -> dict[str, Any]:
+        self._next()
+        found: dict[str, Any] = {}
+        while not self._is("}"):
+            if self._kind != "string":
+                raise self._error("a string as a key")
+            key = self._value(depth + 1)
+            self._expect(":")
+            if key in found:
+                raise LiteralError(f"the key {key!r} stands twice in one dict", self._name)
+            found[key] = self._value(depth + 1)
+            if not self._is("}"):
+                self._expect(",")
+        self._next()
+        return found
+
+    def _string(self, token: str) -> str:
+        raw = token[0] in "rR"
+        token = token[1:] if raw else token
+        quote = 3 if token[:3] in ('"""', "'''") and len(token) >= 6 else 1
+        body = token[quote:-quote]
+        return body if raw else _ESCAPE.sub(self._escape, body)
+
+    def _escape(self, match: re.Match[str]) -> str:
+        sequence = match.group()
+        if sequence[1] in "\r\n":
+            return ""
+        kind = sequence[1]
+        if kind in _SIMPLE:
+            return _SIMPLE[kind]
+        try:
+            if kind == "N":
+                return unicodedata.lookup(sequence[3:-1])
+            if kind not in _DIGITS:
+                return chr(int(sequence[1:], 8))
+            if len(sequence) != 2 + _DIGITS[kind]:
+                raise ValueError
+            return chr(int(sequence[2:], 16))
+        except (KeyError, ValueError, OverflowError):
+            raise LiteralError(f"{sequence[:20]!r} is no escape sequence", self._name) from None
+
+    def _number(self, token: str) -> int | float:
+        value: int | float = math.nan
+        try:
+            value = int(token, 0)
+        except ValueError:  # also Python's limit on digits
+            if set(token) & set(".eE"):
+                with contextlib.suppress(ValueError):
+                    value = float(token)
+        if isinstance(value, int) or math.isfinite(value):
+            return value
+        raise LiteralError(f"{token[:40]!r} is not a number that can be used", self._name)

@@ -1,0 +1,76 @@
+"""Calls as Python writes them: Llama 4, Llama 3.2 with such a prompt, LFM2.
+
+    [code_interpreter(code="print(1)"), search(query="x", limit=3)]
+
+Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 puts `<|tool_call_start|>` and
+`<|tool_call_end|>`. Decisions, each with a test:
+
+* Arguments are named, and literals: strings, numbers, True, False, None, lists, and dicts with strings for keys. What
+  JSON cannot hold (tuples, sets, bytes, infinity) is an error, as is any expression. Nothing is evaluated.
+* Without markers, the list begins a line and goes on with a name and `(` and then `)`, `name=` or a string; other
+  brackets are content.
+* Behind an opening marker stands a list of calls, or an error.
+* Raw line breaks inside strings are accepted: models write programs that way, and nothing is guessed.
+* A name or argument that stands twice, and true, false, null for True, False, None, are errors.
+
+SGLang's `pythonic` takes a list anywhere in the text, needs escaped line breaks, drops calls that it cannot read, and
+sees none in a list with a name that begins with `_`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.python_literals import NAME, LiteralError, read_calls
+from toolgym.tools.parsers.turn import Turn, scan, skip_space
+from toolgym.tools.schema import CallProblem, ToolSchema
+
+MARKERS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
+SHAPE = '[tool(key="value", number=1)]'
+
+_OPENER = "|".join(map(re.escape, MARKERS)) + rf"|^[^\S\n]*\[(?=\s*{NAME}\s*\(\s*(?:\)|['\"]|{NAME}\s*=))"
+_OPENED = re.compile(rf"(?m:{_OPENER})")
+
+
+def parse_pythonic(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
+    return scan(text, Turn(first_id), _OPENER, _read, starts_open=starts_open)
+
+
+def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
+    close = MARKERS.get(mark.group())
+    if close is None:
+        turn.say(text[mark.start() : mark.end() - 1])
+    at = skip_space(text, mark.end()) if close else mark.end() - 1
+    try:
+        calls, end = read_calls(text, at)
+        if not calls:
+            raise LiteralError("the list is empty")
+        if close:
+            end = skip_space(text, end)
+            if end < len(text) and not text.startswith(close, end):
+                raise LiteralError(f"expected {close} behind the list, got {text[end : end + 30]!r}")
+            end += len(close) if end < len(text) else 0
+    except LiteralError as error:
+        end = _region_end(text, mark.end(), close)
+        message = f"The tool call is not understood: {error}. Write it as {SHAPE}, with Python literals for values."
+        turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end], error.name)
+        return end
+    for name, arguments in calls:
+        if turn.full:
+            turn.overfull(text[at:end])
+            break
+        turn.call(name, arguments)
+    return end
+
+
+def _region_end(text: str, at: int, close: str | None) -> int:
+    """Where an unreadable list ends: behind its closing marker, or where the next one begins."""
+    following = _OPENED.search(text, at)
+    end = following.start() if following else len(text)
+    found = text.find(close, at, end) if close else -1
+    return end if found == -1 or close is None else found + len(close)

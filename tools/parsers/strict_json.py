@@ -1,0 +1,134 @@
+"""Reading JSON out of a turn: strictly where a value could be meant in two ways, leniently where nothing is guessed.
+
+Raw line breaks and tabs inside strings are accepted: models write programs that way. A key that stands twice, `NaN`,
+`Infinity` and numbers that overflow are problems that the model reads: whatever was made of them would be invented.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from toolgym.tools.parsers.turn import Turn
+from toolgym.tools.schema import CallProblem
+
+MAX_DEPTH = 100
+"""Deepest nesting of a call's JSON. What is deeper could be read here and still be too deep for whoever gets it."""
+
+
+class Json(NamedTuple):
+    """A JSON value in a text.
+
+    Attributes:
+        value: the value; None where it could not be read.
+        end: where it ends; -1 where that cannot be told.
+        problem: what is wrong with it; empty when nothing is.
+    """
+
+    value: Any
+    end: int
+    problem: str
+
+
+def read_json(text: str, at: int) -> Json:
+    """Read the JSON value that begins at `at`. Never raises."""
+    problems: list[str] = []
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(found)
+        if len(made) != len(found):
+            seen: set[str] = set()
+            twice = next(key for key, _ in found if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            problems.append(f"the key {twice!r} stands twice in one object")
+        return made
+
+    def constant(name: str) -> None:
+        problems.append(f"{name} is not JSON")
+
+    def decimal(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):
+            problems.append(f"the number {digits[:40]} is too large")
+        return number
+
+    # Not strict: raw control characters may stand in strings.
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=pairs, parse_constant=constant, parse_float=decimal)
+    try:
+        value, end = decoder.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        near = text[max(at, error.pos - 20) : error.pos + 20]
+        return Json(None, -1, f"{error.msg} near {near!r}" if near else error.msg)
+    except RecursionError:
+        return Json(None, -1, "nested too deeply")
+    except ValueError:  # Python's limit against slow conversions
+        return Json(None, -1, "a number has too many digits")
+    if problems:
+        return Json(None, end, problems[0])
+    if is_deep(value):
+        return Json(None, end, f"nested more than {MAX_DEPTH} levels deep")
+    return Json(value, end, "")
+
+
+def read_whole_json(text: str) -> Json:
+    """Read a text that is one JSON value and nothing else but white space."""
+    text = text.strip()
+    found = read_json(text, 0)
+    if not found.problem and found.end != len(text):
+        return Json(None, -1, f"unexpected text {text[found.end :][:40]!r} after the value")
+    return found
+
+
+def add_object_call(
+    turn: Turn, value: object, raw: str, *, keys: tuple[str, ...], shape: str, call_id: str = ""
+) -> None:
+    """Add the call that a JSON object with a name and arguments stands for, or the error that says why it is none.
+
+    Args:
+        turn: collects.
+        value: the decoded JSON.
+        raw: the text that the model wrote.
+        keys: under which the arguments may stand. A string that holds an object is read, as the OpenAI API sends them.
+        shape: how a call is written, for the error.
+        call_id: the id that the model wrote.
+    """
+    name: Any = ""
+    arguments: Any = None
+    problem = ""
+    if not isinstance(value, dict):
+        problem = f"expected a JSON object, got {type(value).__name__}"
+    else:
+        name = value.get("name")
+        key = next((key for key in keys if key in value), None)
+        if not isinstance(name, str) or not name:
+            problem = "'name' is missing or not a string"
+        elif key is None:
+            problem = f"'{keys[0]}' is missing"
+        else:
+            arguments = value[key]
+            if isinstance(arguments, str):
+                arguments, _, why = read_whole_json(arguments)
+                problem = f"'{key}' is a string that holds no JSON object: {why}" if why else ""
+            if not problem and not isinstance(arguments, dict):
+                problem = f"'{key}' must be an object, got {type(arguments).__name__}"
+    if problem:
+        message = f"The tool call is not understood: {problem}. Write it as {shape}."
+        known = name if isinstance(name, str) else ""
+        turn.error(CallProblem.NOT_A_CALL, message, raw, known, call_id)
+    else:
+        turn.call(name, arguments, call_id)
+
+
+def is_deep(value: object) -> bool:
+    """Whether lists and objects are nested more than `MAX_DEPTH` levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,104 @@
+"""Values that a format writes as plain text, typed by the tool's schema.
+
+`<parameter=n>5</parameter>` does not say whether 5 or "5" is meant; the schema does. What the schema does not settle
+stays the text that came: whether it is right is then the schema's check to say, in words that the model reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.tools.parsers.strict_json import read_whole_json
+from toolgym.tools.schema import ToolSchema
+
+_PYTHON = {"True": True, "False": False, "None": None}
+"""How chat templates of such formats write these values: with Python's `str`."""
+
+_TYPES = {"string": str, "boolean": bool, "object": dict, "array": list, "null": type(None)}
+
+
+def typed(name: str, texts: Mapping[str, str], schemas: Mapping[str, ToolSchema] | None) -> dict[str, Any]:
+    """Type the arguments of a call.
+
+    * A parameter that may be a string gets the text as it is; only `null` or `None` is null where the schema
+      allows null as well.
+    * Any other gets the JSON value that the text holds, or `True`, `False`, `None` as Python writes them.
+    * Where an `enum` or `const` lists the values, the listed string counts before the listed other value.
+    * A text that holds no such value, a parameter whose type the schema leaves open, one that it does not have, and
+      all parameters of an unknown tool stay text.
+
+    Args:
+        name: the tool.
+        texts: the arguments as written.
+        schemas: the tools by name.
+    """
+    schema = (schemas or {}).get(name)
+    if schema is None:
+        return dict(texts)
+    root = schema.parameters
+    return {key: _typed(text, _types(_parameter(root, key), root)) for key, text in texts.items()}
+
+
+def _parameter(root: Mapping[str, Any], key: str) -> Any:
+    properties = root.get("properties", {})
+    return properties[key] if key in properties else root.get("additionalProperties")
+
+
+def _typed(text: str, types: set[str] | None) -> Any:
+    if types is None:
+        return text
+    bare = text.strip()
+    if "null" in types and bare in ("null", "None"):
+        return None
+    if "string" in types:
+        return text
+    if bare in _PYTHON:
+        value: Any = _PYTHON[bare]
+    else:
+        value, _, problem = read_whole_json(bare)
+        if problem:
+            return text
+    return text if isinstance(value, str) else value
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | None:
+    """The JSON types that a schema allows; None where it does not say, or says so in a way that is not followed."""
+    if not isinstance(schema, Mapping) or depth > 20:
+        return None
+    found: list[set[str]] = []
+    if "type" in schema:
+        kind = schema["type"]
+        found.append({kind} if isinstance(kind, str) else set(kind))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        found.append({_type_of(value) for value in values})
+    if isinstance(reference := schema.get("$ref"), str):
+        found.append(_types(_resolve(reference, root), root, depth + 1) or set())
+    for rule in ("anyOf", "oneOf"):
+        parts = [_types(part, root, depth + 1) for part in schema.get(rule, [])]
+        if parts:
+            found.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
+    found += [part for one in schema.get("allOf", []) if (part := _types(one, root, depth + 1))]
+    found = [part for part in found if part]
+    return set.intersection(*map(_with_integer, found)) or None if found else None
+
+
+def _with_integer(types: set[str]) -> set[str]:
+    return types | {"integer"} if "number" in types else types
+
+
+def _type_of(value: Any) -> str:
+    return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "number")
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    if not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for part in reference[2:].split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found
