@@ -109,6 +109,7 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         OMP_NUM_THREADS="1",
         OPENBLAS_NUM_THREADS="1",
         MKL_NUM_THREADS="1",
+        JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads where it is installed
         PYTHONDONTWRITEBYTECODE="1",
     )
 
