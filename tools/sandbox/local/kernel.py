@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import struct
@@ -31,7 +32,13 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
 # The numbers of calls made after 2019 are the same on every architecture.
 _CLOSE_RANGE, _OPENAT2 = 436, 437
 
+_PROT_READ, _PROT_WRITE, _PROT_EXEC, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 4, 0x2, 0x20
+
 libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
 syscall = libc.syscall
 syscall.restype = ctypes.c_long
 
@@ -119,6 +126,27 @@ def open_beneath(folder: int, name: str) -> int:
         RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
     )
     return check(syscall(_OPENAT2, folder, os.fsencode(name), how, ctypes.c_size_t(len(how))), f"openat2 {name}")
+
+
+def pages(size: int) -> int:
+    """Map this many bytes of fresh memory, and return their address."""
+    address = libc.mmap(None, size, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        check(-1, "mmap")
+    return int(address)
+
+
+def executable(code: bytes) -> int:
+    """Put machine code into memory of its own, never writable and executable at once, and return its address.
+
+    Raises:
+        OSError: the system forbids it.
+    """
+    address = pages(len(code))
+    ctypes.memmove(address, code, len(code))
+    size = -(-len(code) // mmap.PAGESIZE) * mmap.PAGESIZE
+    check(libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), _PROT_READ | _PROT_EXEC), "mprotect")
+    return address
 
 
 def trim_heap() -> None:

@@ -25,7 +25,7 @@ class Lane:
         control: our end of its control socket.
         out: read end of its standard output.
         err: and of its standard error.
-        handle: pidfd of the interpreter, where that is not the child's first process; -1: none yet.
+        handle: pidfd of the interpreter, where that is a fork; -1: it is the child itself.
         cap: bytes of each stream to keep.
     """
 
@@ -174,17 +174,28 @@ class Child:
         pid: its process id, as the template sees it.
         pidfd: a handle of it.
         folder: its working folder.
+        init: process id of the first process of its pid namespace, see `init`; 0: it has none.
+
+    Attributes:
+        first: the lane into the process itself; further ones lead into forks of it.
+        dead: whether the process itself has been reaped. Forks may live on in its namespace.
+        ended: whether everything has been reaped.
+        init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
-    def __init__(self, slot: int, pid: int, pidfd: int, folder: str) -> None:
-        self.slot, self.pid, self.pidfd, self.folder = slot, pid, pidfd, folder
+    def __init__(self, slot: int, pid: int, pidfd: int, folder: str, init: int) -> None:
+        self.slot, self.pid, self.pidfd, self.folder, self.init = slot, pid, pidfd, folder, init
         self.lanes: list[Lane] = []
+        self.first: Lane | None = None
+        self.init_fd = -1
         self.dead = False
+        self.ended = False
         self.memory_mb = 0
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""
-        if self.dead:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        # Both are children of the template: until it reaps them, their numbers are theirs.
+        if self.init and not self.ended:
+            os.kill(self.init, signal.SIGKILL)
+        elif not self.dead:
+            os.kill(self.pid, signal.SIGKILL)

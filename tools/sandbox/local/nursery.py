@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import folders, kernel, program, repl, wire
+from toolgym.tools.sandbox.local import folders, init, kernel, program, repl, wire
 from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.reactor import Reactor
@@ -40,7 +40,8 @@ class Nursery:
         self._reactor, self._birth = reactor, birth
         self._namespaces = birth.confinement.namespaces
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self._children: dict[int, Child] = {}
+        self._children: set[Child] = set()
+        self._inits = init.InitMaker() if birth.pid_namespace >= 0 else None
         self._warm: list[Child] = []
         self._slots: list[int] = []
         self._next_slot = 0
@@ -68,28 +69,43 @@ class Nursery:
         return self._fork(), True
 
     def bury(self, child: Child) -> tuple[int, Any] | None:
-        """Reap a child that ended. Returns its exit code, negative for a signal, and its usage; None: it lives."""
+        """Reap a child that ended. Returns its exit code, negative for a signal, and its usage; None: it lives.
+
+        In a pid namespace, others of it may live on until it is killed; `child.init_fd` tells when the last one ended.
+        """
         pid, status, usage = os.wait4(child.pid, os.WNOHANG)
         if pid == 0:
             return None
         child.dead = True
-        if self._birth.pid_namespace < 0:
+        if child.init:
+            child.init_fd = os.pidfd_open(child.init)
+        else:
+            child.ended = True
             self._sweep()
         return os.waitstatus_to_exitcode(status), usage
 
+    def bury_rest(self, child: Child) -> bool:
+        """Reap the first process of a child's namespace, which is its last one too. Returns whether it has ended."""
+        if not child.ended:
+            child.ended = os.waitpid(child.init, os.WNOHANG)[0] != 0
+        return child.ended
+
     def forget(self, child: Child) -> None:
-        """Free what a buried child had."""
+        """Free what a child had that ended."""
         if child in self._warm:
             self._warm.remove(child)
         if not self._namespaces:
             folders.remove(child.folder)
         os.close(child.pidfd)
-        del self._children[child.pid]
+        if child.init_fd >= 0:
+            os.close(child.init_fd)
+        child.first = None  # lanes know their child: nobody collects cycles here
+        self._children.discard(child)
         self._slots.append(child.slot)
 
     def _sweep(self) -> None:
         """Without a pid namespace: what a dead child left behind was re-parented to us, the subreaper."""
-        own = set(self._children)
+        own = {child.pid for child in self._children if not child.dead}
         for _ in range(100):
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = [int(word) for word in file.read().split() if int(word) not in own]
@@ -111,22 +127,39 @@ class Nursery:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         ours, theirs = socket.socketpair()
-        own = self._birth.pid_namespace
-        if own >= 0:
-            kernel.unshare(kernel.CLONE_NEWPID)
-        pid = kernel.fork()
-        if pid == 0:
-            self._be_child(slot, folder, theirs.detach(), out_write, err_write)
-        if own >= 0:
-            kernel.setns(own, kernel.CLONE_NEWPID)
+        first = self._enter_pid_namespace()
+        try:
+            pid = kernel.fork()
+            if pid == 0:
+                self._be_child(slot, folder, theirs.detach(), out_write, err_write)
+        except OSError:
+            if first:
+                os.kill(first, signal.SIGKILL)
+                os.waitpid(first, 0)
+            raise
+        finally:
+            if first:
+                kernel.setns(self._birth.pid_namespace, kernel.CLONE_NEWPID)
         os.close(out_write)
         os.close(err_write)
         theirs.close()
-        child = Child(slot, pid, os.pidfd_open(pid), folder)
+        child = Child(slot, pid, os.pidfd_open(pid), folder, first)
         lane = Lane(self._reactor, child, ours.detach(), out_read, err_read, -1, self._birth.output_bytes)
         child.lanes.append(lane)
-        self._children[pid] = child
+        child.first = lane
+        self._children.add(child)
         return lane
+
+    def _enter_pid_namespace(self) -> int:
+        """Where children get a pid namespace: make one for the next child. Returns its first process; 0: none."""
+        if self._inits is None:
+            return 0
+        kernel.unshare(kernel.CLONE_NEWPID)
+        try:
+            return self._inits.make()
+        except OSError:
+            kernel.setns(self._birth.pid_namespace, kernel.CLONE_NEWPID)
+            raise
 
     def _be_child(self, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
         try:

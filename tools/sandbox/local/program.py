@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 import types
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ SOURCE = "main.py"
 
 def run(request: Mapping[str, Any]) -> NoReturn:
     """Carry out a `run` request, tell how it ended on the control socket, and exit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the template ignores it, and so would all programs
     os.environ.update(request.get("env") or {})
     place_files(request.get("files") or {})
     if request.get("fetch"):
@@ -91,7 +91,7 @@ def _run_python(code: str) -> NoReturn:
     except SystemExit as error:
         status = _exit_status(error.code)
     except BaseException as error:  # noqa: BLE001  whatever the program raised is its own
-        status, why = 130 if isinstance(error, KeyboardInterrupt) else 1, limit_of(error)
+        status, why = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1, limit_of(error)
         show_error(error)
     _finish(status, why)
 
@@ -134,7 +134,10 @@ def _exit_status(code: object) -> int:
 
 
 def _finish(status: int, why: str) -> NoReturn:
-    """End as the interpreter would: wait for threads, run exit functions, flush; then skip the slow dismantling."""
+    """End as the interpreter would: wait for threads, run exit functions, flush; then skip the slow dismantling.
+
+    A negative status stands for the signal that the program dies of.
+    """
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
@@ -153,7 +156,7 @@ def _tell_and_exit(status: int, why: str = "") -> NoReturn:
     with contextlib.suppress(BaseException):
         message = {"done": status, "why": why, "cpu": cpu, "rss_kb": used.ru_maxrss}
         wire.send_all(confine.CONTROL_FD, wire.encode(message))
-    os._exit(status)
+    os._exit(status & 0xFF)
 
 
 def _run_command(request: Mapping[str, Any]) -> NoReturn:
@@ -217,15 +220,3 @@ def _hand_over_folder() -> None:
     socket.send_fds(control, [wire.encode({"folder": True})], [fd])
     control.close()
     os.close(fd)
-
-
-def reap_until_killed() -> NoReturn:
-    """Be the first process of a namespace: collect whoever is orphaned, until the kernel ends everything."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            time.sleep(3600)
-        except InterruptedError:
-            continue

@@ -17,7 +17,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import confine, kernel, program, wire
+from toolgym.tools.sandbox.local import confine, program, wire
 
 MAX_ECHO = 64 * 1024
 """Characters of a last expression's `repr` that are echoed."""
@@ -34,28 +34,12 @@ _MIME_METHODS = {
 
 
 def serve(request: Mapping[str, Any]) -> NoReturn:
-    """Become a session: a first process that collects orphans, and below it the interpreter."""
-    if request.get("fork", True) and os.getpid() == 1:
-        pid = os.fork()
-        if pid:
-            for fd in (0, 1, 2, confine.CONTROL_FD):
-                os.close(fd)
-            program.reap_until_killed()
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    """Become a session."""
     os.environ.update(request.get("env") or {})
     program.place_files(request.get("files") or {})
     session = Repl()
-    _report_ready()
+    wire.send_all(confine.CONTROL_FD, wire.encode({"ready": True}))
     session.run()
-
-
-def _report_ready() -> None:
-    """Say that cells can come, and give the template a handle to interrupt exactly this process."""
-    handle = os.pidfd_open(os.getpid())
-    control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
-    socket.send_fds(control, [wire.encode({"ready": True})], [handle])
-    control.close()
-    os.close(handle)
 
 
 class Repl:

@@ -214,8 +214,6 @@ class Template:
         elif request["op"] == "run":
             self._on_run_message(lane, request, message)
         elif "ready" in message:
-            if lane.received:
-                lane.handle = lane.received.pop(0)
             if lane.copy_of is not None:
                 origin, lane.copy_of = lane.copy_of, None
                 lane.request = None
@@ -347,24 +345,43 @@ class Template:
             lane.child.kill()
 
     def _on_death(self, child: Child) -> None:
-        """The first process of a child is gone, and with it, in a pid namespace, every other one."""
+        """A child's process is gone; in a pid namespace, others may go on until that is ended."""
         # An event may be stale: its descriptor's number may have gone to another child since it was reported.
         end = self._nursery.bury(child)
         if end is None:
             return
         code, usage = end
         self._reactor.unwatch(child.pidfd)
+        for lane in [one for one in child.lanes if child.ended or one is child.first]:
+            self._lay_down(lane, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+        if child.ended:
+            self._nursery.forget(child)
+            return
+        self._reactor.watch(child.init_fd, lambda _: self._on_end(child))
+        if not child.lanes:
+            child.kill()
+
+    def _on_end(self, child: Child) -> None:
+        """The last process of a child's pid namespace is gone."""
+        if not self._nursery.bury_rest(child):
+            return
+        self._reactor.unwatch(child.init_fd)
         for lane in list(child.lanes):
-            while lane.control.fileno() >= 0 and self._on_control(lane, select.EPOLLIN):
-                pass  # its last words
-            lane.drain()
-            if lane.session:
-                self._drop(lane, "died")
-            else:
-                self._finish_run(lane, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
-                lane.free()
-        child.lanes.clear()
+            self._lay_down(lane, None, 0.0, 0)
         self._nursery.forget(child)
+
+    def _lay_down(self, lane: Lane, code: int | None, cpu: float, rss_kb: int) -> None:
+        """The process at the other end is gone: hear its last words, and answer."""
+        while lane.control.fileno() >= 0 and self._on_control(lane, select.EPOLLIN):
+            pass
+        lane.drain()
+        if lane.session:
+            self._drop(lane, "died")
+        else:
+            self._finish_run(lane, code, cpu, rss_kb)
+            lane.free()
+        if lane in lane.child.lanes:
+            lane.child.lanes.remove(lane)
 
     def _look_at_memory(self) -> None:
         """Kill what uses more memory than it may, all processes of a child taken together."""
@@ -377,9 +394,8 @@ class Template:
 
 
 def _status_of(code: int | None, cpu: float, cpu_seconds: float | None) -> str:
-    if cpu_seconds is not None and code is not None and code < 0 and cpu >= cpu_seconds:
-        return "cpu_limit"
-    if code == -signal.SIGXCPU:
+    # The kernel and the usage that it reports may differ by a tick.
+    if cpu_seconds is not None and code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu >= 0.95 * cpu_seconds:
         return "cpu_limit"
     if code == -signal.SIGXFSZ:
         return "file_limit"

@@ -1,0 +1,130 @@
+"""The first process of a pid namespace, so that a program need not be it.
+
+The kernel spares process 1 of a namespace every signal that it has not asked for, its own included: a program in that
+place cannot kill itself, and ends in other ways than it would elsewhere. So somebody else is process 1: a process that
+collects orphans and sleeps. It shares the memory of the template (`CLONE_VM`), so that making and ending it copies
+nothing, some 60 microseconds together; it has no Python, only a few instructions of its own: they ignore SIGCHLD,
+whereupon the kernel collects every orphan by itself, and then wait for ever. Its end is the end of the namespace.
+
+Programs cannot reach the template through it: it belongs to the user namespace of the template, where they have no
+capability, and to no Landlock domain of theirs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import struct
+
+from toolgym.tools.sandbox.local import kernel
+
+_CLONE_VM = 0x100
+_PAGE = mmap.PAGESIZE
+_SETTLED_MS = 5
+
+_IGNORE = struct.pack("QQQQ", 1, 0, 0, 0)
+"""The kernel's `struct sigaction` for SIG_IGN: handler, flags, restorer, mask."""
+
+_INSTRUCTIONS = {
+    "x86_64": bytes.fromhex(
+        "b80d000000"  # mov  eax, 13        rt_sigaction
+        "bf11000000"  # mov  edi, 17        SIGCHLD
+        "488d3517000000"  # lea  rsi, [rip+23]  the structure below
+        "31d2"  # xor  edx, edx
+        "41ba08000000"  # mov  r10d, 8
+        "0f05"  # syscall
+        "b822000000"  # mov  eax, 34        pause
+        "0f05"  # syscall
+        "ebf7"  # jmp  to pause
+        "00000000"
+    )
+    + _IGNORE,
+    "aarch64": struct.pack(
+        "<14I",
+        0xD2800220,  # mov  x0, 17         SIGCHLD
+        0x100001A1,  # adr  x1, +52        the structure below
+        0xD2800002,  # mov  x2, 0
+        0xD2800103,  # mov  x3, 8
+        0xD28010C8,  # mov  x8, 134        rt_sigaction
+        0xD4000001,  # svc  0
+        0xD2800000,  # mov  x0, 0
+        0xD2800001,  # mov  x1, 0
+        0xD2800002,  # mov  x2, 0
+        0xD2800003,  # mov  x3, 0
+        0xD2800928,  # mov  x8, 73         ppoll of nothing, without end
+        0xD4000001,  # svc  0
+        0x17FFFFFA,  # b    to ppoll
+        0,
+    )
+    + _IGNORE,
+}
+
+
+class InitMaker:
+    """Makes first processes.
+
+    Where the few instructions cannot be had (another processor, a system that forbids new executable memory), it forks
+    instead: right just the same, and slower by a copy of the template's page tables.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._top = 0
+        code = _INSTRUCTIONS.get(kernel.MACHINE)
+        if code is None or not hasattr(kernel.libc, "clone"):
+            return
+        try:
+            self._start = kernel.executable(code)
+        except OSError:
+            return
+        # One stack for all: each pushes the same two words, and none comes back to read them.
+        self._top = kernel.pages(_PAGE) + _PAGE - 64
+        if not self._works():
+            self._start = 0
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the processes are the cheap kind."""
+        return self._start != 0
+
+    def make(self) -> int:
+        """Start one, in the namespace that this process's next child will be in. Returns its process id.
+
+        It ends by SIGKILL alone.
+        """
+        if not self._start:
+            return self._fork()
+        pid = kernel.libc.clone(
+            ctypes.c_void_p(self._start), ctypes.c_void_p(self._top), ctypes.c_int(_CLONE_VM | signal.SIGCHLD), None
+        )
+        return kernel.check(pid, "clone")
+
+    @staticmethod
+    def _fork() -> int:
+        pid = kernel.fork()
+        if pid:
+            return pid
+        try:
+            kernel.close_from(0)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
+
+    def _works(self) -> bool:
+        """Whether one that is started lives on."""
+        try:
+            pid = self.make()
+        except OSError:
+            return False
+        handle = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        alive = not poll.poll(_SETTLED_MS)
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(handle)
+        return alive
