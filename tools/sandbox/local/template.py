@@ -394,8 +394,9 @@ class Template:
 
 
 def _status_of(code: int | None, cpu: float, cpu_seconds: float | None) -> str:
-    # The kernel and the usage that it reports may differ by a tick.
-    if cpu_seconds is not None and code in (-signal.SIGXCPU, -signal.SIGKILL) and cpu >= 0.95 * cpu_seconds:
+    # The kernel counts whole ticks for the limit, and less for the usage, where another machine took part of a tick.
+    least = {-signal.SIGXCPU: 0.5, -signal.SIGKILL: 1.0}.get(code or 0)
+    if cpu_seconds is not None and least is not None and cpu >= least * cpu_seconds:
         return "cpu_limit"
     if code == -signal.SIGXFSZ:
         return "file_limit"
