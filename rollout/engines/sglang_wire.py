@@ -6,6 +6,7 @@ Formats as in SGLang 0.5.23: `GenerateReqInput` in `managers/io_struct.py`, `Sam
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,23 @@ def read_info(url: str, model: Mapping[str, Any], server: Mapping[str, Any], voc
         deterministic=bool(server.get("enable_deterministic_inference", False)),
         sglang_version=server.get("version"),
     )
+
+
+def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
+    """What servers that stand for one another say together: the first one's words, and the shortest context.
+
+    Raises:
+        ConfigError: they differ in what makes them stand for one another.
+    """
+    (first_url, first), *others = infos.items()
+    for name in ("vocab_size", "weight_version", "deterministic"):
+        for url, info in others:
+            one, other = getattr(first, name), getattr(info, name)
+            if one != other:
+                raise ConfigError(
+                    f"servers of one engine must be equal, but {first_url} has {name} {one!r} and {url} has {other!r}"
+                )
+    return dataclasses.replace(first, context_length=min(info.context_length for info in infos.values()))
 
 
 def _field(url: str, path: str, answer: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -183,7 +183,7 @@ async def test_the_key_is_sent_and_missed() -> None:
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SGLangServer(**({"url": "http://localhost:1"} | arguments))
+        SGLangServer(arguments.pop("url", "http://localhost:1"), **arguments)
 
 
 # ---- answers
@@ -352,7 +352,7 @@ async def test_a_server_that_goes_away_is_unavailable() -> None:
     routes = {"GET /model_info": answering(MODEL_INFO), "GET /server_info": answering(SERVER_INFO)}
     async with contextlib.AsyncExitStack() as stack:
         async with _serve(routes) as url:
-            engine = await stack.enter_async_context(SGLangServer(url, vocab_size=320))
+            engine = await stack.enter_async_context(SGLangServer(url, vocab_size=320, unavailable_timeout=0.5))
         with pytest.raises(EngineUnavailableError):
             await engine.generate([1], SHORT, request_id="a")
 

@@ -1,0 +1,137 @@
+"""One address over HTTP: what is sent to an SGLang server or router, and what can go wrong on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from toolgym.rollout.engines.sglang_wire import error_text
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+
+IDLE_CONNECTION = 3.0
+"""Seconds that an idle connection is kept: less than the server's 5, or a request meets a closing connection."""
+
+
+class ServerLostError(EngineUnavailableError):
+    """An address does not answer, or stopped answering.
+
+    Attributes:
+        sent: whether the request may have reached it.
+    """
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class NoAnswerError(EngineError):
+    """An address took a request and gave no answer in time."""
+
+
+class Reply(NamedTuple):
+    """One answer: its status, its decoded body (JSON or text), and its headers with lower-case names."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+
+def check_url(url: str) -> str:
+    """Return a usable url without its final slash.
+
+    Raises:
+        ConfigError: it is not the address of an HTTP server.
+    """
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ConfigError(f"the url of an SGLang server must begin with http:// or https://, got {url!r}")
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, an open bracket
+        usable = False
+    if not usable:
+        raise ConfigError(f"the url of an SGLang server must look like http://host:30000, got {url!r}")
+    return url.rstrip("/")
+
+
+def new_session(api_key: str | None) -> aiohttp.ClientSession:
+    """Make the pool of connections that all requests share. The caller closes it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+    )
+
+
+class HttpAddress:
+    """Sends requests to one address.
+
+    Args:
+        url: as `check_url` returns it.
+        connect_timeout: seconds to connect.
+    """
+
+    def __init__(self, url: str, connect_timeout: float) -> None:
+        self.url = url
+        self._connect_timeout = connect_timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self, session: aiohttp.ClientSession | None) -> None:
+        """Use these connections from here on; None takes them away."""
+        self._session = session
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Send one request and wait for its whole answer.
+
+        Raises:
+            ServerLostError: nothing answers there, or the connection broke off.
+            NoAnswerError: there was no answer within `timeout` seconds.
+            EngineError: a generation was answered with something that is not JSON.
+        """
+        if self._session is None:
+            raise EngineError("the engine was not started: await engine.start() first")
+        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
+        try:
+            async with self._session.request(
+                method, f"{self.url}{path}", json=body, timeout=limit, headers=headers
+            ) as response:
+                text = await response.text(errors="replace")
+                status = response.status
+                answered = {name.lower(): value for name, value in response.headers.items()}
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ServerLostError(
+                f"nothing answers at {self.url} ({error}). Start a server there with: python -m sglang.launch_server "
+                f"--model-path MODEL --host HOST --port PORT, wait until it is ready, or correct the url",
+                sent=False,
+            ) from error
+        except TimeoutError as error:
+            raise NoAnswerError(f"{self.url}{path} gave no answer within {timeout:g} seconds") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerLostError(f"{self.url}{path} broke off: {type(error).__name__}: {error}", sent=True) from error
+        try:
+            return Reply(status, json.loads(text) if text else None, answered)
+        except ValueError as error:
+            if status == 200 and path == "/generate":
+                raise EngineError(f"{self.url}{path} must answer with JSON, got {text[:200]!r}") from error
+            return Reply(status, text, answered)
+
+
+def refusal(name: str, path: str, status: int, body: Any) -> ConfigError | EngineError:
+    """The error for an answer that is not 200."""
+    text = error_text(body)
+    if path == "/generate" and status == 400:
+        return ConfigError(f"SGLang refused the request: {text}")
+    if status in (401, 403):
+        return EngineError(f"{name}{path} answered {status}: {text}. Pass the server's api_key")
+    return EngineError(f"{name}{path} answered {status}: {text}")
