@@ -1,8 +1,19 @@
-"""`CodeInterpreterTool`: the model writes a program, and reads what it printed."""
+"""`CodeInterpreterTool`: the model writes a program, and reads what it printed.
+
+Where the programs run is configuration alone:
+
+```yaml
+config: {}                                                # this machine
+config: {sandbox_url: "http://10.0.0.7:8080"}             # a server: ours, or one with SandboxFusion's API
+config: {sandbox_urls: ["http://a:8080", "http://b:8080"], sandbox_token: "..."}
+config: {sandbox_fusion_url: "http://c:8080/run_code"}    # SandboxFusion's /run_code and nothing else
+```
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +21,7 @@ from typing import Any
 import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import ConfigError, SandboxError, nearest
 from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
@@ -17,6 +29,7 @@ from toolgym.tools.sandbox.fusion import FusionSandbox
 from toolgym.tools.sandbox.local import languages
 from toolgym.tools.sandbox.local.isolation import offered
 from toolgym.tools.sandbox.process import ProcessSandbox
+from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.schema import ToolSchema
 
@@ -24,6 +37,9 @@ _log = logging.getLogger("toolgym.tools")
 
 GLOBAL_LIMIT_NAME = "code_interpreter"
 """Name under which all code interpreters of a process share their rate limit."""
+
+TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
+"""Environment variable whose content is the token where the configuration has none, as for the server."""
 
 ERROR_LINES = 12
 """How many of the last lines of standard error the model sees."""
@@ -44,16 +60,26 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     """Wall seconds for one execution; time spent waiting for a free place does not count."""
     default_language: str = "python"
     """Language of the code."""
+    sandbox_url: str | None = None
+    """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. Which of
+    the two it is, it is asked at the first episode."""
+    sandbox_urls: list[str] | None = None
+    """Run on these servers; each episode stays on one where it has a session."""
+    sandbox_token: pydantic.SecretStr | None = None
+    """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
     sandbox_fusion_url: str | None = None
-    """Run on this server, which speaks SandboxFusion's `/run_code`, instead of on this machine."""
+    """Run on this server by SandboxFusion's `/run_code` alone, so without sessions, whatever else it can do. For verl's
+    files, and for gateways that let nothing else through."""
     memory_limit_mb: int = -1
     """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
     stateful: bool | None = None
     """Whether variables, imports and files stay from call to call of an episode. Default: where the sandbox has
-    sessions and the language is Python."""
+    sessions and the language is Python; a server that has none is told of once in the log. With true, one that has none
+    is refused."""
     isolation: str | None = None
     """Weakest isolation level of the local sandbox that is acceptable: `namespaces`, `uid` or `landlock`. Default:
-    the strongest that the machine offers, and on machines that offer none a plain process, said in the log."""
+    the strongest that the machine offers, and on machines that offer none a plain process, said in the log. A server's
+    is set there."""
     max_output_chars: int = pydantic.Field(default=4096, ge=64)
     """Characters of output that the model sees of one execution; the middle of a longer one is cut."""
     type: str = "native"
@@ -100,9 +126,10 @@ class CodeInterpreterTool(BaseTool):
         has_sessions = type(self.sandbox).session is not Sandbox.session
         if self.options.stateful and not has_sessions:
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
-        self.stateful = (
-            has_sessions and self.options.stateful is not False and self.options.default_language == "python"
-        )
+        wanted = self.options.stateful is not False and self.options.default_language == "python"
+        self._stateful: bool | None = has_sessions and wanted
+        if self._stateful and isinstance(self.sandbox, RemoteSandbox):
+            self._stateful = None  # its servers must be asked
         self._sessions: dict[str, Session] = {}
         self._workers: RateLimiter = LocalRateLimiter(self.options.num_workers)
         self._limiter: RateLimiter | None = (
@@ -110,6 +137,26 @@ class CodeInterpreterTool(BaseTool):
             if self.options.enable_global_rate_limit
             else None
         )
+
+    @property
+    def stateful(self) -> bool | None:
+        """Whether an episode's calls share variables, imports and files; None while a server was not asked yet."""
+        return self._stateful
+
+    async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
+        """See `BaseTool.create`. A session is opened at the first call.
+
+        Raises:
+            ConfigError: the configured address leads to no sandbox server, the server does not let us in, or it has no
+                sessions and `stateful` is true. (One that cannot be reached now is an infrastructure failure of the
+                calls that need it.)
+        """
+        if self._stateful is None:
+            try:
+                await self._decide()
+            except SandboxError as error:
+                _log.warning("%s", error)
+        return await super().create(instance_id, **create_kwargs)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         """Run `parameters["code"]`.
@@ -134,32 +181,62 @@ class CodeInterpreterTool(BaseTool):
                 return await self._execute(instance_id, parameters["code"], timeout, stdin, asked)
 
     async def release(self, instance_id: str, **release_kwargs: Any) -> None:
-        """Close the episode's session."""
+        """Close the episode's session, if one was opened. It is closed to the end even if the caller is cancelled."""
         session = self._sessions.pop(instance_id, None)
         if session is not None:
-            await session.close()
+            await shielded(session.close())
 
     async def close(self) -> None:
-        """Close the sandbox, unless it was given by the caller, and leave the global rate limit."""
+        """Close sessions of episodes that nobody released; and the sandbox, unless it was given by the caller."""
         self._limiter = None
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await shielded(session.close())
         if self._owns_sandbox:
             await self.sandbox.close()
+
+    async def _decide(self) -> bool:
+        """Whether calls share their state; a server is asked until it answers once.
+
+        Raises:
+            SandboxError: it cannot be asked now.
+            ConfigError: as `create`.
+        """
+        if self._stateful is None:
+            assert isinstance(self.sandbox, RemoteSandbox)
+            found = await self.sandbox.has_sessions()
+            where = ", ".join(self.sandbox.urls)
+            if not found and self.options.stateful:
+                raise ConfigError(
+                    f"{where}: SandboxFusion's API has no sessions; set stateful to false, or leave it out, or use "
+                    "`toolgym serve sandbox`"
+                )
+            if not found and self._stateful is None:
+                _log.info("%s: SandboxFusion's API has no sessions, so every call is a clean start", where)
+            self._stateful = found
+        return self._stateful
 
     async def _execute(self, instance_id: str, code: str, timeout: float, stdin: str, asked: float) -> ToolResult:
         queued = time.monotonic() - asked
         most = self.options.max_output_chars
-        if self.stateful and not stdin:
-            status, text, code_or_none, seconds = await self._run_cell(instance_id, code, timeout, most)
-        else:
-            result = await self.sandbox.run(
-                code,
-                language=self.options.default_language,
-                timeout=timeout,
-                memory_mb=self.options.memory_limit_mb if self.options.memory_limit_mb > 0 else None,
-                stdin=stdin,
-            )
-            status, code_or_none, seconds = result.status, result.return_code, result.duration
-            text = render_result(result, timeout, most)
+        try:
+            stateful = await self._decide() and not stdin
+            if stateful:
+                status, text, code_or_none, seconds = await self._run_cell(instance_id, code, timeout, most)
+            else:
+                result = await self.sandbox.run(
+                    code,
+                    language=self.options.default_language,
+                    timeout=timeout,
+                    memory_mb=self.options.memory_limit_mb if self.options.memory_limit_mb > 0 else None,
+                    stdin=stdin,
+                )
+                status, code_or_none, seconds = result.status, result.return_code, result.duration
+                text = render_result(result, timeout, most)
+        except SandboxError as error:
+            failed = ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+            status, code_or_none, seconds = failed.status, None, 0.0
+            text = render_result(failed, timeout, most)
         metrics: dict[str, Any] = {
             "status": status.value,
             "return_code": code_or_none,
@@ -179,11 +256,7 @@ class CodeInterpreterTool(BaseTool):
         if session is None or lost:
             if session is not None:
                 await session.close()
-            try:
-                session = self._sessions[instance_id] = await self.sandbox.session()
-            except SandboxError as error:
-                failed = ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
-                return failed.status, render_result(failed, timeout, most), None, 0.0
+            session = self._sessions[instance_id] = await self.sandbox.session()
         result = await session.run_cell(code, timeout=timeout)
         text = render_cell(result, timeout, most)
         if lost:
@@ -274,8 +347,9 @@ def _options(config: Mapping[str, Any]) -> CodeInterpreterConfig:
 
 
 def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
-    if options.sandbox_fusion_url:
-        return FusionSandbox(options.sandbox_fusion_url, memory_limit_mb=options.memory_limit_mb)
+    remote = _remote(options)
+    if remote is not None:
+        return remote
     if options.isolation is None and not offered():
         _log.warning(
             "this machine offers no isolation that the sandbox knows: code runs in plain processes of this user, with "
@@ -286,3 +360,30 @@ def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
     languages.find(options.default_language)
     limits = Limits(memory_mb=options.memory_limit_mb) if options.memory_limit_mb > 0 else Limits()
     return SharedSandbox(require=options.isolation, limits=limits)
+
+
+def _remote(options: CodeInterpreterConfig) -> Sandbox | None:
+    """The servers that the options name, if they name any."""
+    named = {"sandbox_url", "sandbox_urls", "sandbox_fusion_url"}
+    given = sorted(name for name in named if getattr(options, name) is not None)
+    if not given:
+        if options.sandbox_token is not None:
+            raise ConfigError("code interpreter: sandbox_token is for servers; give sandbox_url, or leave it out")
+        return None
+    if len(given) > 1:
+        raise ConfigError(f"code interpreter: give one of {' and '.join(given)}, not both")
+    if options.isolation is not None:
+        raise ConfigError(f"code interpreter: isolation is set where the server runs; leave it out beside {given[0]}")
+    token = options.sandbox_token.get_secret_value() if options.sandbox_token else os.environ.get(TOKEN_VARIABLE)
+    memory = options.memory_limit_mb if options.memory_limit_mb > 0 else -1
+    if options.sandbox_fusion_url is not None:
+        # The token of the environment is meant for our own server, which this may not be.
+        own = options.sandbox_token.get_secret_value() if options.sandbox_token else None
+        return FusionSandbox(options.sandbox_fusion_url, memory_limit_mb=memory, token=own)
+    urls = [options.sandbox_url] if options.sandbox_url is not None else options.sandbox_urls
+    return RemoteSandbox(
+        urls or [],
+        token=token or None,
+        memory_mb=memory if memory > 0 else None,
+        max_connections=options.num_workers + 1,  # more calls than that this tool never makes at once
+    )

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from toolgym.tools.sandbox.fusion import FusionSandbox
     from toolgym.tools.sandbox.local.sandbox import LocalSandbox
     from toolgym.tools.sandbox.process import ProcessSandbox
+    from toolgym.tools.sandbox.remote.retries import Retries
+    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
     from toolgym.tools.sandbox.shared import SharedSandbox
 
 _HOMES = {
@@ -29,6 +31,8 @@ _HOMES = {
     "Limits": "base",
     "LocalSandbox": "local.sandbox",
     "ProcessSandbox": "process",
+    "RemoteSandbox": "remote.sandbox",
+    "Retries": "remote.retries",
     "Sandbox": "base",
     "Session": "base",
     "SharedSandbox": "shared",
@@ -43,6 +47,8 @@ __all__ = [
     "Limits",
     "LocalSandbox",
     "ProcessSandbox",
+    "RemoteSandbox",
+    "Retries",
     "Sandbox",
     "Session",
     "SharedSandbox",

@@ -197,6 +197,15 @@ class Session(ABC):
     async def read_file(self, name: str) -> bytes:
         """Read a regular file below the session's folder. Raises FileNotFoundError, or ConfigError as `write_file`."""
 
+    async def upload(self, files: Mapping[str, bytes]) -> None:
+        """Write several files, by name. Raises as `write_file`."""
+        for name, data in files.items():
+            await self.write_file(name, data)
+
+    async def snapshot(self) -> Session:
+        """A fork that is kept as it is: fork it again to go on from here. Raises as `fork`."""
+        return await self.fork()
+
     @abstractmethod
     async def fork(self) -> Session:
         """An independent session in the same state: variables, imports, open files and folder go along."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from toolgym.tools.deadline import shielded
 from toolgym.tools.sandbox.server.admission import Busy, Gate
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, ServedSandbox
@@ -184,18 +185,18 @@ class SandboxApp:
             except Busy as error:
                 response = answer({"detail": str(error)}, 429, {"Retry-After": str(error.retry_after)})
             except Refused as error:
-                response = answer({"detail": str(error)}, error.status, error.headers)
+                response = answer(error.body, error.status, error.headers)
                 if "Connection" in error.headers:
                     response.force_close()
             except NoSession as error:
-                response = answer({"detail": str(error)}, 404)
+                response = answer({"detail": str(error), "reason": "no_session"}, 404)
             except ConnectionError:
                 raise
             except Exception:  # noqa: BLE001  one bad request must not harm another
                 mark = uuid.uuid4().hex[:12]
                 _log.exception("error %s while answering %s %s", mark, request.method, route.name)
                 response = answer({"detail": f"internal error {mark}; see the server's log", "traceback": []}, 500)
-            await send(request, response, self._config.write_timeout)
+            await self._send(request, response)
         except (asyncio.CancelledError, ConnectionError):
             self._metrics.disconnected()
             raise
@@ -224,6 +225,26 @@ class SandboxApp:
             return await handler(Call(request, body, words, internal))
         finally:
             self._bodies.release(body)
+
+    async def _send(self, request: web.BaseRequest, response: web.Response) -> None:
+        """Send an answer. A session whose maker never hears of it is closed: nobody else knows its id."""
+        try:
+            await send(request, response, self._config.write_timeout)
+        except (asyncio.CancelledError, ConnectionError):
+            if response.status == 201:
+                await shielded(self._discard(request, response.headers["Location"].rpartition("/")[2]))
+            raise
+
+    async def _discard(self, request: web.BaseRequest, name: str) -> None:
+        """Close a session that this request made, here or in another worker."""
+        worker = self._home(name)
+        try:
+            if worker is None:
+                await self._api.delete(name)
+            else:
+                await self._peers.delete(worker, name, request)
+        except (NoSession, PeerGone):
+            return
 
     def _find(self, request: web.BaseRequest) -> tuple[Route, list[str]]:
         path = request.raw_path.partition("?")[0]
@@ -303,15 +324,20 @@ class SandboxApp:
 
     async def _where_it_lives(self, here: Callable[[Call], Awaitable[web.Response]], call: Call) -> web.Response:
         name = call.words[1]
-        number = name[1:].partition("-")[0]
-        if call.internal or not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
-            return await here(call)
-        if int(number) == self._worker:
+        worker = None if call.internal else self._home(name)
+        if worker is None:
             return await here(call)
         try:
-            return await self._peers.forward(int(number), call.request, call.body)
+            return await self._peers.forward(worker, call.request, call.body)
         except PeerGone:
             raise NoSession(name) from None
+
+    def _home(self, name: str) -> int | None:
+        """The other worker that a session's id names; None for this one and for ids that are none."""
+        number = name[1:].partition("-")[0]
+        if not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
+            return None
+        return None if int(number) == self._worker else int(number)
 
     async def _index(self, call: Call) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html")

@@ -57,11 +57,18 @@ class ServedSandbox(Protocol):
         stdin: str = "",
         files: Mapping[str, bytes] | None = None,
         fetch_files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         compile_timeout: float | None = None,
     ) -> ExecutionResult:
         """Run a program from a clean start."""
 
-    async def session(self, *, files: Mapping[str, bytes] | None = None, memory_mb: int | None = None) -> Session:
+    async def session(
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        memory_mb: int | None = None,
+    ) -> Session:
         """Open a session."""
 
     async def close(self) -> None:
@@ -142,6 +149,7 @@ class Executor:
                     stdin=request.stdin or "",
                     files=files,
                     fetch_files=request.fetch_files,
+                    env=request.env,
                     compile_timeout=request.compile_timeout,
                 )
         except TimeoutError:

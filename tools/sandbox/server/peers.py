@@ -17,7 +17,7 @@ from aiohttp import web
 from yarl import URL
 
 PASSED_ON = ("Authorization", "Content-Type")
-PASSED_BACK = ("Content-Type", "Retry-After")
+PASSED_BACK = ("Content-Type", "Location", "Retry-After")
 LOOK = 2.0
 """Seconds to wait for another worker's figures."""
 
@@ -56,12 +56,28 @@ class Peers:
         Raises:
             PeerGone: it does not exist.
         """
+        return await self._ask(worker, request.method, request.raw_path, request, body)
+
+    async def delete(self, worker: int, name: str, request: web.BaseRequest) -> None:
+        """Have another worker close a session.
+
+        Args:
+            worker: its number.
+            name: the session's id.
+            request: whose token to show.
+
+        Raises:
+            PeerGone: it does not exist.
+        """
+        await self._ask(worker, "DELETE", f"/sessions/{name}", request, b"")
+
+    async def _ask(self, worker: int, method: str, path: str, request: web.BaseRequest, body: bytes) -> web.Response:
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         timeout = aiohttp.ClientTimeout(total=self._deadline)
         try:
             async with self._client(worker).request(
-                request.method,
-                URL(f"http://worker{request.raw_path}", encoded=True),
+                method,
+                URL(f"http://worker{path}", encoded=True),
                 data=body or None,
                 headers=headers,
                 timeout=timeout,

@@ -63,7 +63,7 @@ class SessionApi:
 
         async def opening() -> Session:
             async with self._gate.place(), asyncio.timeout(FILE_DEADLINE):
-                return await self._sandbox.session(files=files, memory_mb=memory)
+                return await self._sandbox.session(files=files, env=request.env, memory_mb=memory)
 
         return self._made(await self._add(opening))
 
@@ -73,7 +73,10 @@ class SessionApi:
 
             async def opening() -> Session:
                 async with self._gate.place(), asyncio.timeout(FILE_DEADLINE):
-                    return await entry.session.fork()
+                    try:
+                        return await entry.session.fork()
+                    except SandboxError as error:  # another try would not go better
+                        raise Refused(409, str(error)) from None
 
             return self._made(await self._add(opening, entry.cells))
 
@@ -140,7 +143,7 @@ class SessionApi:
                 async with asyncio.timeout(FILE_DEADLINE):
                     content = await entry.session.read_file(file)
             except FileNotFoundError:
-                raise Refused(404, f"the session has no file {file!r}") from None
+                raise Refused(404, f"the session has no file {file!r}", reason="no_file") from None
             except ConfigError as error:
                 raise _bad_name(str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:

@@ -28,12 +28,16 @@ class Refused(Exception):
         status: HTTP status.
         detail: the answer's `detail`.
         headers: further headers.
+        reason: a word for clients to tell it by, as the answer's `reason`.
     """
 
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None, *, reason: str | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.headers = dict(headers or {})
+        self.body = {"detail": detail} | ({"reason": reason} if reason else {})
 
 
 def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -78,6 +78,7 @@ class RunCodeRequest(_Request):
     language: Language = Field(description="the language or execution mode to run the code", examples=["python"])
     files: dict[str, str | None] = Field({}, description="a dict from file path to base64 encoded file content")
     fetch_files: list[str] = Field([], description="a list of file paths to fetch after code execution")
+    env: dict[str, str] = Field({}, description="further environment variables (not in SandboxFusion's API)")
 
 
 class CommandRunResult(_Response):
@@ -146,6 +147,7 @@ class CreateSessionRequest(_Request):
 
     memory_limit_MB: int = Field(-1, description="memory of the whole session in MiB; -1: the server's default")
     files: dict[str, str] = Field({}, description="files to begin with: relative name to base64")
+    env: dict[str, str] = Field({}, description="further environment variables")
 
 
 class SessionInfo(_Response):

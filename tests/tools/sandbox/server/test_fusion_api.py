@@ -249,6 +249,7 @@ async def test_the_description_covers_sandboxfusions_fields(shared_url, http):
         "language": None,
         "files": {},
         "fetch_files": [],
+        "env": {},  # ours
     }
     assert schemas["RunCodeRequest"]["required"] == ["code", "language"]
     notebook = fields["RunJupyterRequest"]

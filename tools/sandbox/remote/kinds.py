@@ -1,0 +1,50 @@
+"""Whether a server is ours or SandboxFusion's: asked, not guessed."""
+
+from __future__ import annotations
+
+import enum
+import json
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.remote.transport import Reply
+
+DESCRIPTION = "/openapi.json"
+"""Where both kinds of server describe themselves."""
+
+HEALTH = "/v1/ping"
+"""What both kinds answer at once, without a token."""
+
+
+class ServerKind(enum.StrEnum):
+    """Which API a server has."""
+
+    TOOLGYM = "toolgym"
+    """`toolgym serve sandbox`: SandboxFusion's API and sessions."""
+    SANDBOXFUSION = "sandboxfusion"
+    """SandboxFusion's API alone: every call is a clean start."""
+
+
+def read_kind(url: str, reply: Reply) -> ServerKind:
+    """Which kind a server is, by its description of itself.
+
+    Raises:
+        ConfigError: it is neither, or does not let this client in.
+    """
+    if reply.status in (401, 403):
+        raise ConfigError(
+            f"the sandbox server {url} answers {reply.status}: it wants a bearer token, and got none or a wrong one"
+        )
+    paths: object = None
+    if reply.status == 200:
+        try:
+            description = json.loads(reply.body)
+            paths = description.get("paths") if isinstance(description, dict) else None
+        except (ValueError, RecursionError):
+            paths = None
+    if isinstance(paths, dict) and "/run_code" in paths:
+        return ServerKind.TOOLGYM if "/sessions/{id}/cells" in paths else ServerKind.SANDBOXFUSION
+    raise ConfigError(
+        f"{url} is no sandbox server: {url}{DESCRIPTION} should describe one with /run_code (it answered "
+        f"{reply.status}). Where only /run_code can be reached, behind a gateway for example, give the address as "
+        "sandbox_fusion_url, or kind='sandboxfusion'"
+    )

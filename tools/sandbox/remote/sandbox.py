@@ -1,0 +1,327 @@
+"""`RemoteSandbox`: runs code on other machines."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from yarl import URL
+
+from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.rate_limit import LocalRateLimiter
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.names import check_name, positive
+from toolgym.tools.sandbox.remote.answers import CellsResult, read_run_code, read_run_jupyter, read_session
+from toolgym.tools.sandbox.remote.caller import Caller, CallError, Request, json_body
+from toolgym.tools.sandbox.remote.kinds import ServerKind
+from toolgym.tools.sandbox.remote.replicas import Replica
+from toolgym.tools.sandbox.remote.retries import Retries
+from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession
+from toolgym.tools.sandbox.remote.transport import Reply, Transport
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT = 15.0
+"""Seconds for closing the sessions that are still open when the sandbox closes."""
+
+SPARE = 32
+"""Connections beyond `max_connections`, for health checks and for closing sessions."""
+
+_log = logging.getLogger("toolgym.tools.sandbox")
+
+
+class RemoteSandbox(Sandbox):
+    """Runs code on one or several servers: our own (`toolgym serve sandbox`) or ones with SandboxFusion's API.
+
+    Which of the two an address leads to is asked once, when it is first used. Calls go to the server that does least;
+    one that fails is left alone for a growing time and comes back when it answers a health check. What is safe to send
+    again is sent again, see `Retries`. A run is: every run is a clean start. A cell or program in a session is not once
+    it may have begun; then the result is `SANDBOX_ERROR` and says that the outcome is unknown. Whatever a server does
+    wrong is `SANDBOX_ERROR`; what the program does is never that. Cancelling a call closes its connection, at which our
+    own server kills what it ran.
+
+    May be used from several event loops, which have connections of their own; a session belongs to the loop that
+    opened it.
+
+    Args:
+        urls: addresses of the servers, as `http://host:port`.
+        token: bearer token that the servers want.
+        kind: which API all of them have; None: ask.
+        memory_mb: memory of each run and session in MiB, where a call does not say; None: the servers' own.
+        max_connections: calls at once, to all servers, from one event loop; more wait for their turn.
+        retries: how patient to be.
+
+    Raises:
+        ConfigError: an argument cannot be used; says which.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        kind: ServerKind | str | None = None,
+        memory_mb: int | None = None,
+        max_connections: int = 256,
+        retries: Retries | None = None,
+    ) -> None:
+        given = [urls] if isinstance(urls, str) else list(urls)
+        if not given:
+            raise ConfigError("a RemoteSandbox needs at least one address")
+        self.urls = tuple(dict.fromkeys(check_url(url) for url in given))
+        if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
+            raise ConfigError("a sandbox token must be printable ASCII without spaces, and not empty")
+        try:
+            self._kind = None if kind is None else ServerKind(kind)
+        except ValueError:
+            raise ConfigError(f"kind must be one of {[str(one) for one in ServerKind]}, got {kind!r}") from None
+        if memory_mb is not None:
+            positive("memory_mb", memory_mb)
+        self._token = token
+        self._memory_mb = memory_mb
+        self._max_connections = max_connections
+        self._gate = LocalRateLimiter(max_connections)
+        self._retries = retries or Retries()
+        self._callers: dict[asyncio.AbstractEventLoop, Caller] = {}
+        self._open: set[RemoteSession] = set()
+        self._closed = False
+
+    async def run(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        timeout: float = 30.0,
+        memory_mb: int | None = None,
+        stdin: str = "",
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        compile_timeout: float | None = None,
+    ) -> ExecutionResult:
+        """See `Sandbox.run`.
+
+        `compile_timeout` (seconds, default `timeout`) bounds the compiler of languages that have one. Environment
+        variables need our own server; SandboxFusion's API has none.
+        """
+        compiling = positive("compile_timeout", compile_timeout if compile_timeout is not None else timeout)
+        body = {
+            "code": code,
+            "language": language,
+            "run_timeout": positive("timeout", timeout),
+            "compile_timeout": compiling,
+            "stdin": stdin,
+            "memory_limit_MB": self.memory_limit(memory_mb),
+            "files": encode_files(files),
+            "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
+        }
+        if not _encodable(code + stdin) and await self._known_kind() is ServerKind.SANDBOXFUSION:
+            why = "SyntaxError: the program or its input holds lone surrogates, which are no text\n"
+            return ExecutionResult(ExecutionStatus.ERROR, stderr=why, return_code=1)  # its server would fail
+        if env:
+            if await self._any_kind() is not ServerKind.TOOLGYM:
+                raise ConfigError("SandboxFusion's API has no environment variables; leave env out")
+            body["env"] = dict(env)
+        try:
+            return await self._stateless("/run_code", body, timeout + compiling, read_run_code)
+        except CallError as error:
+            return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+
+    async def run_cells(
+        self,
+        cells: Sequence[str],
+        *,
+        timeout: float = 45.0,
+        cell_timeout: float | None = None,
+        memory_mb: int | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+    ) -> CellsResult:
+        """Run Python cells one after another in a fresh interpreter, which is gone afterwards: `/run_jupyter`.
+
+        Args:
+            cells: their code.
+            timeout: wall seconds for all of them.
+            cell_timeout: wall seconds for each; SandboxFusion's own server ignores it.
+            memory_mb: instead of the sandbox's; likewise.
+            files: files to put into the folder first.
+            fetch_files: files to bring back afterwards.
+
+        Raises:
+            ConfigError: as `run`.
+        """
+        body = {
+            "cells": list(cells),
+            "total_timeout": positive("timeout", timeout),
+            "cell_timeout": 0 if cell_timeout is None else positive("cell_timeout", cell_timeout),
+            "memory_limit_MB": self.memory_limit(memory_mb),
+            "files": encode_files(files),
+            "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
+        }
+        try:
+            return await self._stateless("/run_jupyter", body, timeout, read_run_jupyter)
+        except CallError as error:
+            return CellsResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+
+    async def session(
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        memory_mb: int | None = None,
+    ) -> RemoteSession:
+        """Open a session on one of our own servers, where it stays.
+
+        Args:
+            files: files to put into its folder first, by relative name.
+            env: further environment variables.
+            memory_mb: instead of the sandbox's.
+
+        Raises:
+            SandboxError: it cannot be opened; SandboxFusion's API has no sessions.
+        """
+        body = {"memory_limit_MB": self.memory_limit(memory_mb), "files": encode_files(files), "env": dict(env or {})}
+        if not await self.has_sessions():
+            raise SandboxError(
+                f"{', '.join(self.urls)}: SandboxFusion's API has no sessions; use `toolgym serve sandbox`, or run "
+                "each program by itself (stateful: false)"
+            )
+        request = Request("POST", "/sessions", json_body(body), OPENING, for_session=True)
+        try:
+            info, replica = await self.call(request, read_session)
+        except CallError as error:
+            raise SandboxError(f"a session cannot be opened: {error}") from None
+        return self.adopt(RemoteSession(self, replica, info.id))
+
+    async def has_sessions(self) -> bool:
+        """Whether one of the servers has sessions. Asks them the first time.
+
+        Raises:
+            SandboxError: none of them can be asked now.
+            ConfigError: one of them is no sandbox server, or does not let us in.
+        """
+        return await self._any_kind() is ServerKind.TOOLGYM
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        left = tuple(self._open)
+        if left:
+            self.caller()  # sessions of loops that have ended are closed from here
+        self._closed = True
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await asyncio.gather(*(one.close() for one in left))
+        except TimeoutError:
+            _log.warning("%d remote sessions could not be closed; their servers do when they are idle", len(self._open))
+        finally:
+            self._open.clear()
+            here = asyncio.get_running_loop()
+            callers, self._callers = self._callers, {}
+            for loop, caller in callers.items():
+                if loop is here:
+                    await caller.close()
+                elif not loop.is_closed():
+                    asyncio.run_coroutine_threadsafe(caller.close(), loop)
+
+    # ------------------------------------------------------------------ for sessions
+
+    async def call(
+        self, request: Request, read: Callable[[Reply], T], at: Replica | None = None, *, attempts: int | None = None
+    ) -> tuple[T, Replica]:
+        """Have a server answer, see `Caller.call`, when it is this call's turn."""
+        caller = self.caller()
+        async with self._gate.permit():  # gives back without a pause in which an answer could be lost to cancellation
+            return await caller.call(request, read, at, attempts=attempts)
+
+    def caller(self) -> Caller:
+        """What calls servers from the running event loop.
+
+        Raises:
+            SandboxError: the sandbox is closed.
+        """
+        loop = asyncio.get_running_loop()
+        caller = self._callers.get(loop)
+        if caller is None:
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
+            transport = Transport(self._token, self._max_connections + SPARE, self._retries.connect_timeout)
+            replicas = [Replica(url, self._kind) for url in self.urls]
+            caller = self._callers[loop] = Caller(replicas, self._retries, transport)
+        return caller
+
+    def adopt(self, session: RemoteSession) -> RemoteSession:
+        """Remember a session that is open, to close it with the sandbox."""
+        self._open.add(session)
+        session.replica.sessions += 1
+        return session
+
+    def forget(self, session: RemoteSession) -> None:
+        """The session is closed."""
+        if session in self._open:
+            self._open.discard(session)
+            session.replica.sessions -= 1
+
+    def memory_limit(self, memory_mb: int | None) -> int:
+        """The limit as servers take it: MiB, or -1 for their own."""
+        asked = memory_mb if memory_mb is not None else self._memory_mb
+        return -1 if asked is None else int(positive("memory_mb", asked))
+
+    # ------------------------------------------------------------------ inside
+
+    async def _stateless(self, path: str, body: dict[str, Any], own: float, read: Callable[[Reply], T]) -> T:
+        found, _ = await self.call(Request("POST", path, json_body(body), own), read)
+        return found
+
+    async def _known_kind(self) -> ServerKind | None:
+        """The better of the servers' kinds; None where they cannot be asked now."""
+        try:
+            return await self._any_kind()
+        except SandboxError:
+            return None
+
+    async def _any_kind(self) -> ServerKind:
+        """The better of the servers' kinds."""
+        caller = self.caller()
+        if any(one.kind is ServerKind.TOOLGYM for one in caller.replicas):
+            return ServerKind.TOOLGYM
+        asked = await asyncio.gather(*(caller.kind(one) for one in caller.replicas), return_exceptions=True)
+        for found in asked:
+            if isinstance(found, BaseException) and not isinstance(found, CallError):
+                raise found
+        kinds = [found for found in asked if isinstance(found, ServerKind)]
+        if not kinds:
+            raise SandboxError(f"the sandbox servers cannot be asked what they are: {asked[0]}")
+        return ServerKind.TOOLGYM if ServerKind.TOOLGYM in kinds else ServerKind.SANDBOXFUSION
+
+
+def check_url(url: str) -> str:
+    """A server's address without `/run_code` and slashes at its end. Raises ConfigError for what is none."""
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ConfigError(f"a sandbox server's address must begin with http:// or https://, got {url!r}")
+    try:
+        parsed = URL(url.strip())
+        host = parsed.host
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is no address: {error}") from None
+    if not host or parsed.query_string or parsed.fragment:
+        raise ConfigError(f"a sandbox server's address is a scheme, a host and maybe a path, got {url!r}")
+    if parsed.user is not None or parsed.password is not None:
+        raise ConfigError("a sandbox server's address holds no user or password; give a token instead")
+    return str(parsed).rstrip("/").removesuffix("/run_code").rstrip("/")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encode_files(files: Mapping[str, bytes] | None) -> dict[str, str]:
+    """Files as they travel. Raises ConfigError for a name that leads outside."""
+    return {check_name(name): base64.b64encode(data).decode() for name, data in (files or {}).items()}

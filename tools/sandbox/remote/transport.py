@@ -1,0 +1,108 @@
+"""One HTTP exchange with a server, and whether a failed one may have arrived."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+KEEPALIVE = 4.0
+"""Seconds that an idle connection is kept: less than servers do (uvicorn 5, ours 75), so that a request seldom meets a
+connection that is being closed."""
+
+MAX_ANSWER = 256 * 1024 * 1024
+"""Bytes of one answer."""
+
+
+class NotSentError(Exception):
+    """The server was not reached: it has not seen the request."""
+
+
+class BrokenError(Exception):
+    """There was no answer, or not all of it: the server may have carried the request out, or not."""
+
+
+class Reply(NamedTuple):
+    """What a server answered.
+
+    Attributes:
+        status: HTTP status.
+        headers: by name.
+        body: the whole body.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport:
+    """Connections to servers, kept open and used again. Belongs to the event loop that it is made on.
+
+    Args:
+        token: shown to every server.
+        max_connections: at once, to all servers.
+        connect_timeout: seconds for a connection to be made.
+    """
+
+    def __init__(self, token: str | None, max_connections: int, connect_timeout: float) -> None:
+        # Identity: an answer's size is then what travels, and nobody can send a bomb that unpacks here.
+        headers = {"Accept-Encoding": "identity"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        self._connect_timeout = connect_timeout
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=KEEPALIVE),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+        )
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None, limit: float, content_type: str = "application/json"
+    ) -> Reply:
+        """Send a request and read the answer whole. Cancelling closes the connection, which the server notices.
+
+        Args:
+            method: HTTP method.
+            url: where to, percent-encoded.
+            body: what to send.
+            limit: seconds for all of it.
+            content_type: of the body.
+
+        Raises:
+            NotSentError: the server was not reached.
+            BrokenError: it was, and did not answer properly.
+        """
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._connect_timeout)
+        headers = {"Content-Type": content_type} if body is not None else None
+        try:
+            async with self._session.request(
+                method, URL(url, encoded=True), data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                parts = []
+                size = 0
+                while part := await response.content.readany():
+                    parts.append(part)
+                    size += len(part)
+                    if size > MAX_ANSWER:
+                        raise BrokenError(f"the answer has more than {MAX_ANSWER} bytes")
+                return Reply(response.status, response.headers, b"".join(parts))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise NotSentError(_said(error)) from None
+        except TimeoutError:
+            raise BrokenError(f"no answer within {limit:.3g} s") from None
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RuntimeError, zlib.error) as error:
+            raise BrokenError(_said(error)) from None  # RuntimeError: the session was closed meanwhile
+
+    async def close(self) -> None:
+        """Close all connections, those in use too."""
+        await self._session.close()
+
+
+def _said(error: BaseException) -> str:
+    text = str(error)[:500]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
