@@ -1,135 +1,63 @@
-"""Exact tokens: what the model saw is what the trainer gets.
+"""Exact tokens: a conversation as token ids that only ever grows.
 
-Three rules hold here.
+Three rules make sure that what the policy saw is what the trainer gets:
 
 1. Generated ids are kept as generated; they are never decoded and encoded again.
-2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's
-   end-of-turn token and the next generation. The delta is rendered behind a small stand-in conversation, so its cost
-   depends neither on the history nor on the tools. (Measured on 28 tool-capable templates, this is exact on 27; the
-   stand-in's assistant message must call the tools that the new messages answer.)
-3. Text from tools, users and tasks never becomes a special token. The tokenizer's added tokens are recognised only
-   where the template itself wrote them.
+2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's end
+   and the next generation. Its cost depends neither on the history nor on the tools. That it is the delta of the whole
+   conversation is proven for each template when a `Chat` is made (`toolgym.rollout.template_proof`).
+3. Text from tools, users and tasks never becomes a control token (`toolgym.rollout.safe_encoder`).
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, cast
 
+from toolgym.rollout.safe_encoder import SafeEncoder
+from toolgym.rollout.template import ChatTemplate, check_message
+from toolgym.rollout.template_proof import TemplateFacts, kind_of, prove, stand_in
 from toolgym.tools.errors import TemplateError, missing_extra
-from toolgym.tools.message import Message
+from toolgym.tools.message import Message, user
 from toolgym.tools.schema import ToolSchema
 
 try:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
-_MARK = "toolgym-mark-7f3a"
-"""Stands for content whose place in the rendered text must be found again."""
+__all__ = ["Chat", "SafeEncoder", "TemplateFacts"]
 
-_PRIVATE = (0xF0000, 0x10FFFD)
-"""Code points of planes 15 and 16, which Unicode leaves to private use."""
-
-
-class SafeEncoder:
-    """Encodes rendered text in which some strings must not be read as special tokens.
-
-    A string that must not be read so is *disarmed* before the template sees it: every occurrence of an added token's
-    text is replaced by one private-use character. After rendering, the text is split at the real added tokens, which
-    only the template can have written; the pieces between them are armed again and encoded by a copy of the tokenizer
-    that has no added tokens at all.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._added = {token.content: (index, token) for index, token in tokenizer.added_tokens_decoder.items()}
-        self.added_ids = frozenset(index for index, _ in self._added.values())
-        contents = sorted(self._added, key=len, reverse=True)
-        self._order = contents
-        self._find = re.compile("|".join(map(re.escape, contents))) if contents else None
-        # An added token may swallow white space on its sides; splitting has to do the same.
-        self._split = (
-            re.compile(
-                "|".join(
-                    (r"\s*" if self._added[text][1].lstrip else "")
-                    + f"({re.escape(text)})"
-                    + (r"\s*" if self._added[text][1].rstrip else "")
-                    for text in contents
-                )
-            )
-            if contents
-            else None
-        )
-        self._plain: Tokenizer | None = None
-
-    def is_armed(self, text: str) -> bool:
-        """Whether the text holds the text of an added token."""
-        return self._find is not None and self._find.search(text) is not None
-
-    def free_block(self, texts: Sequence[str]) -> int:
-        """The first code point of a block of private-use characters, one per added token, that no text uses."""
-        used = {ord(char) for text in texts for char in text if ord(char) >= _PRIVATE[0]}
-        size = max(1, len(self._order))
-        for start in range(_PRIVATE[0], _PRIVATE[1] - size, size):
-            if not any(start <= point < start + size for point in used):
-                return start
-        raise TemplateError("the conversation uses every private-use character there is; it cannot be encoded safely")
-
-    def disarm(self, text: str, block: int) -> str:
-        """Replace each occurrence of an added token's text by its private-use character."""
-        if self._find is None:
-            return text
-        return self._find.sub(lambda match: chr(block + self._order.index(match.group())), text)
-
-    def encode(self, text: str, block: int | None = None) -> list[int]:
-        """Encode rendered text.
-
-        Args:
-            text: what the template rendered.
-            block: the block that `disarm` used, or None when nothing was disarmed.
-
-        Returns:
-            Token ids; added tokens only where the template wrote them.
-        """
-        if block is None or self._split is None:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-            return ids
-        ids, at = [], 0
-        for match in self._split.finditer(text):
-            ids += self._encode_plain(self._arm(text[at : match.start()], block))
-            content = next(group for group in match.groups() if group is not None)
-            ids.append(self._added[content][0])
-            at = match.end()
-        return ids + self._encode_plain(self._arm(text[at:], block))
-
-    def _arm(self, text: str, block: int) -> str:
-        end = block + len(self._order)
-        return "".join(self._order[ord(c) - block] if block <= ord(c) < end else c for c in text)
-
-    def _encode_plain(self, text: str) -> list[int]:
-        if not text:
-            return []
-        if self._plain is None:
-            self._plain = _without_added_tokens(self._tokenizer)
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        if self.added_ids.isdisjoint(ids) or len(text) == 1:
-            return ids
-        # A model whose vocabulary lists the special token may merge up to it; no piece shorter than it can.
-        middle = len(text) // 2
-        return self._encode_plain(text[:middle]) + self._encode_plain(text[middle:])
+_OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
+"""What an assistant's message holds of the policy's own writing."""
 
 
 class Chat:
     """Turns one conversation with one set of tools into token ids, turn by turn.
 
+    It holds no conversation, so one object serves any number of them at once. The way through one:
+
+        ids = chat.prompt(messages)
+        while True:
+            turn = generate(ids, stop_token_ids=chat.stop_token_ids)
+            ids += turn
+            new = ask_the_env(chat.text(turn))
+            ids += chat.extend(new, turn)
+
     Args:
         tokenizer: a Hugging Face fast tokenizer with a chat template.
         tools: what the policy is told it may call.
         template_kwargs: further variables for the template, for example `{"enable_thinking": False}`.
+        now: the date for templates that write one; default: the present one. It stays the same for this object.
+
+    Attributes:
+        tools: the tools in the OpenAI shape.
+        facts: what was proven about the template.
+        end_of_turn: the text of the token with which the policy ends an answer.
+        end_of_turn_id: its id.
+        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and the tokenizer's end of
+            sequence.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or the template marks no end of turn that can be sampled.
@@ -140,6 +68,8 @@ class Chat:
         tokenizer: PreTrainedTokenizerBase,
         tools: Sequence[ToolSchema] = (),
         template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        now: datetime | None = None,
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError("the tokenizer has no chat template; give it one in `tokenizer.chat_template`")
@@ -149,26 +79,30 @@ class Chat:
             )
         self.tokenizer = tokenizer
         self.tools = [schema.to_openai() for schema in tools]
-        self._kwargs = dict(template_kwargs or {})
-        self._encoder = SafeEncoder(tokenizer)
-        self._user: Message = {"role": "user", "content": "x"}
-        try:
-            self._head = self.render([self._user], tools=False)
-            self.end_of_turn, self.end_of_turn_id = self._find_end_of_turn()
-        except TemplateError:
-            raise
-        except Exception as error:  # a template is a program of its own
-            raise TemplateError(f"the chat template cannot be used: {type(error).__name__}: {error}") from error
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a turn."""
-        return (self.end_of_turn_id,)
+        variables = dict(template_kwargs or {})
+        self._encoder = encoder = SafeEncoder.of(tokenizer)
+        shown = [_map_strings(one, encoder.protect_whole) for one in self.tools]
+        self._template = ChatTemplate(tokenizer, shown, variables, now)
+        proof = prove(self._template, encoder, variables)
+        self._ends = ends = proof.ends
+        self.facts = proof.facts
+        self._mark = encoder.nonce + "m"
+        self._head = self._template.render([user("x")], tools=())
+        self._end_ids = frozenset(map(encoder.id_of, ends.known))
+        stops = list(map(encoder.id_of, ends.sampled))
+        if tokenizer.eos_token_id is not None:
+            stops.append(int(tokenizer.eos_token_id))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.end_of_turn = ends.sampled[0]
+        self.end_of_turn_id = encoder.id_of(self.end_of_turn)
+        self._stops = frozenset(self.stop_token_ids)
+        self._closing_ids = encoder.encode(ends.history.text)
+        self._answer_ends = frozenset(encoder.id_of(one.end) for one in ends.answer)
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Ids of all special and added tokens."""
-        return self._encoder.added_ids
+        """Ids of all control tokens: special tokens, and added ones that are no ordinary words."""
+        return self._encoder.control_ids
 
     # ------------------------------------------------------------------ tokens
 
@@ -177,30 +111,61 @@ class Chat:
 
         Args:
             messages: all messages so far. Contents of assistant messages are the policy's own writing and may contain
-                special tokens; nothing else may.
-        """
-        block, safe = self._disarm(messages)
-        return self._encoder.encode(self.render(safe), block)
+                control tokens; nothing else may.
 
-    def extend(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids to append after a turn that ended with its end-of-turn token.
+        Raises:
+            TemplateError: a message holds something else than text, or the template refuses the conversation.
+        """
+        return self._encoder.encode(self._template.render(self._safe(messages)))
+
+    def extend(self, messages: Sequence[Message], turn: Sequence[int] | None = None) -> list[int]:
+        """Token ids to append after a turn of the policy.
 
         Args:
-            messages: the new messages, not the assistant's own. All tool results of a turn at once: some templates
-                put them into one common turn.
+            messages: the new messages, not the assistant's own: all tool results of the turn at once (some templates
+                put them into one common frame), or a user's, or both; a system message where the template takes one.
+            turn: the ids of the turn. If it does not end with the token that the template expects before these
+                messages (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to
+                have ended as expected, or to be closed by `close_turn`.
 
         Returns:
             What the template puts between the end of the turn and the next generation, both separators included.
+
+        Raises:
+            TemplateError: a message holds something else than text, or the template cannot go on with such messages.
         """
-        block, safe = self._disarm(messages)
-        return self._encoder.encode(self._delta(safe), block)
+        if any(message.get("role") == "assistant" for message in messages):
+            raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
+        end, rest = self._delta(self._safe(messages))
+        end_id = self._encoder.id_of(end)
+        # Encoded behind the turn's end, for an end that swallows the white space behind it.
+        ids = self._encoder.encode(end + rest)[1:]
+        if turn is None or (turn and turn[-1] == end_id):
+            return ids
+        if end_id in self._answer_ends:
+            return self._missing(turn) + ids
+        return [end_id, *ids]
+
+    def close_turn(self, token_ids: Sequence[int]) -> list[int]:
+        """The ids that close a turn which stopped without its end, because of a limit or an abort.
+
+        They are the template's, not the policy's: no trainer may count them as sampled.
+
+        Args:
+            token_ids: the turn as generated, maybe empty.
+
+        Returns:
+            What the template writes at the end of an answer, or as much of it as is missing; nothing if the turn ends
+            with a token that ends turns. Where turns have no end of their own, the marker of the user's next message.
+        """
+        return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
-        """Whether generated ids end with the end-of-turn token."""
-        return bool(token_ids) and token_ids[-1] == self.end_of_turn_id
+        """Whether generated ids end with one of `stop_token_ids`."""
+        return bool(token_ids) and token_ids[-1] in self._stops
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of a generated turn, without its end-of-turn token."""
+        """The text of a generated turn, without the token that ended it."""
         return self.decode(token_ids[:-1] if self.ends_turn(token_ids) else token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -210,18 +175,21 @@ class Chat:
         )
         return text
 
+    def _missing(self, turn: Sequence[int]) -> list[int]:
+        """What a turn lacks of the closing of an answer."""
+        closing = self._closing_ids
+        if turn and turn[-1] in self._answer_ends:
+            return []
+        have = next((size for size in range(len(closing), 0, -1) if list(turn[-size:]) == closing[:size]), 0)
+        return closing[have:]
+
     # ------------------------------------------------------------------ text
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
-        """What the template makes of messages, as text."""
-        rendered: str = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=(self.tools or None) if tools else None,
-            add_generation_prompt=generation_prompt,
-            tokenize=False,
-            **self._kwargs,
-        )
-        return rendered
+        """What the template makes of messages, as text. Foreign text is rendered as it is."""
+        shown = None if tools else ()
+        rendered = self._template.render(messages, generation_prompt=generation_prompt, tools=shown)
+        return self._encoder.restore(rendered)
 
     def exact_message(self, text: str, message: Message) -> Message:
         """The assistant message to store for a turn, such that the template renders it to what was generated.
@@ -235,95 +203,65 @@ class Chat:
         """
         if message.get("content") == text and "tool_calls" not in message:
             return message
+        head = self._head
         try:
-            rendered = self.render([self._user, message], generation_prompt=False, tools=False)
-        except Exception:  # noqa: BLE001  templates refuse what they do not know, such as two calls in one turn
-            rendered = ""
-        if rendered.startswith(self._head + text + self.end_of_turn):
-            return message
+            rendered = self._template.render([user("x"), message], generation_prompt=False, tools=())
+        except TemplateError:  # templates refuse what they do not know, such as two calls in one turn
+            return {"role": "assistant", "content": text}
+        if rendered.startswith(head + text):
+            behind = rendered[len(head) + len(text) :]
+            if behind.startswith(self._ends.sampled) or (not behind and self._ends.marker_ends):
+                return message
         return {"role": "assistant", "content": text}
 
-    def _delta(self, messages: Sequence[Message]) -> str:
-        answered = [message for message in messages if message["role"] == "tool"]
-        stand_in: Message = {"role": "assistant", "content": _MARK}
-        if answered:
-            stand_in["tool_calls"] = [
-                {
-                    "id": message.get("tool_call_id", ""),
-                    "type": "function",
-                    "function": {"name": message.get("name", ""), "arguments": {}},
-                }
-                for message in answered
-            ]
-        text = self.render([self._user, stand_in, *messages], tools=False)
-        return self._after_stand_in(text)
+    def _delta(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The token that ends the turn before some safe messages, and the text from there to the next generation."""
+        kind = kind_of(messages)
+        plan = self.facts.plans.get(kind)
+        if plan is None:
+            raise TemplateError(self.facts.unsupported[kind])
+        conversation = stand_in(messages, self._mark, plan.calls)
+        text = self._template.render(conversation, tools=None if plan.tools else ())
+        return self._ends.cut(self._encoder, text, self._mark, called="tool_calls" in conversation[1])
 
-    def _after_stand_in(self, text: str) -> str:
-        at = text.find(_MARK)
-        end = text.find(self.end_of_turn, at)
-        if at == -1 or end == -1:
-            raise TemplateError(
-                "the chat template drops an assistant message or its end of turn once other messages follow, "
-                "so the conversation cannot be extended turn by turn"
-            )
-        return text[end + len(self.end_of_turn) :]
+    def _safe(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as the template may see them: nothing but the policy's own writing holds control tokens."""
+        for message in messages:
+            check_message(message)
+        return [self._safe_message(message) for message in messages]
 
-    def _find_end_of_turn(self) -> tuple[str, int]:
-        """The first special token that the template puts behind an assistant message's content."""
-        text = self.render([self._user, {"role": "assistant", "content": _MARK}], generation_prompt=False, tools=False)
-        before, found, tail = text.rpartition(_MARK)
-        if not found:
-            raise TemplateError("the chat template drops the content of assistant messages")
-        for token_id in self._encoder.encode(tail):
-            if token_id in self._encoder.added_ids:
-                content: str = self.tokenizer.added_tokens_decoder[token_id].content
-                return content, token_id
-        raise TemplateError(
-            "the chat template puts no special token behind an assistant message, so no turn could end; "
-            f"it rendered {before[-40:] + _MARK + tail!r}"
-        )
-
-    def _disarm(self, messages: Sequence[Message]) -> tuple[int | None, list[Message]]:
-        """Return the block used (None when there was nothing to disarm) and messages that are safe to render."""
-        foreign = [text for message in messages for text in _foreign_texts(message)]
-        if not any(self._encoder.is_armed(text) for text in foreign):
-            return None, list(messages)
-        block = self._encoder.free_block([*foreign, *(message["content"] for message in messages)])
-        return block, [_map_foreign(message, lambda text: self._encoder.disarm(text, block)) for message in messages]
+    def _safe_message(self, message: Message) -> Message:
+        protect = self._encoder.protect
+        own = _OWN if message["role"] == "assistant" else ()
+        safe: dict[str, Any] = {}
+        for key, value in message.items():
+            if key == "role" or key in own:
+                safe[key] = value
+            elif isinstance(value, str):
+                safe[key] = protect(value)
+            elif key == "tool_calls" and value:
+                safe[key] = [_safe_call(call, protect) for call in value]
+            elif value is not None:
+                safe[key] = _map_strings(value, self._encoder.protect_whole)
+        return cast(Message, safe)
 
 
-def _foreign_texts(message: Message) -> list[str]:
-    """All strings of a message that the policy did not write as tokens of its own."""
-    texts: list[str] = []
-
-    def note(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _map_foreign(message, note)
-    return texts
-
-
-def _map_foreign(message: Message, change: Callable[[str], str]) -> Message:
-    """Copy a message with a function applied to every string in it, but for its role and an assistant's content."""
-    changed: dict[str, Any] = {}
-    for key, value in message.items():
-        own = key == "role" or (key == "content" and message["role"] == "assistant")
-        changed[key] = value if own else _map_strings(value, change)
-    return cast(Message, changed)
+def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = _map_strings(function.get("arguments", {}), protect)
+    return {
+        **call,
+        "id": protect(call.get("id", "")),
+        "function": {"name": protect(function["name"]), "arguments": arguments},
+    }
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of plain data with a function applied to every string in it, keys included."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_map_strings(item, change) for item in value]
     if isinstance(value, Mapping):
         return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
     return value
-
-
-def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["added_tokens"] = []
-    return Tokenizer.from_str(json.dumps(state))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolgym.rollout.chat import Chat
+from toolgym.rollout.chat import Chat, SafeEncoder
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.tools.code_interpreter import CodeInterpreterTool
@@ -31,6 +31,21 @@ def plain(ids):
     return sum(token in CHAT.added_ids for token in ids)
 
 
+def called(new):
+    """An assistant's turn with a call per result."""
+    calls = [
+        {"id": one["tool_call_id"], "type": "function", "function": {"name": one["name"], "arguments": {}}}
+        for one in new
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def rendered_delta(new):
+    """What the template itself writes behind the turn that called for these results."""
+    start = [user("u"), called(new)]
+    return CHAT.render([*start, *new]).removeprefix(CHAT.render(start, generation_prompt=False).removesuffix("\n"))
+
+
 def result(content, number=0):
     return tool(content, tool_call_id=f"call_{number}", name="code_interpreter")
 
@@ -38,6 +53,7 @@ def result(content, number=0):
 def test_the_end_of_turn_is_found():
     assert CHAT.end_of_turn == "<|im_end|>"
     assert CHAT.stop_token_ids == (TOKENIZER.convert_tokens_to_ids("<|im_end|>"),)
+    assert CHAT.end_of_turn_id == CHAT.stop_token_ids[0]
 
 
 def test_a_prompt_is_the_templates_own():
@@ -90,7 +106,7 @@ def test_no_foreign_text_becomes_a_special_token(special, frame):
     clean = plain(CHAT.extend([result("clean")]))
     delta = CHAT.extend([result(text)])
     assert plain(delta) == clean
-    assert CHAT.decode(delta) == CHAT._delta([result(text)])  # the text itself is all there
+    assert CHAT.decode(delta) == rendered_delta([result(text)])  # the text itself is all there
     asked = CHAT.prompt([system(text), user(text)])
     assert plain(asked) == plain(CHAT.prompt([system("clean"), user("clean")]))
     assert text in CHAT.decode(asked)
@@ -128,7 +144,7 @@ def test_fuzz_foreign_text(contents):
     import unicodedata
 
     if not any(0xD800 <= ord(c) <= 0xDFFF for content in contents for c in content):
-        wanted = CHAT._delta(new)
+        wanted = rendered_delta(new)
         assert unicodedata.normalize("NFC", CHAT.decode(delta)) == unicodedata.normalize("NFC", wanted)
 
 
@@ -136,16 +152,13 @@ def test_fuzz_foreign_text(contents):
 @given(st.lists(st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=20), min_size=1, max_size=3))
 def test_fuzz_harmless_text_is_tokenised_as_the_tokenizer_would(contents):
     new = [result(content, number) for number, content in enumerate(contents)]
-    wanted = TOKENIZER.encode(CHAT._delta(new), add_special_tokens=False)
-    if not any(CHAT._encoder.is_armed(content) for content in contents):
-        assert CHAT.extend(new) == wanted
+    wanted = TOKENIZER.encode(rendered_delta(new), add_special_tokens=False)
+    assert CHAT.extend(new) == wanted
 
 
-def test_disarming_and_plain_encoding_agree_on_harmless_text():
-    """The careful path gives the same ids as the tokenizer where nothing has to be kept apart."""
-    encoder = CHAT._encoder
+def test_both_ways_to_encode_agree_on_harmless_text():
     text = CHAT.render([system("Hi there."), user("12 * 34 = ?")])
-    assert encoder.encode(text, 0xF0000) == TOKENIZER.encode(text, add_special_tokens=False)
+    assert SafeEncoder(TOKENIZER).encode(text) == TOKENIZER.encode(text, add_special_tokens=False)
 
 
 def test_private_use_characters_in_the_text_do_not_confuse():

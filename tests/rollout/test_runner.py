@@ -451,8 +451,8 @@ async def test_an_engine_that_gives_nonsense_costs_one_trajectory(scripted, toke
 async def test_a_template_that_refuses_a_turn_costs_one_trajectory(scripted, tokenizer):
     picky = copy.deepcopy(tokenizer)
     picky.chat_template = (
-        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
-        "{{ raise_exception('one call only') }}{% endif %}{% endfor %}" + tokenizer.chat_template
+        "{% for m in messages %}{% if m.role == 'tool' and loop.previtem is defined and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('one result only') }}{% endif %}{% endfor %}" + tokenizer.chat_template
     )
 
     def script(prompt, request_id):
@@ -461,7 +461,7 @@ async def test_a_template_that_refuses_a_turn_costs_one_trajectory(scripted, tok
     a, b = await play(scripted(script), picky, ["a", "b"])
     assert a.error is None
     assert b.error.kind == "prompt"
-    assert "one call only" in b.error.message
+    assert "one result only" in b.error.message
     assert b.messages[1] == {"role": "assistant", "content": call("1") + call("2")}
 
 

@@ -1,0 +1,225 @@
+"""Where an assistant's turn ends in rendered text, found by experiment.
+
+A turn ends with the token that the policy samples when it is done. Templates differ in which token that is: the same
+one always (`<|im_end|>`), one behind an answer and another behind a tool call (gpt-oss), one that opens the tool's
+response already (Gemma 4), several in a row (Cohere 2), another one once the conversation goes on (gpt-oss again), or
+none at all, so that the next role's marker ends the turn (GLM 4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from toolgym.rollout.safe_encoder import SafeEncoder
+from toolgym.rollout.template import ChatTemplate
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.message import Message, assistant, tool, user
+
+
+class Closing(NamedTuple):
+    """What a template writes behind a turn's own text, up to its end.
+
+    Attributes:
+        text: all of it, `end` included.
+        end: the control token that ends the turn.
+    """
+
+    text: str
+    end: str
+
+
+@dataclass(frozen=True)
+class TurnEnds:
+    """How turns end in one template.
+
+    Attributes:
+        answer: behind an answer; what the policy samples first, then other forms that the template gives it later.
+        call: behind tool calls; empty where the template does not render them.
+        marker_ends: no token ends a turn, the next role's marker does.
+        call_text: where `marker_ends`: what the template writes behind the arguments of the last call.
+        markers: where `marker_ends`: the markers, the user's first.
+        json_arguments: the template wants arguments as JSON text.
+    """
+
+    answer: tuple[Closing, ...]
+    call: tuple[Closing, ...]
+    marker_ends: bool
+    call_text: str | None
+    markers: tuple[str, ...]
+    json_arguments: bool
+
+    @property
+    def renders_calls(self) -> bool:
+        """Whether the template renders tool calls."""
+        return bool(self.call) or self.call_text is not None
+
+    @property
+    def history(self) -> Closing:
+        """What closes a turn that the conversation goes on from."""
+        return self.answer[-1] if self.answer else Closing(self.markers[0], self.markers[0])
+
+    @property
+    def sampled(self) -> tuple[str, ...]:
+        """The tokens with which the policy ends its turns."""
+        return tuple(dict.fromkeys([*(one.end for one in self.answer[:1] + self.call), *self.markers]))
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All tokens that end a turn, those that only the template writes included."""
+        return tuple(dict.fromkeys([*self.sampled, *(one.end for one in self.answer)]))
+
+    def cut(self, encoder: SafeEncoder, text: str, mark: str, *, called: bool) -> tuple[str, str]:
+        """Split rendered text behind the turn whose last written word is `mark`.
+
+        Args:
+            encoder: knows the control tokens.
+            text: the rendered conversation, going on behind the turn.
+            mark: a word that occurs nowhere but in that turn.
+            called: whether the turn ends with tool calls, their last argument being the mark.
+
+        Returns:
+            The token that ends the turn, and the text behind it.
+
+        Raises:
+            TemplateError: the turn is not there, or does not end as it does elsewhere.
+        """
+        at = text.rfind(mark)
+        if at != -1:
+            at += len(mark)
+            for closing in self.call if called else self.answer:
+                if text.startswith(closing.text, at):
+                    return closing.end, text[at + len(closing.text) :]
+            if self.marker_ends and (not called or text.startswith(self.call_text or "", at)):
+                start = at + (len(self.call_text or "") if called else 0)
+                found = encoder.first_control(text, start)
+                if found is not None and not text[start : found.start()].strip():
+                    return found.group(), text[found.end() :]
+        raise TemplateError(
+            "the chat template drops an assistant message, or ends its turn in another way, once such messages follow, "
+            "so the conversation cannot be extended turn by turn"
+        )
+
+
+def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: str = "") -> Message:
+    """An assistant message that calls tools, with the mark as argument."""
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [
+            {
+                "id": ids[number] if ids else f"call_{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": {"x": mark}},
+            }
+            for number, name in enumerate(names)
+        ],
+    }
+
+
+def find_turn_ends(template: ChatTemplate, encoder: SafeEncoder, name: str) -> TurnEnds:
+    """Find how turns end.
+
+    Args:
+        template: the template; its `json_arguments` is set as found.
+        encoder: knows the control tokens.
+        name: of a tool that may be called.
+
+    Raises:
+        TemplateError: no turn could ever end, or assistant messages are not rendered.
+    """
+    mark = encoder.nonce + "m"
+    asked, again = user("x"), user("y")
+    alone = _behind(template, mark, [asked, assistant(mark)], generation_prompt=False)
+    if alone is None:
+        raise TemplateError("the chat template drops the content of assistant messages")
+    later = _try(template, mark, [asked, assistant(mark), again])
+    own, seen = _run(encoder, alone), _run(encoder, later or "")
+    shared = 0
+    while shared < min(len(own), len(seen)) and own[shared] == seen[shared]:
+        shared += 1
+    answer: tuple[Closing, ...] = ()
+    markers: tuple[str, ...] = ()
+    if shared:
+        answer = (own[shared - 1],)
+    elif own:
+        answer = own[:1]
+        after_user = _run(encoder, _try(template, mark, [user(mark)]) or "")
+        # Another token is the turn's end too if messages of others end with it as well.
+        if seen and after_user and seen[0].end == after_user[0].end:
+            answer += seen[:1]
+    elif seen:
+        markers = (seen[0].end,)
+    else:
+        raise TemplateError(
+            "the chat template puts no special token behind an assistant message, so no turn could end; "
+            f"behind the content it rendered {alone!r}"
+        )
+
+    call: tuple[Closing, ...] = ()
+    call_text = None
+    json_arguments = False
+    for as_json in (False, True):
+        template.json_arguments = as_json
+        ways = [_call_closing(template, encoder, mark, [name] * count, answer) for count in (1, 2)]
+        if any(way is not None for way in ways):
+            json_arguments = as_json
+            call = tuple(dict.fromkeys(way for way in ways if way is not None and way.end))
+            call_text = next((way.text for way in ways if way is not None and not way.end), None)
+            break
+    template.json_arguments = json_arguments
+    if markers and call_text is not None:
+        after = _try(template, mark, [asked, called(mark, [name]), tool("z", tool_call_id="call_0", name=name)])
+        found = encoder.first_control(after or "", len(call_text))
+        if found is not None:
+            markers = tuple(dict.fromkeys([*markers, found.group()]))
+    return TurnEnds(answer, call, bool(markers), call_text, markers, json_arguments)
+
+
+def _call_closing(
+    template: ChatTemplate, encoder: SafeEncoder, mark: str, names: Sequence[str], answer: Sequence[Closing]
+) -> Closing | None:
+    """What stands behind the last call; without an end where the template has none, None where it renders no calls."""
+    message = called(mark, names)
+    results = [tool("z", tool_call_id=f"call_{number}", name=name) for number, name in enumerate(names)]
+    alone = _try(template, mark, [user("x"), message], generation_prompt=False)
+    later = _try(template, mark, [user("x"), message, *results])
+    if alone is None or later is None:
+        return None
+    if not answer:
+        return Closing(alone, "") if later.startswith(alone) else None
+    shared = os.path.commonprefix([alone, later])
+    at = shared.find(answer[0].end)
+    if at != -1:
+        return Closing(shared[: at + len(answer[0].end)], answer[0].end)
+    controls = encoder.all_controls(shared)
+    return Closing(shared[: controls[-1].end()], controls[-1].group()) if controls else None
+
+
+def _run(encoder: SafeEncoder, text: str) -> tuple[Closing, ...]:
+    """The control tokens that a text begins with, nothing but white space between them."""
+    run: list[Closing] = []
+    at = 0
+    while (found := encoder.first_control(text, at)) is not None and not text[at : found.start()].strip():
+        at = found.end()
+        run.append(Closing(text[:at], found.group()))
+    return tuple(run)
+
+
+def _behind(
+    template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+) -> str | None:
+    text = template.render(cast(Sequence[Message], messages), generation_prompt=generation_prompt)
+    _, found, tail = text.rpartition(mark)
+    return tail if found else None
+
+
+def _try(
+    template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+) -> str | None:
+    try:
+        return _behind(template, mark, messages, generation_prompt=generation_prompt)
+    except TemplateError:
+        return None
