@@ -13,7 +13,7 @@ V4 says `tool_calls` for `function_calls`. Decisions, each with a test:
 * Instead of parameters, an invocation may hold one JSON object; without either it has no arguments, which
   `<｜DSML｜invoke name="tool"/>` says too.
 * A call counts with or without the block's tags around it; a block without a call is an error.
-* A value ends at the first closing tag; one that holds another DSML tag is an error.
+* A text ends at the first closing tag; one that holds another DSML tag is an error. Strings in JSON may hold any.
 
 SGLang strips the text of V3.2's values, takes a value that is not JSON for a text, and drops calls that it cannot read.
 """
@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.parsers.strict_json import read_json, read_whole_json
+from toolgym.tools.parsers.strict_json import read_json
 from toolgym.tools.parsers.turn import Turn, region_end, scan, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
@@ -35,6 +35,7 @@ OPEN, CLOSE = f"<{MARK}invoke", f"</{MARK}invoke>"
 _HEAD = re.compile(r'\s+name="([^"<>]+)"\s*(/?)>')
 _PARAMETER = re.compile(rf'\s*<{MARK}parameter\s+name="([^"<>]+)"\s+string="(true|false)"\s*>')
 _END_VALUE = f"</{MARK}parameter>"
+_TAG = re.compile(f"</?{MARK}")
 
 
 def parse_deepseek_v32(
@@ -111,19 +112,22 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
         arguments, at = found.value, found.end
     else:
         while parameter := _PARAMETER.match(text, at):
-            key, end = parameter[1], text.find(_END_VALUE, parameter.end())
-            if end == -1:
-                raise _MalformedError(f"the value of {key!r} has no closing {_END_VALUE}", name, unclosed=True)
-            value = text[parameter.end() : end]
-            if MARK in value:
-                raise _MalformedError(f"the value of {key!r} holds another {MARK} tag", name)
+            key, start = parameter[1], parameter.end()
             if key in arguments:
                 raise _MalformedError(f"the parameter {key!r} stands twice", name)
-            arguments[key] = value
-            if parameter[2] == "false":
-                arguments[key], _, problem = read_whole_json(value)
-                if problem:
-                    raise _MalformedError(f'the value of {key!r} has string="false" but is not JSON: {problem}', name)
+            if parameter[2] == "true":
+                end = text.find(_END_VALUE, start)
+                arguments[key] = text[start:end]
+                if _TAG.search(text, start, max(start, end)):
+                    raise _MalformedError(f"the value of {key!r} holds another {MARK} tag", name)
+            else:
+                found = read_json(text, skip_space(text, start))
+                if found.problem:
+                    why = f'the value of {key!r} has string="false" but is not JSON: {found.problem}'
+                    raise _MalformedError(why, name)
+                arguments[key], end = found.value, skip_space(text, found.end)
+            if not text.startswith(_END_VALUE, end if end != -1 else len(text)):
+                raise _MalformedError(f"the value of {key!r} has no closing {_END_VALUE}", name, unclosed=True)
             at = end + len(_END_VALUE)
     close = skip_space(text, at)
     if not text.startswith(CLOSE, close):

@@ -13,8 +13,9 @@ Decisions, each with a test:
   `</tool_call>`. A value that holds `<arg_key>` is an error where it cannot be told from a closing tag left out.
 * No arguments are no arguments: chat templates write such calls this way.
 
-SGLang's `glm45` ends a call at the first `</tool_call>` even inside of a value, guesses types where there is no schema,
-takes quotes off strings, and returns the whole turn as content where one call cannot be read.
+SGLang's `glm45` needs a line break behind the name (`glm47` does not), ends a call at the first `</tool_call>` even
+inside of a value, guesses types where there is no schema, takes quotes off strings, lets the last of two equal keys
+win, and returns the whole turn as content where one call cannot be read.
 """
 
 from __future__ import annotations

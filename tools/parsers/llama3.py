@@ -12,8 +12,9 @@ Decisions, each with a test:
 * Several calls are separated by `;` or white space.
 * Nothing closes a call but the end of its JSON; text behind it is content.
 
-SGLang's `llama3` reads Python dicts as well, takes any object that begins the text for a call, and drops what it
-cannot read.
+SGLang's `llama3` sees calls behind the tag or at the very beginning of the text, and takes any object there for one; it
+reads Python dicts as well, takes absent parameters for none, ends at a tag inside of a string, and drops what it cannot
+read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,115 @@
+"""SGLang's own tool-call parsers behind our contract: `get_parser("sglang:qwen25")`.
+
+For formats that toolgym has no parser for, and to train with exactly what a server does. They differ from ours:
+
+* They skip malformed calls without a word. Only a turn that has a call's marks and no readable call at all becomes an
+  error that the model reads; a malformed call beside a good one is lost.
+* Most repair or guess (see the modules of our parsers), keep no text behind the first call, and see calls that follow
+  from any mention of their marks.
+* They need the tools' schemas, which `ToolEnv` gives.
+
+A server parses reasoning before it looks for calls, so thinking is split off here as well, between `<think>` tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
+from toolgym.tools.parsers.base import ParsedTurn, Parser
+from toolgym.tools.parsers.reasoning import split_reasoning
+from toolgym.tools.parsers.strict_json import read_whole_json
+from toolgym.tools.parsers.turn import Turn
+from toolgym.tools.schema import CallProblem, ToolSchema
+
+
+def sglang_parser(name: str) -> Parser:
+    """The parser that SGLang has under this name.
+
+    Raises:
+        MissingExtraError: SGLang is not installed, or too old or broken.
+        UnknownNameError: it has no such parser.
+        ConfigError: the parser cannot be used without a tokenizer.
+    """
+    try:
+        from sglang.srt.entrypoints.openai.protocol import Function, Tool
+        from sglang.srt.function_call.function_call_parser import FunctionCallParser
+    except ImportError as error:
+        raise missing_extra("sglang", f"The tool-call parser 'sglang:{name}'", error) from error
+    known = sorted(FunctionCallParser.ToolCallParserEnum)
+    if name not in known:
+        raise UnknownNameError(
+            f"SGLang has no tool-call parser {name!r}{nearest(name, known) or '.'} It has: {', '.join(known)}."
+        )
+    tool = Tool(type="function", function=Function(name="tool", parameters={"type": "object", "properties": {}}))
+    try:
+        FunctionCallParser([tool], name)
+    except Exception as error:
+        raise ConfigError(f"SGLang's parser {name!r} cannot be used from its name alone: {error}") from error
+    return _SGLangParser(name, FunctionCallParser, Function, Tool)
+
+
+class _SGLangParser:
+    """Calls SGLang's detector of a name."""
+
+    def __init__(self, name: str, parser: Any, function: Any, tool: Any) -> None:
+        self._name = name
+        self._parser, self._function, self._tool = parser, function, tool
+
+    def __call__(
+        self,
+        text: str,
+        *,
+        first_id: int = 0,
+        schemas: Mapping[str, ToolSchema] | None = None,
+        starts_open: bool = False,
+    ) -> ParsedTurn:
+        if not schemas:
+            raise ConfigError(f"SGLang's parser {self._name!r} needs the tools: pass schemas=")
+        tools = [
+            self._tool(
+                type="function",
+                function=self._function(
+                    name=schema.name, description=schema.description, parameters=dict(schema.parameters)
+                ),
+            )
+            for schema in schemas.values()
+        ]
+        turn = Turn(first_id)
+        parser = self._parser(tools, self._name)  # detectors keep state: one for each turn
+        reasoning, said = split_reasoning(text, starts_open=starts_open)
+        turn.say(text[: len(text) - len(said)])
+        marked = parser.has_tool_call(said)
+        try:
+            content, found = parser.parse_non_stream(said)
+        except Exception as error:  # noqa: BLE001  a detector that fails on a text has not read it
+            content, found, marked = said, [], True
+            why = f"{type(error).__name__}: {error}"
+        else:
+            why = "no call in it could be read"
+        for item in found:
+            self._add(turn, item)
+        if found or not marked:
+            turn.say(content)
+        else:
+            message = (
+                f"The tool call is not understood: {why}. Write it as your instructions say, with valid arguments "
+                f"for one of the tools: {', '.join(schemas)}."
+            )
+            turn.error(CallProblem.MALFORMED_CALL, message, said)
+        if reasoning is not None and not said and parser.has_tool_call(reasoning):
+            message = "The tool call was not run: it stands inside your thinking. Close your thinking first."
+            turn.error(CallProblem.OPEN_THINKING, message, reasoning)
+        return turn.parsed()
+
+    @staticmethod
+    def _add(turn: Turn, item: Any) -> None:
+        """Add a call as SGLang gives it: with its arguments as JSON text."""
+        arguments, _, problem = read_whole_json(item.parameters)
+        if isinstance(arguments, dict):
+            turn.call(item.name or "", arguments)
+        else:
+            why = problem or f"got {type(arguments).__name__}"
+            message = f"The arguments of the tool call must be a JSON object: {why}."
+            turn.error(CallProblem.MALFORMED_JSON, message, item.parameters, item.name or "")
