@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,6 +14,9 @@ from yarl import URL
 KEEPALIVE = 4.0
 """Seconds that an idle connection is kept: less than servers do (uvicorn 5, ours 75), so that a request seldom meets a
 connection that is being closed."""
+
+LONG_BODY = 256 * 1024
+"""Bytes beyond which a body is sent in pieces."""
 
 MAX_ANSWER = 256 * 1024 * 1024
 """Bytes of one answer."""
@@ -79,9 +83,11 @@ class Transport:
         """
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._connect_timeout)
         headers = {"Content-Type": content_type} if body is not None else None
+        # A long body is sent piece by piece, so that others are not held up.
+        data = io.BytesIO(body) if body is not None and len(body) > LONG_BODY else body
         try:
             async with self._session.request(
-                method, URL(url, encoded=True), data=body, headers=headers, timeout=timeout, allow_redirects=False
+                method, URL(url, encoded=True), data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 parts = []
                 size = 0

@@ -11,24 +11,16 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from served import serving
 
 from toolgym.tools.sandbox.local import LocalSandbox
-from toolgym.tools.sandbox.server.app import SandboxApp
-from toolgym.tools.sandbox.server.config import load_config
-from toolgym.tools.sandbox.server.factory import offered_languages
-
-
-@dataclasses.dataclass
-class Service:
-    """A running service."""
-
-    url: str
-    port: int
-    app: SandboxApp
 
 
 @pytest.fixture(scope="session")
@@ -48,24 +40,6 @@ def shared_url():
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
-
-
-@contextlib.asynccontextmanager
-async def serving(sandbox, **settings):
-    """A service over a sandbox, with these settings."""
-    await sandbox.start()
-    config = load_config(flags={"workers": 1, **settings})
-    app = SandboxApp(sandbox, config, languages=offered_languages(config, sandbox.level))
-    await app.start()
-    runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
-    port = runner.addresses[0][1]
-    try:
-        yield Service(f"http://127.0.0.1:{port}", port, app)
-    finally:
-        await runner.cleanup()
-        await app.close()
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+"""The fixtures of the conformance suite: every test runs once per sandbox that can do what it asks for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest_asyncio
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sandbox_makers import BRANCHING, FORKING, ISOLATED, LEVELS, MAKERS
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=MAKERS)
+async def sandbox(request):
+    async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=ISOLATED)
+async def isolated(request):
+    async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=FORKING)
+async def forking(request):
+    async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=LEVELS)
+async def confined(request):
+    """Of this machine alone."""
+    async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=BRANCHING)
+async def branching(request):
+    """A sandbox whose sessions can be forked: that takes namespaces."""
+    async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(isolated):
+    async with await isolated.session() as made:
+        yield made
