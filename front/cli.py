@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from toolgym.check_template_command import check_template_command
 from toolgym.doctor_command import doctor_command
+from toolgym.replay_command import replay_command
 from toolgym.rollout_command import rollout_command
 from toolgym.serve_command import serve_app
 from toolgym.tools.errors import ToolgymError
@@ -41,7 +43,9 @@ def _root(
 
 
 app.command("rollout")(rollout_command)
+app.command("replay")(replay_command)
 app.command("doctor")(doctor_command)
+app.command("check-template")(check_template_command)
 app.add_typer(serve_app)
 
 

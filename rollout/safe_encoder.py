@@ -1,8 +1,8 @@
 """From rendered text to token ids, such that only the chat template can write control tokens.
 
-A tokenizer reads `<|im_end|>` as one control token wherever it stands, in a web page that a tool fetched too. Here every
-control token gets a name that nobody else can know: a nonce, drawn when the encoder is made. The encoder works with a
-copy of the tokenizer that knows the control tokens by these names only.
+A tokenizer reads `<|im_end|>` as one control token wherever it stands, also in a web page that a tool fetched. Here
+every control token gets a name that nobody else can know: a nonce, drawn when the encoder is made. The encoder works
+with a copy of the tokenizer that knows the control tokens by these names only.
 
 1. Before rendering, `protect` looks for control tokens in foreign text (also for pieces of one that the text around
    could complete) and replaces one character of each by a placeholder.

@@ -1,16 +1,32 @@
-"""Whether a chat template can be used turn by turn, case by case."""
+"""Whether a chat template can be used turn by turn, case by case.
+
+Each case is a conversation whose last turn is followed by new messages. The template renders the whole of it; the text
+behind the turn's end is the truth, which `Chat.extend` has to give as token ids.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from toolgym.tools.errors import missing_extra
+from toolgym.rollout.chat import Chat
+from toolgym.rollout.safe_encoder import SafeEncoder
+from toolgym.rollout.template import ChatTemplate
+from toolgym.rollout.template_proof import TemplateFacts, prove
+from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.turn_ends import called
+from toolgym.tools.errors import ConfigError, TemplateError, UnknownNameError, missing_extra
+from toolgym.tools.message import Message, assistant, system, tool, user
+from toolgym.tools.schema import ToolSchema
 
 try:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 except ImportError as error:
     raise missing_extra("rollout", "Checking a chat template", error) from error
 
@@ -21,6 +37,264 @@ _SPECIAL = re.compile(
 
 _MARKERS = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
 """Tokens of their own as well, but not special ones."""
+
+_PROBE_TOOL = ToolSchema(
+    "lookup",
+    "Look a word up.",
+    {"type": "object", "properties": {"x": {"type": "string", "description": "The word."}}, "required": ["x"]},
+)
+
+
+class Status(StrEnum):
+    """What a case showed."""
+
+    APPEND_ONLY = "append-only"
+    """The delta is exact, and the template repeats the earlier conversation unchanged."""
+    EXACT = "exact by delta"
+    """The delta is exact; rendering everything again would change what the policy saw before."""
+    NOT_SUPPORTED = "not supported"
+    """The conversation cannot go on so."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case and what it showed.
+
+    Attributes:
+        name: of the case.
+        status: see `Status`.
+        why: what the template does, where it is not append-only; otherwise empty.
+        required: whether a template that does not support it cannot be used at all. The other cases are the
+            template's choice.
+    """
+
+    name: str
+    status: Status
+    why: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cases of one template.
+
+    Attributes:
+        cases: see `Case`.
+        facts: what was proven; None where the template cannot be used at all.
+        tokenizer: where the tokenizer came from, in words.
+    """
+
+    cases: tuple[Case, ...]
+    facts: TemplateFacts | None
+    tokenizer: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether every required case is supported."""
+        return all(case.status is not Status.NOT_SUPPORTED for case in self.cases if case.required)
+
+
+class _Conversation(NamedTuple):
+    name: str
+    required: bool
+    head: list[Message]
+    turn: Message
+    new: list[Message]
+    cut_off: bool = False
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[ToolSchema] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    origin: str = "the model's own",
+) -> Report:
+    """Try all cases.
+
+    Args:
+        tokenizer: a fast tokenizer with a chat template.
+        tools: what the policy is told it may call; default: a tool of one argument.
+        template_kwargs: further variables for the template.
+        origin: where the tokenizer came from, for the report.
+    """
+    tools = tools or [_PROBE_TOOL]
+    try:
+        chat = Chat(tokenizer, tools, template_kwargs)
+        checker = _Checker(chat, tokenizer, template_kwargs)
+    except TemplateError as error:
+        return Report((Case("any turn at all", Status.NOT_SUPPORTED, str(error), True),), None, origin)
+    cases = [checker.check(one) for one in _conversations(chat, tools[0].name, checker.mark)]
+    return Report((*cases, checker.check_safety()), chat.facts, origin)
+
+
+class _Checker:
+    def __init__(
+        self, chat: Chat, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
+    ) -> None:
+        self.chat = chat
+        self.encoder = SafeEncoder.of(tokenizer)
+        self.template = ChatTemplate(tokenizer, chat.tools, template_kwargs)
+        self.ends = prove(self.template, self.encoder, dict(template_kwargs or {})).ends
+        self.mark = f"{self.encoder.nonce}m"
+
+    def check(self, one: _Conversation) -> Case:
+        try:
+            status, why = self._look(one)
+        except TemplateError as error:
+            status, why = Status.NOT_SUPPORTED, str(error)
+            if one.name == "parallel calls" and self.ends.renders_calls and not self.chat.facts.parallel_calls:
+                why = f"the chat template renders one call per message; with the calls kept as text: {why}"
+        return Case(one.name, status, why, one.required)
+
+    def _look(self, one: _Conversation) -> tuple[Status, str]:
+        is_call = "tool_calls" in one.turn
+        whole = self.template.render([*one.head, one.turn, *one.new])
+        end, behind = self.ends.cut(self.encoder, whole, self.mark, called=is_call)
+        if one.cut_off:
+            text = one.turn["content"]
+            closing = self.ends.history.text
+            truth = self.encoder.encode(closing + behind)
+            given = self.chat.extend(one.new, self.encoder.encode(text))
+        else:
+            truth = self.encoder.encode(end + behind)[1:]
+            given = self.chat.extend(one.new)
+        if given != truth:
+            return Status.NOT_SUPPORTED, (
+                f"the template writes {behind!r} behind this turn, and {self.chat.decode(given)!r} behind the same "
+                "turn of a shorter conversation"
+            )
+        before = self.template.render(one.head)
+        alone = self.template.render([*one.head, one.turn], generation_prompt=False)
+        grown = whole[: len(whole) - len(behind)]
+        if self.ends.marker_ends:
+            grown = grown[: grown.rindex(self.mark)]
+        if not whole.startswith(before):
+            if whole.startswith(before.removesuffix(self.chat.facts.generation_prompt)):
+                return Status.EXACT, "rendered again, the turn does not begin with its generation prompt"
+            return Status.EXACT, "rendered again, earlier turns are changed"
+        if not alone.startswith(grown):
+            return Status.EXACT, "the turn is rendered otherwise once messages follow it"
+        return Status.APPEND_ONLY, ""
+
+    def check_safety(self) -> Case:
+        """Whether tool results can hold the text of control tokens."""
+        name, role = "control tokens in a result", "tool"
+        text = " ".join([*self.encoder.contents, *self.encoder.contents])
+        kinds = self.chat.facts.plans
+        if "one result" not in kinds:
+            role = "user"
+        try:
+            calm, wild = (
+                sum(token in self.chat.added_ids for token in self.chat.extend([_message(role, content)]))
+                for content in ("calm", text)
+            )
+        except TemplateError as error:
+            return Case(name, Status.NOT_SUPPORTED, str(error), True)
+        if calm != wild:
+            return Case(name, Status.NOT_SUPPORTED, f"{wild - calm} of them were read as control tokens", True)
+        return Case(name, Status.EXACT, "they stay plain text", True)
+
+
+def _message(role: str, content: str) -> Message:
+    return tool(content, tool_call_id="call_0", name=_PROBE_TOOL.name) if role == "tool" else user(content)
+
+
+def _conversations(chat: Chat, name: str, mark: str) -> list[_Conversation]:
+    facts = chat.facts
+
+    def call(argument: str, count: int = 1) -> Message:
+        if facts.tool_calls_rendered and (count == 1 or facts.parallel_calls):
+            return called(argument, [name] * count)
+        return assistant(f"{name}({argument}" * count)
+
+    def thinking(message: Message) -> Message:
+        return {**message, "reasoning_content": "Let me see.\nIt is a word."}  # type: ignore[typeddict-unknown-key]
+
+    def results(*contents: str) -> list[Message]:
+        return [tool(text, tool_call_id=f"call_{at}", name=name) for at, text in enumerate(contents)]
+
+    asked = [system("Be brief."), user("What is a fox?")]
+    try:
+        chat.prompt(asked)
+    except TemplateError:  # no system prompts
+        asked = asked[1:]
+    one, answer = call(mark), assistant(f"An animal. {mark}")
+    cycle = [*asked, call("fox"), *results("an animal")]
+    odd = "naïve ☃ 🦊\u200d 日本語 \u0301 \t end"
+    return [
+        _Conversation("single call", True, asked, one, results("an animal")),
+        _Conversation("parallel calls", False, asked, call(mark, 2), results("an animal", "a hunter")),
+        _Conversation("second tool cycle", False, cycle, one, results("a hunter")),
+        _Conversation("thinking", False, asked, thinking(one), results("an animal")),
+        _Conversation(
+            "thinking, then the user",
+            False,
+            [*asked, thinking(call("fox")), *results("an animal")],
+            thinking(answer),
+            [user("And a hare?")],
+        ),
+        _Conversation("retry by the user", True, asked, assistant(f"Look up {mark}"), [user("Call a tool.")]),
+        _Conversation("new user turn", True, cycle, answer, [user("And a hare?")]),
+        _Conversation("result and user", False, asked, one, [*results("an animal"), user("Go on.")]),
+        _Conversation("system in the middle", False, asked, answer, [system("Now in French."), user("And a hare?")]),
+        _Conversation("empty content", True, asked, one, results("")),
+        _Conversation("unicode", True, asked, one, results(odd)),
+        _Conversation("truncated turn", True, asked, assistant(f"An {mark}"), [user("Go on.")], cut_off=True),
+    ]
+
+
+# ---------------------------------------------------------------------- where a template comes from
+
+
+def tokenizer_for(source: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
+    """The tokenizer to check a template with.
+
+    Args:
+        source: a folder with a tokenizer, a folder or file with nothing but a chat template, or a model's name on the
+            hub. For what lies in a folder, no network is used.
+
+    Returns:
+        The tokenizer with its chat template, and in words where it came from.
+
+    Raises:
+        UnknownNameError: there is no such folder or file.
+        ConfigError: it holds neither a tokenizer nor a chat template.
+    """
+    path = Path(source)
+    if path.is_file():
+        if path.suffix not in (".jinja", ".jinja2", ".j2"):
+            raise ConfigError(f"expected a folder or a .jinja file, got the file {str(source)!r}")
+        return byte_tokenizer(path.read_text(encoding="utf-8")), _GUESSED
+    try:
+        return load_tokenizer(source), "the model's own"
+    except UnknownNameError:
+        raise
+    except ConfigError:
+        template = _template_in(path) if path.is_dir() else None
+        if template is None:
+            raise
+        return byte_tokenizer(template), _GUESSED
+
+
+_GUESSED = "none was found: bytes, and the markers that stand in the template"
+
+
+def _template_in(folder: Path) -> str | None:
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".jinja":
+            return text
+        try:
+            template = json.loads(text).get("chat_template")
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"expected a JSON object in {str(file)!r}: {error}") from error
+        if isinstance(template, str):
+            return template
+    return None
 
 
 def byte_tokenizer(template: str, special: Sequence[str] = ()) -> PreTrainedTokenizerFast:

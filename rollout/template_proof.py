@@ -11,7 +11,6 @@ all fail, that kind of messages is not supported, with the reason.
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 from toolgym.rollout.safe_encoder import SafeEncoder
 from toolgym.rollout.template import ChatTemplate
-from toolgym.rollout.turn_ends import TurnEnds, called, find_turn_ends
+from toolgym.rollout.turn_ends import TurnEnds, called, find_turn_ends, shared_beginning
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, system, tool, user
 
@@ -348,7 +347,7 @@ class _Examination:
         if tail.startswith(closed):
             return tail[len(closed) :]
         # Something else stands there instead; a control token that begins alike is not half shared.
-        at = len(os.path.commonprefix([tail, closed]))
+        at = len(shared_beginning(tail, closed))
         starts = [found.start() for found in self.encoder.all_controls(tail) if found.start() <= at]
         return tail[starts[-1] if starts else at :]
 

@@ -8,7 +8,6 @@ none at all, so that the next role's marker ends the turn (GLM 4).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -190,12 +189,18 @@ def _call_closing(
         return None
     if not answer:
         return Closing(alone, "") if later.startswith(alone) else None
-    shared = os.path.commonprefix([alone, later])
+    shared = shared_beginning(alone, later)
     at = shared.find(answer[0].end)
     if at != -1:
         return Closing(shared[: at + len(answer[0].end)], answer[0].end)
     controls = encoder.all_controls(shared)
     return Closing(shared[: controls[-1].end()], controls[-1].group()) if controls else None
+
+
+def shared_beginning(one: str, other: str) -> str:
+    """The longest text that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return one[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))]
 
 
 def _run(encoder: SafeEncoder, text: str) -> tuple[Closing, ...]:
