@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from toolgym.envs.tool_env import ToolEnv
     from toolgym.rollout.batch import Batch, make_batch
     from toolgym.rollout.engines.base import Engine, SamplingParams
+    from toolgym.rollout.engines.openai_compatible import OpenAICompatible
     from toolgym.rollout.engines.sglang import SGLangServer
     from toolgym.rollout.engines.transformers import TransformersEngine
     from toolgym.rollout.runner import RunConfig, Runner
@@ -37,6 +38,7 @@ _HOMES = {
     "CodeInterpreterEnv": "envs.code_interpreter",
     "CodeInterpreterTool": "tools.code_interpreter",
     "Engine": "rollout.engines.base",
+    "OpenAICompatible": "rollout.engines.openai_compatible",
     "SGLangServer": "rollout.engines.sglang",
     "SamplingParams": "rollout.engines.base",
     "RunConfig": "rollout.runner",
@@ -65,6 +67,7 @@ __all__ = [
     "CodeInterpreterEnv",
     "CodeInterpreterTool",
     "Engine",
+    "OpenAICompatible",
     "RunConfig",
     "Runner",
     "SGLangServer",

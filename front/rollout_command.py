@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from toolgym.envs.task import Task
     from toolgym.rollout.engines.base import Engine
+    from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.runner import Runner
     from toolgym.rollout.trajectory import Trajectory, TrajectoryWriter
 
@@ -57,6 +58,9 @@ def rollout_command(
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes in flight.")] = 64,
     episode_timeout: Annotated[float, typer.Option(help="Seconds per episode.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
+    record: Annotated[
+        Path | None, typer.Option(help="Record all of the run to this file, for toolgym replay and bug reports.")
+    ] = None,
 ) -> None:
     """Play tasks with a policy; write trajectories and a batch of masked token tensors."""
     from toolgym.envs.registry import spec
@@ -83,7 +87,7 @@ def rollout_command(
         seed=seed,
     )
     try:
-        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, config))
+        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, config, record))
     except KeyboardInterrupt:
         typer.echo("interrupted before the first episode", err=True)
         status = STOPPED_BY + signal.SIGINT
@@ -98,8 +102,10 @@ async def _main(
     engine_name: str,
     tokenizer_name: str | None,
     config: Any,
+    record: Path | None,
 ) -> int:
     from toolgym.envs.registry import make
+    from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.runner import Runner
     from toolgym.rollout.trajectory import TrajectoryWriter
 
@@ -123,7 +129,14 @@ async def _main(
             engine, tokenizer = await _open_engine(engine_name, tokenizer_name)
         stack.push_async_callback(engine.close)
         started = time.monotonic()
-        runner = Runner(env_id, engine, tokenizer, config, env_kwargs=env_kwargs)
+        runner: Runner | RecordingRunner = Runner(env_id, engine, tokenizer, config, env_kwargs=env_kwargs)
+        if record is not None:
+            tiny = engine_name == "tiny" and tokenizer_name is None
+            runner = RecordingRunner(
+                record, env_id, engine, tokenizer, config,
+                env_kwargs=env_kwargs, tokenizer_source="tiny" if tiny else tokenizer.name_or_path,
+            )  # fmt: skip
+            stack.callback(runner.close)
         writer = stack.enter_context(TrajectoryWriter(out / TRAJECTORIES))
         (out / BATCH).unlink(missing_ok=True)  # an earlier run's, which does not belong to the new trajectories
         trajectories, stopped_by = await _play(runner, tasks, config.group_size, writer, errors)
@@ -180,7 +193,7 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
 
 
 async def _play(
-    runner: Runner, tasks: list[Task], group_size: int, writer: TrajectoryWriter, errors: Console
+    runner: Runner | RecordingRunner, tasks: list[Task], group_size: int, writer: TrajectoryWriter, errors: Console
 ) -> tuple[list[Trajectory], signal.Signals | None]:
     """Play until the end or a signal, writing each trajectory as it finishes; return the signal too."""
     done: list[Trajectory] = []

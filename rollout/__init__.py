@@ -8,21 +8,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolgym.rollout.batch import Batch, check_batch, load_batch, make_batch
     from toolgym.rollout.chat import Chat
-    from toolgym.rollout.engines import Engine, Generation, SamplingParams, SGLangServer, TransformersEngine
+    from toolgym.rollout.engines import (
+        CassetteEngine,
+        Engine,
+        Generation,
+        OpenAICompatible,
+        RecordingEngine,
+        SamplingParams,
+        SGLangServer,
+        TransformersEngine,
+    )
     from toolgym.rollout.episode import Episode, EpisodeState, Limits
+    from toolgym.rollout.recording import RecordingRunner
+    from toolgym.rollout.replaying import Difference, Replay, replay
     from toolgym.rollout.runner import RunConfig, Runner, rollout
     from toolgym.rollout.tiny import tiny_policy_path
     from toolgym.rollout.trajectory import Failure, Segment, Trajectory, TrajectoryWriter, Turn, read_trajectories
 
 _HOMES = {
     "Batch": "batch",
+    "CassetteEngine": "engines",
     "Chat": "chat",
+    "Difference": "replaying",
     "Engine": "engines",
     "Episode": "episode",
     "EpisodeState": "episode",
     "Failure": "trajectory",
     "Generation": "engines",
     "Limits": "episode",
+    "OpenAICompatible": "engines",
+    "RecordingEngine": "engines",
+    "RecordingRunner": "recording",
+    "Replay": "replaying",
     "RunConfig": "runner",
     "Runner": "runner",
     "SGLangServer": "engines",
@@ -36,19 +53,26 @@ _HOMES = {
     "load_batch": "batch",
     "make_batch": "batch",
     "read_trajectories": "trajectory",
+    "replay": "replaying",
     "rollout": "runner",
     "tiny_policy_path": "tiny",
 }
 
 __all__ = [
     "Batch",
+    "CassetteEngine",
     "Chat",
+    "Difference",
     "Engine",
     "Episode",
     "EpisodeState",
     "Failure",
     "Generation",
     "Limits",
+    "OpenAICompatible",
+    "RecordingEngine",
+    "RecordingRunner",
+    "Replay",
     "RunConfig",
     "Runner",
     "SGLangServer",
@@ -62,6 +86,7 @@ __all__ = [
     "load_batch",
     "make_batch",
     "read_trajectories",
+    "replay",
     "rollout",
     "tiny_policy_path",
 ]

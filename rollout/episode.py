@@ -20,6 +20,7 @@ from toolgym.envs.base import BaseEnv, StepResult, StopReason
 from toolgym.envs.task import Task
 from toolgym.rollout.chat import Chat
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.playing import playing
 from toolgym.rollout.trajectory import Failure, Segment, Trajectory, Turn
 from toolgym.tools.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, EngineError
@@ -141,6 +142,10 @@ class Episode:
 
     async def run(self) -> Trajectory:
         """Play to the end. Never raises, except for cancellation."""
+        with playing(self._group_id, self._sample):
+            return await self._run()
+
+    async def _run(self) -> Trajectory:
         started_at, started = time.time(), time.monotonic()
         error: Failure | None = None
         try:

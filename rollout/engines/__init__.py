@@ -7,27 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
+    from toolgym.rollout.engines.cassette import CassetteEngine, RecordingEngine
     from toolgym.rollout.engines.openai_compatible import OpenAICompatible
     from toolgym.rollout.engines.sglang import SGLangServer
     from toolgym.rollout.engines.transformers import TransformersEngine
 
 _HOMES = {
+    "CassetteEngine": "cassette",
     "Engine": "base",
     "FinishReason": "base",
     "Generation": "base",
     "OpenAICompatible": "openai_compatible",
     "PauseMode": "base",
+    "RecordingEngine": "cassette",
     "SGLangServer": "sglang",
     "SamplingParams": "base",
     "TransformersEngine": "transformers",
 }
 
 __all__ = [
+    "CassetteEngine",
     "Engine",
     "FinishReason",
     "Generation",
     "OpenAICompatible",
     "PauseMode",
+    "RecordingEngine",
     "SGLangServer",
     "SamplingParams",
     "TransformersEngine",
