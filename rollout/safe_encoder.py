@@ -23,7 +23,7 @@ from typing import Any
 from toolgym.tools.errors import TemplateError, missing_extra
 
 try:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
@@ -58,6 +58,13 @@ class SafeEncoder:
         self.nonce = _draw_nonce(self._ids)
         self._names = {content: f"{self.nonce}y{number}z" for number, content in enumerate(self._ids)}
         self._copy, self._remap = _renamed(tokenizer, self._names)
+
+        self._by_name = {name: content for content, name in self._names.items()}
+        self._named = re.compile(f"{self.nonce}y[0-9]+z")
+        self._copy_ids = frozenset(map(self._copy.token_to_id, self._by_name))
+        self._may_miss = self._copy.normalizer is not None and any(
+            token.normalized for token in added.values() if token.content in self._ids
+        )
 
         # Of each control token: all beginnings, all ends, and the whole as one long text, to find pieces of it.
         self._beginnings = frozenset(text[:end] for text in self._ids for end in range(1, len(text)))
@@ -109,11 +116,14 @@ class SafeEncoder:
 
         It is the same text unless it holds a control token, or begins, ends or consists of a piece of one (which the
         text that the template puts around it could complete).
+
+        Raises:
+            TemplateError: it holds the encoder's nonce, which nobody can know by fair means.
         """
         if not text or not self._ids:
             return text
         if self.nonce in text:
-            text = text.replace(self.nonce, self._hide(self.nonce))
+            raise TemplateError("the text holds the random letters that stand for control tokens in this process")
         text = self.protect_whole(text)
         core = text.strip()
         if not core:
@@ -162,10 +172,28 @@ class SafeEncoder:
         if self._ids:
             rendered = self._written.sub(self._name, rendered)
         try:
-            ids: list[int] = self._copy.encode(rendered, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
+            encoding = self._copy.encode(rendered, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
             raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
+        if self._may_miss:
+            encoding = self._without_missed(rendered, encoding)
+        ids: list[int] = encoding.ids
         return [self._remap.get(one, one) for one in ids] if self._remap else ids
+
+    def _without_missed(self, text: str, encoding: Encoding) -> Encoding:
+        """Encode again, as plain text, the control tokens that the tokenizer itself does not recognise where they are.
+
+        A normaliser that puts a space in front of everything does so with added tokens as well, and then finds them
+        behind a space only.
+        """
+        spans = zip(encoding.offsets, encoding.ids, strict=True)
+        found = {at for (start, end), one in spans if one in self._copy_ids for at in range(start, end)}
+        missed = [one for one in self._named.finditer(text) if found.isdisjoint(range(*one.span()))]
+        if not missed:
+            return encoding
+        for match in reversed(missed):
+            text = text[: match.start()] + self._by_name[match.group()] + text[match.end() :]
+        return self._copy.encode(text, add_special_tokens=False)
 
     def _name(self, match: re.Match[str]) -> str:
         if match[1]:
