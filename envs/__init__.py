@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolgym.envs.arithmetic import ArithmeticTasks
+    from toolgym.envs.bad_calls import BadCallPolicy
     from toolgym.envs.base import BaseEnv, Info, StepResult, StopReason
     from toolgym.envs.code_interpreter import CodeInterpreterEnv
     from toolgym.envs.gymnasium_env import GymnasiumEnv
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ArithmeticTasks": "arithmetic",
+    "BadCallPolicy": "bad_calls",
     "BaseEnv": "base",
     "ChatSpace": "spaces",
     "CodeInterpreterEnv": "code_interpreter",
@@ -41,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "ArithmeticTasks",
+    "BadCallPolicy",
     "BaseEnv",
     "ChatSpace",
     "CodeInterpreterEnv",

@@ -33,7 +33,7 @@ class StopReason(enum.StrEnum):
     MAX_TURNS = "max_turns"
     """The policy used up its turns. Truncated."""
     TOO_MANY_BAD_CALLS = "too_many_bad_calls"
-    """More malformed tool calls than the env allows. Terminated."""
+    """As many malformed tool calls as the env's `BadCallPolicy` stops after. Terminated."""
     LENGTH = "length"
     """A turn reached `max_new_tokens` before its end-of-turn token. Truncated."""
     BUDGET = "budget"

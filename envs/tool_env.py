@@ -12,20 +12,23 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import BaseEnv, Info, StepResult, StopReason
 from toolgym.envs.task import Task, TaskList, TaskSource
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import Message, tool
-from toolgym.tools.parsers import Parser, get_parser
+from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 
 _log = logging.getLogger("toolgym.envs")
+
+T = TypeVar("T")
 
 Scorer = Callable[[str, Task], float | Awaitable[float]]
 """From the text of the final turn and the task to a reward."""
@@ -65,15 +68,21 @@ class ToolEnv(BaseEnv):
     Args:
         tools: the tools, shared with other envs or not; they stay the caller's to close.
         tasks: where tasks come from; a sequence is drawn from at random.
-        parser: how calls are written, by name (`hermes`) or as a function.
-        scorer: what the final turn is worth. None scores 0, so that only the tools' rewards count.
+        parser: how calls are written, by name (`hermes`, see `toolgym.tools.parsers.get_parser`) or as a function.
+        prompt_opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking. A
+            closing tag tells as much; this is for turns that never close it, whose calls are then not run.
+        scorer: what the final turn is worth, from its text without what the parser keeps apart. None scores 0, so that
+            only the tools' rewards count.
         max_turns: turns of the policy until the episode is truncated.
         max_parallel_calls: calls of one turn that are run; the model is told about those beyond.
-        max_bad_calls: malformed calls that an episode may contain; one more ends it. None: any number.
-        tool_timeout: wall seconds for any one call of a tool's methods, queueing included. Tools have deadlines of
-            their own; this one holds when they fail to.
+        bad_calls: what a malformed call costs. The model reads what was wrong in any case.
+        tool_timeout: wall seconds for any one call of a tool's methods. Tools have deadlines of their own; this one
+            holds when they fail to. Waiting for a permit of a `RateLimiter` does not count.
+        queue_timeout: wall seconds that one call may wait for permits.
 
-    The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score.
+    The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
+    what malformed calls cost. The metrics of a step hold `turn`, `bad_calls` (those that count, so far) and, where they
+    cost something, `reward/bad_calls` (what they cost so far); at the end also `score` and `reward/TOOL`.
 
     Raises:
         ConfigError: two tools share a name, or a number is out of range.
@@ -85,11 +94,13 @@ class ToolEnv(BaseEnv):
         tasks: TaskSource | Sequence[Task],
         *,
         parser: str | Parser = "hermes",
+        prompt_opens_thinking: bool = False,
         scorer: Scorer | None = None,
         max_turns: int = 8,
         max_parallel_calls: int = 8,
-        max_bad_calls: int | None = None,
+        bad_calls: BadCallPolicy = BadCallPolicy(),  # noqa: B008  it is frozen
         tool_timeout: float = 120.0,
+        queue_timeout: float = 600.0,
     ) -> None:
         self.tools = {made.name: made for made in tools}
         if len(self.tools) != len(tools):
@@ -97,16 +108,19 @@ class ToolEnv(BaseEnv):
         for name, value in (("max_turns", max_turns), ("max_parallel_calls", max_parallel_calls)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value!r}")
-        if not tool_timeout > 0:
-            raise ConfigError(f"tool_timeout must be a positive number of seconds, got {tool_timeout!r}")
-        if max_bad_calls is not None and max_bad_calls < 0:
-            raise ConfigError(f"max_bad_calls must be None or at least 0, got {max_bad_calls!r}")
+        for name, seconds in (("tool_timeout", tool_timeout), ("queue_timeout", queue_timeout)):
+            if not seconds > 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
+        if not isinstance(bad_calls, BadCallPolicy):
+            raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
         self.max_turns = max_turns
         self.max_parallel_calls = max_parallel_calls
-        self.max_bad_calls = max_bad_calls
+        self.bad_calls = bad_calls
         self.tool_timeout = tool_timeout
+        self.queue_timeout = queue_timeout
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
+        self._starts_open = prompt_opens_thinking
         self._scorer = scorer
         self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
         self._rng = random.Random()
@@ -147,7 +161,7 @@ class ToolEnv(BaseEnv):
         try:
             for name, made in self.tools.items():
                 kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
-                await with_deadline(self._create(name, made, kwargs, self._instances), self.tool_timeout)
+                await self._deadline(self._create(name, made, kwargs, self._instances))
         except BaseException:
             await self._release()
             raise
@@ -165,12 +179,12 @@ class ToolEnv(BaseEnv):
         self._calls_seen += len(requests)
         if not requests:
             return await self._end(StopReason.ANSWERED, message, [], final_text=text)
+        cost = self._count(requests)
         if self._turn >= self.max_turns:
-            return await self._end(StopReason.MAX_TURNS, message, [])
+            return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
         records = await self._answer(requests)
-        self._bad_calls += sum(isinstance(request, ToolCallError) for request in requests)
-        reward = sum(record.reward for record in records)
-        if self.max_bad_calls is not None and self._bad_calls > self.max_bad_calls:
+        reward = sum(record.reward for record in records) + cost
+        if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
         obs = [tool(record.text, tool_call_id=record.id, name=_encodable(record.name)) for record in records]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
@@ -182,19 +196,13 @@ class ToolEnv(BaseEnv):
     # ------------------------------------------------------------------ one turn
 
     def _read(self, action: str | Message) -> tuple[str, Message, list[ToolCall | ToolCallError]]:
-        """Return the turn's text, the assistant message, and what it asks for in order."""
+        """Return what the turn says, the assistant message, and what it asks for in order."""
         if isinstance(action, str):
-            text = action
-            parsed = self._parser(text, first_id=self._calls_seen)
+            parsed = self._parser(
+                action, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open
+            )
             found: list[ToolCall | ToolCallError] = sorted([*parsed.calls, *parsed.errors], key=lambda one: one.index)
-            if parsed.calls and not parsed.errors:
-                message: Message = {
-                    "role": "assistant",
-                    "content": parsed.content.strip(),
-                    "tool_calls": [call.to_message() for call in parsed.calls],
-                }
-            else:  # what could not be read stays in the conversation as it was written
-                message = {"role": "assistant", "content": text}
+            text, message = parsed.content, _message(action, parsed)
         else:
             text, message, found = self._read_message(action)
         checked = [check_call(one, self._schemas) if isinstance(one, ToolCall) else one for one in found]
@@ -241,11 +249,11 @@ class ToolEnv(BaseEnv):
         status, infra_failure = "ok", False
         try:
             call = made.execute(instance, request.arguments, **kwargs)
-            result = ToolResult.of(await with_deadline(call, self.tool_timeout))
+            result = ToolResult.of(await self._deadline(call))
             status = str(result.metrics.get("status", "ok"))
             infra_failure = bool(result.metrics.get("infra_failure", False))
         except DeadlineError as error:
-            status = "timeout"
+            status, infra_failure = "timeout", error.queued
             result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
         except Exception as error:  # noqa: BLE001  a tool's failure is the model's observation
             _log.debug("tool %r raised", request.name, exc_info=True)
@@ -284,7 +292,7 @@ class ToolEnv(BaseEnv):
                 reward += metrics["score"]
             for name, instance in self._instances.items():
                 kwargs = self._task.tools_kwargs.get(name, {}).get("calc_reward_kwargs") or {}
-                given = await with_deadline(self.tools[name].calc_reward(instance, **kwargs), self.tool_timeout)
+                given = await self._deadline(self.tools[name].calc_reward(instance, **kwargs))
                 reward += float(given)
                 metrics[f"reward/{name}"] = float(given)
         finally:
@@ -296,7 +304,7 @@ class ToolEnv(BaseEnv):
         assert self._task is not None
         score = self._scorer(final_text, self._task)
         if inspect.isawaitable(score):
-            score = await with_deadline(_awaited(score), self.tool_timeout)
+            score = await self._deadline(_awaited(score))
         return float(score)
 
     def _info(
@@ -306,14 +314,26 @@ class ToolEnv(BaseEnv):
         records: list[ToolCallRecord],
         metrics: dict[str, Any],
     ) -> Info:
+        costs = {"reward/bad_calls": self.bad_calls.reward(self._bad_calls)} if self.bad_calls.penalty else {}
         return {
             "terminated": reason in (StopReason.ANSWERED, StopReason.TOO_MANY_BAD_CALLS),
             "truncated": reason is StopReason.MAX_TURNS,
             "stop_reason": reason,
             "message": message,
             "tool_calls": records,
-            "metrics": {"turn": self._turn, "bad_calls": self._bad_calls, **metrics},
+            "metrics": {"turn": self._turn, "bad_calls": self._bad_calls, **costs, **metrics},
         }
+
+    def _count(self, requests: Sequence[ToolCall | ToolCallError]) -> float:
+        """Count the malformed calls of a turn; return what they cost: 0 or less."""
+        before = self.bad_calls.reward(self._bad_calls)
+        self._bad_calls += sum(
+            isinstance(request, ToolCallError) and request.problem in self.bad_calls.counts for request in requests
+        )
+        return self.bad_calls.reward(self._bad_calls) - before
+
+    async def _deadline(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await with_deadline(coroutine, self.tool_timeout, queue=self.queue_timeout)
 
     async def _create(self, name: str, made: BaseTool, kwargs: Mapping[str, Any], instances: dict[str, str]) -> None:
         """Open one tool for the episode of `instances`."""
@@ -334,9 +354,22 @@ class ToolEnv(BaseEnv):
         for name, instance in instances.items():
             kwargs = task_kwargs.get(name, {}).get("release_kwargs") or {}
             try:
-                await with_deadline(self.tools[name].release(instance, **kwargs), self.tool_timeout)
+                await self._deadline(self.tools[name].release(instance, **kwargs))
             except Exception as error:  # noqa: BLE001  the episode's result is worth more
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
+
+
+def _message(text: str, parsed: ParsedTurn) -> Message:
+    """The assistant message that a turn is kept as."""
+    if parsed.errors:  # what could not be read stays in the conversation as it was written
+        return {"role": "assistant", "content": text}
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.calls:
+        message["content"] = parsed.content.strip()
+        message["tool_calls"] = [call.to_message() for call in parsed.calls]
+    if parsed.reasoning is not None:
+        return {**message, "reasoning_content": parsed.reasoning}  # type: ignore[typeddict-unknown-key]
+    return message
 
 
 async def _awaited(value: Awaitable[float]) -> float:

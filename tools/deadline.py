@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Coroutine
+import time
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,14 +18,24 @@ CANCEL_GRACE = 2.0
 _log = logging.getLogger("toolgym.tools")
 _left_behind: set[asyncio.Task[Any]] = set()
 
+_LEAST_WAIT = 0.05
+"""Seconds between two looks at a clock that stands still, and the most by which a deadline passes late for it."""
+
 
 class DeadlineError(TimeoutError):
-    """The deadline passed. `stuck` tells whether the code also ignored its cancellation."""
+    """The deadline passed.
 
-    def __init__(self, seconds: float, *, stuck: bool) -> None:
-        super().__init__(f"did not finish within {seconds:g} seconds")
+    Attributes:
+        seconds: the deadline.
+        stuck: the code also ignored its cancellation.
+        queued: the deadline was that for queueing: the code never got its turn.
+    """
+
+    def __init__(self, seconds: float, *, stuck: bool, queued: bool = False) -> None:
+        super().__init__(f"did not {'get its turn' if queued else 'finish'} within {seconds:g} seconds")
         self.seconds = seconds
         self.stuck = stuck
+        self.queued = queued
 
 
 class ExitError(RuntimeError):
@@ -33,31 +46,93 @@ class SelfCancelledError(RuntimeError):
     """The code was cancelled from within, as by awaiting something that had been cancelled; nobody wanted that."""
 
 
-async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Await a coroutine for at most `seconds`.
+class _Clock:
+    """How long some code ran, and how long it queued. Clocks of deadlines inside of each other form a chain."""
+
+    def __init__(self, outer: _Clock | None) -> None:
+        self.outer = outer
+        self._started = time.monotonic()
+        self._queued = 0.0
+        self._queues = 0
+        self._since = 0.0
+
+    def queue(self) -> None:
+        if not self._queues:
+            self._since = time.monotonic()
+        self._queues += 1
+
+    def go_on(self) -> None:
+        self._queues -= 1
+        if not self._queues:
+            self._queued += time.monotonic() - self._since
+
+    def read(self) -> tuple[float, float, bool]:
+        """Seconds that the code ran, seconds that it queued, and whether it queues now."""
+        now = time.monotonic()
+        queued = self._queued + (now - self._since if self._queues else 0.0)
+        return now - self._started - queued, queued, self._queues > 0
+
+
+_clock: ContextVar[_Clock | None] = ContextVar("toolgym_deadline", default=None)
+
+
+@contextlib.contextmanager
+def queueing() -> Iterator[None]:
+    """For whoever lets callers wait for their turn: inside, the deadlines of `with_deadline` stand still."""
+    clocks = []
+    clock = _clock.get()
+    while clock is not None:
+        clocks.append(clock)
+        clock = clock.outer
+    for one in clocks:
+        one.queue()
+    try:
+        yield
+    finally:
+        for one in clocks:
+            one.go_on()
+
+
+async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, queue: float | None = None) -> T:
+    """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing`.
 
     `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here
     it gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log.
 
+    Args:
+        coroutine: the code.
+        seconds: wall seconds that it may run.
+        queue: wall seconds that it may queue. None: as long as it runs.
+
     Raises:
-        DeadlineError: the deadline passed.
+        DeadlineError: a deadline passed.
         ExitError: the code called `sys.exit`.
         SelfCancelledError: the code raised `CancelledError` though neither the caller nor the deadline cancelled it;
             passed on, it would look like the caller's own cancellation, and whoever waits for an answer would wait
             for ever.
     """
-    task = asyncio.ensure_future(_contained(coroutine))
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        await _stop(task)
-        raise
-    if done:
-        if task.cancelled():
-            raise SelfCancelledError("the code awaited something that had been cancelled")
-        return task.result()
+    queue = seconds if queue is None else queue
+    clock = _Clock(_clock.get())
+    token = _clock.set(clock)
+    task = asyncio.ensure_future(_contained(coroutine))  # takes a copy of the context
+    _clock.reset(token)
+    left, queue_left, queues = seconds, queue, False
+    while left > 0 and queue_left > 0:
+        timeout = max(_LEAST_WAIT, min(left, queue_left)) if queues else left
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout)
+        except asyncio.CancelledError:
+            await _stop(task)
+            raise
+        if done:
+            if task.cancelled():
+                raise SelfCancelledError("the code awaited something that had been cancelled")
+            return task.result()
+        ran, queued, queues = clock.read()
+        left, queue_left = seconds - ran, queue - queued
     stuck = not await _stop(task)
-    raise DeadlineError(seconds, stuck=stuck)
+    overdue = queue_left <= 0 < left
+    raise DeadlineError(queue if overdue else seconds, stuck=stuck, queued=overdue)
 
 
 async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:

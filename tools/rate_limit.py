@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 
+from toolgym.tools.deadline import queueing
 from toolgym.tools.errors import ConfigError
 
 
@@ -30,8 +31,12 @@ class RateLimiter(ABC):
 
     @contextlib.asynccontextmanager
     async def permit(self) -> AsyncIterator[None]:
-        """Hold one permit for the length of the block, and give it back however the block ends."""
-        await self.acquire()
+        """Hold one permit for the length of the block, and give it back however the block ends.
+
+        While one waits for it, deadlines of `toolgym.tools.deadline.with_deadline` stand still.
+        """
+        with queueing():
+            await self.acquire()
         try:
             yield
         finally:
@@ -87,7 +92,8 @@ class LocalRateLimiter(RateLimiter):
 
     @contextlib.asynccontextmanager
     async def permit(self) -> AsyncIterator[None]:
-        await self.acquire()
+        with queueing():
+            await self.acquire()
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import StopReason
 from toolgym.envs.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.task import Task
@@ -251,7 +252,7 @@ async def test_a_tool_that_overruns_its_deadline_is_an_observation(recorder, wha
 
 
 async def test_limits_on_turns_calls_and_mistakes(recorder):
-    env = make(recorder, max_turns=2, max_parallel_calls=1, max_bad_calls=1)
+    env = make(recorder, max_turns=2, max_parallel_calls=1, bad_calls=BadCallPolicy(stop_after=2))
     await env.reset()
     result = await env.step(call("record", what="say", text="a") + call("record", what="say", text="b"))
     assert [r.status for r in result.info["tool_calls"]] == ["ok", "too_many_calls"]
@@ -317,7 +318,13 @@ async def test_use_out_of_order_is_the_users_error(recorder):
 
 
 def test_wrong_arguments_of_the_env_are_named(recorder):
-    for kwargs in ({"max_turns": 0}, {"max_parallel_calls": 0}, {"tool_timeout": 0}, {"max_bad_calls": -1}):
+    for kwargs in (
+        {"max_turns": 0},
+        {"max_parallel_calls": 0},
+        {"tool_timeout": 0},
+        {"queue_timeout": 0},
+        {"bad_calls": 3},
+    ):
         with pytest.raises(ConfigError, match=next(iter(kwargs))):
             make(recorder, **kwargs)
     with pytest.raises(ConfigError, match="unique names"):

@@ -1,0 +1,63 @@
+"""What a malformed tool call costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.schema import CallProblem
+
+
+@dataclass(frozen=True)
+class BadCallPolicy:
+    """What a tool call that could not be carried out costs, besides the turn that it took.
+
+    The model always reads what was wrong, at the call's place among the others. On top of that, a call may cost reward,
+    and too many may end the episode:
+
+        BadCallPolicy()                                   # feed back, nothing else
+        BadCallPolicy(penalty=0.1, max_penalty=0.5)       # each costs 0.1, an episode at most 0.5
+        BadCallPolicy(stop_after=3)                       # the third ends the episode
+
+    Malformed is what has a `CallProblem`: a call that the parser could not read (`malformed_json`, `malformed_call`,
+    `not_a_call`, `unclosed_tag`) or that stands inside of thinking (`open_thinking`, `call_in_thinking`), an unknown
+    tool (`unknown_tool`), arguments that do not fit the schema (`wrong_arguments`), and calls beyond the limit of one
+    turn (`too_many_calls`). A call that a tool ran is never malformed, however it ended.
+
+    Attributes:
+        penalty: taken from the reward of the step for each malformed call; at least 0.
+        max_penalty: the most that is taken in one episode. None: no limit.
+        stop_after: this many malformed calls end the episode; at least 1. None: any number may happen.
+        counts: the kinds that cost anything. All by default.
+
+    Raises:
+        ConfigError: a number is out of range, or a kind is not known.
+    """
+
+    penalty: float = 0.0
+    max_penalty: float | None = None
+    stop_after: int | None = None
+    counts: frozenset[CallProblem] = frozenset(CallProblem)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.penalty) and self.penalty >= 0):
+            raise ConfigError(f"penalty must be a number of at least 0, got {self.penalty!r}")
+        if self.max_penalty is not None and not self.max_penalty >= 0:
+            raise ConfigError(f"max_penalty must be None or at least 0, got {self.max_penalty!r}")
+        if self.stop_after is not None and self.stop_after < 1:
+            raise ConfigError(f"stop_after must be None or at least 1, got {self.stop_after!r}")
+        try:
+            object.__setattr__(self, "counts", frozenset(map(CallProblem, self.counts)))
+        except ValueError as error:
+            known = ", ".join(CallProblem)
+            raise ConfigError(f"counts must name kinds of malformed calls: {error}. Known: {known}") from error
+
+    def reward(self, bad_calls: int) -> float:
+        """What this many malformed calls have cost an episode in all: 0 or less."""
+        cost = self.penalty * bad_calls
+        return -min(cost, cost if self.max_penalty is None else self.max_penalty)
+
+    def ends(self, bad_calls: int) -> bool:
+        """Whether this many malformed calls end the episode."""
+        return self.stop_after is not None and bad_calls >= self.stop_after
