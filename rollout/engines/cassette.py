@@ -53,8 +53,13 @@ class RecordingEngine(Engine):
         return self.engine.weight_version
 
     async def start(self) -> None:
-        await self.engine.start()
-        self.describe()
+        try:
+            await self.engine.start()
+            self.describe()
+        except BaseException:  # nobody closes an engine that did not start
+            if self._own:
+                self._tape.close(ended=False)
+            raise
 
     def describe(self) -> None:
         """Record what the engine is, once. The first request does so too."""
