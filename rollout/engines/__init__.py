@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.cassette import CassetteEngine, RecordingEngine
     from toolgym.rollout.engines.openai_compatible import OpenAICompatible
     from toolgym.rollout.engines.sglang import SGLangServer
+    from toolgym.rollout.engines.sglang_engine import SGLangEngine
     from toolgym.rollout.engines.transformers import TransformersEngine
 
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "OpenAICompatible": "openai_compatible",
     "PauseMode": "base",
     "RecordingEngine": "cassette",
+    "SGLangEngine": "sglang_engine",
     "SGLangServer": "sglang",
     "SamplingParams": "base",
     "TransformersEngine": "transformers",
@@ -33,6 +35,7 @@ __all__ = [
     "OpenAICompatible",
     "PauseMode",
     "RecordingEngine",
+    "SGLangEngine",
     "SGLangServer",
     "SamplingParams",
     "TransformersEngine",
