@@ -140,11 +140,11 @@ class Chat:
         end_id = self._encoder.id_of(end)
         # Encoded behind the turn's end, for an end that swallows the white space behind it.
         ids = self._encoder.encode(end + rest)[1:]
-        if turn is None or (turn and turn[-1] == end_id):
+        if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
+            return ids if end_id in self._end_ids else [end_id, *ids]
+        if turn and turn[-1] == end_id:
             return ids
-        if end_id in self._answer_ends:
-            return self._missing(turn) + ids
-        return [end_id, *ids]
+        return (self._missing(turn) if end_id in self._answer_ends else [end_id]) + ids
 
     def close_turn(self, token_ids: Sequence[int]) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.

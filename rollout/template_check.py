@@ -158,7 +158,7 @@ class _Checker:
             given = self.chat.extend(one.new, self.encoder.encode(text))
         else:
             truth = self.encoder.encode(end + behind)[1:]
-            given = self.chat.extend(one.new)
+            given = self.chat.extend(one.new, [self.encoder.id_of(end)])
         if given != truth:
             return Status.NOT_SUPPORTED, (
                 f"the template writes {behind!r} behind this turn, and {self.chat.decode(given)!r} behind the same "

@@ -147,6 +147,7 @@ def prove(template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str, 
         _REMEMBERED[key] = proof
         if len(_REMEMBERED) > _MOST_REMEMBERED:
             _REMEMBERED.popitem(last=False)
+    _REMEMBERED.move_to_end(key)
     template.json_arguments = proof.ends.json_arguments
     return proof
 
