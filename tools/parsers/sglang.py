@@ -13,6 +13,7 @@ A server parses reasoning before it looks for calls, so thinking is split off he
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,21 +34,24 @@ def sglang_parser(name: str) -> Parser:
         ConfigError: the parser cannot be used without a tokenizer.
     """
     try:
-        from sglang.srt.entrypoints.openai.protocol import Function, Tool
-        from sglang.srt.function_call.function_call_parser import FunctionCallParser
+        protocol = importlib.import_module("sglang.srt.entrypoints.openai.protocol")
+        detectors = importlib.import_module("sglang.srt.function_call.function_call_parser")
     except ImportError as error:
         raise missing_extra("sglang", f"The tool-call parser 'sglang:{name}'", error) from error
-    known = sorted(FunctionCallParser.ToolCallParserEnum)
+    found: Any = detectors.FunctionCallParser
+    known = sorted(found.ToolCallParserEnum)
     if name not in known:
         raise UnknownNameError(
             f"SGLang has no tool-call parser {name!r}{nearest(name, known) or '.'} It has: {', '.join(known)}."
         )
-    tool = Tool(type="function", function=Function(name="tool", parameters={"type": "object", "properties": {}}))
+    tool = protocol.Tool(
+        type="function", function=protocol.Function(name="tool", parameters={"type": "object", "properties": {}})
+    )
     try:
-        FunctionCallParser([tool], name)
+        found([tool], name)
     except Exception as error:
         raise ConfigError(f"SGLang's parser {name!r} cannot be used from its name alone: {error}") from error
-    return _SGLangParser(name, FunctionCallParser, Function, Tool)
+    return _SGLangParser(name, found, protocol.Function, protocol.Tool)
 
 
 class _SGLangParser:

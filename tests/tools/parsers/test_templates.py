@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from toolgym.tools.parsers import get_parser, parser_for_template
@@ -34,3 +36,25 @@ def test_no_marks_or_those_of_two_families_are_no_answer():
     assert parser_for_template("{{ messages[0]['content'] }}") is None
     assert parser_for_template(TEMPLATES["hermes"] + TEMPLATES["mistral"]) is None
     assert parser_for_template(TEMPLATES["glm45"] + TEMPLATES["qwen3_coder"]) is None
+
+
+def test_the_templates_of_many_models():
+    trl = pytest.importorskip("trl")
+    folder = pathlib.Path(trl.__file__).parent / "chat_templates"
+    found = {path.stem: parser_for_template(path.read_text(encoding="utf-8")) for path in folder.glob("*.jinja")}
+    wanted = {
+        "deepseekv3": "deepseekv3",
+        "glm4moe": "glm45",
+        "gptoss": "gpt_oss",
+        "lfm2_v2": "lfm2",
+        "llama3": None,  # knows no tools
+        "llama3_1": "llama3",
+        "nemotron_3_nano": "qwen3_coder",
+        "phi3": None,
+        "qwen2_5": "hermes",
+        "qwen3": "hermes",
+        "qwen3_5_think": "qwen3_coder",
+    }
+    known = wanted.keys() & found.keys()
+    assert known
+    assert {name: found[name] for name in known} == {name: wanted[name] for name in known}
