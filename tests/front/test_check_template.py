@@ -1,0 +1,185 @@
+"""`toolgym check-template`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trl
+from typer.testing import CliRunner
+
+from toolgym.cli import app
+from toolgym.rollout.template_check import byte_tokenizer
+from toolgym.rollout.tiny import tiny_policy_path
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+CASES = {
+    "single call",
+    "parallel calls",
+    "second tool cycle",
+    "thinking",
+    "thinking, then the user",
+    "retry by the user",
+    "new user turn",
+    "result and user",
+    "system in the middle",
+    "empty content",
+    "unicode",
+    "truncated turn",
+    "control tokens in a result",
+}
+
+
+def check(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["check-template", *map(str, arguments)])
+
+
+def cases(*arguments):
+    done = check(*arguments, "--json")
+    report = json.loads(done.stdout)
+    assert report["exact"] == (done.exit_code == 0)
+    return {case["name"]: case for case in report["cases"]}
+
+
+def test_the_tiny_policy_as_a_user_types_it():
+    env = {**os.environ, "COLUMNS": "120", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "toolgym", "check-template", str(tiny_policy_path())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert all(name in done.stdout for name in CASES)
+    assert "verdict: exact" in done.stdout
+    assert "a turn ends with: <|im_end|>" in done.stdout
+    assert "not supported" not in done.stdout
+
+
+def test_json_prints_the_cases_and_the_facts():
+    done = check(tiny_policy_path(), "--json")
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert {case["name"] for case in report["cases"]} == CASES
+    assert {case["status"] for case in report["cases"]} == {"append-only", "exact by delta"}
+    assert report["facts"]["merged_results"] is True
+    assert report["facts"]["ends_of_turn"] == ["<|im_end|>"]
+    assert report["tokenizer"] == "the model's own"
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "gemma4", "glm4moe", "gptoss", "deepseekv3", "llama3_1"])
+def test_a_template_without_a_tokenizer(name):
+    done = check(TEMPLATES / f"{name}.jinja")
+    assert done.exit_code == 0
+    assert "tokenizer: none was found" in done.stdout
+
+
+def test_a_template_that_rewrites_history_is_exact_by_delta():
+    found = cases(TEMPLATES / "qwen3.jinja")
+    assert found["single call"]["status"] == "exact by delta"
+    assert found["thinking, then the user"]["status"] == "exact by delta"
+    assert "earlier turns are changed" in found["thinking, then the user"]["why"]
+
+
+def test_optional_cases_that_a_template_refuses_are_told_and_forgiven():
+    found = cases(TEMPLATES / "qwen3_5_think.jinja")
+    refused = found["system in the middle"]
+    assert (refused["status"], refused["required"]) == ("not supported", False)
+    assert "System message must be at the beginning" in refused["why"]
+    second = cases(TEMPLATES / "deepseekv3.jinja")["second tool cycle"]
+    assert (second["status"], second["required"]) == ("not supported", False)
+    assert "tool▁output▁begin" in second["why"]
+    assert "one call per message" in cases(TEMPLATES / "gptoss.jinja")["parallel calls"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gemma3", "roles must alternate"), ("phi3", "leaves it out"), ("smolvlm", "drops the content")],
+)
+def test_a_template_without_tools_is_not_supported(name, said):
+    done = check(TEMPLATES / f"{name}.jinja")
+    assert done.exit_code == 1
+    assert "verdict: not supported" in done.stdout
+    assert said in " ".join(done.stdout.split())
+
+
+def test_a_template_that_is_wrong_about_its_delta_is_caught(tmp_path):
+    """What follows a result depends on how long the conversation was before it."""
+    template = (tiny_policy_path() / "chat_template.jinja").read_text()
+    counting = template.replace(
+        '"<tool_response>\\n" + content', '"<tool_response>\\n" + messages|length|string + content'
+    )
+    assert counting != template
+    (tmp_path / "counting.jinja").write_text(counting)
+    done = check(tmp_path / "counting.jinja")
+    assert done.exit_code == 1
+    assert "depends on the earlier conversation" in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_variables_reach_the_template():
+    facts = json.loads(check(TEMPLATES / "qwen3_5_think.jinja", "--json").stdout)["facts"]
+    assert facts["generation_prompt"].endswith("<think>\n")
+    silent = check(TEMPLATES / "qwen3_5_think.jinja", "--json", "--variables", '{"enable_thinking": false}')
+    assert json.loads(silent.stdout)["facts"]["generation_prompt"].endswith("</think>\n\n")
+
+
+@pytest.mark.parametrize("kind", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_a_folder_with_nothing_but_a_template(tmp_path, kind):
+    template = (TEMPLATES / "qwen2_5.jinja").read_text()
+    text = template if kind.endswith(".jinja") else json.dumps({"chat_template": template})
+    (tmp_path / kind).write_text(text)
+    done = check(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "tokenizer: none was found" in done.stdout
+
+
+def test_a_folder_with_a_tokenizer_and_no_template(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_policy_path() / name, tmp_path)
+    done = check(tmp_path)
+    assert done.exit_code == 1
+    assert "no chat template" in done.stdout
+
+
+def test_a_saved_tokenizer_is_loaded_with_its_template(tmp_path):
+    byte_tokenizer((TEMPLATES / "glm4moe.jinja").read_text()).save_pretrained(tmp_path)
+    done = check(tmp_path)
+    assert done.exit_code == 0
+    assert "tokenizer: the model's own" in done.stdout
+    assert "the next role's marker ends them" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/no/such/folder"], "no model folder at '/no/such/folder'"),
+        (["{empty}"], "it holds no tokenizer.json"),
+        (["{file}"], "expected a folder or a .jinja file"),
+        (["{folder}", "--variables", "{"], "expected a JSON object, got '{'"),
+        (["{folder}", "--variables", "[1]"], "expected a JSON object, got '[1]'"),
+        ([], "Missing argument"),
+        (["{broken}"], "expected a JSON object in"),
+    ],
+)
+def test_wrong_usage(tmp_path, arguments, said):
+    for name in ("empty", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file.txt").write_text("")
+    (tmp_path / "broken" / "chat_template.json").write_text("{")
+    places = {
+        "{empty}": tmp_path / "empty",
+        "{file}": tmp_path / "file.txt",
+        "{broken}": tmp_path / "broken",
+        "{folder}": tiny_policy_path(),
+    }
+    done = check(*(places.get(one, one) for one in arguments))
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
