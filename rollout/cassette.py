@@ -39,8 +39,7 @@ from typing import IO, Any, Self
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.playing import EpisodeName, current_episode
-from toolgym.rollout.trajectory import Trajectory
-from toolgym.rollout.trajectory import _plain as plain  # the same reading of odd values as a trajectory's own file
+from toolgym.rollout.trajectory import Trajectory, _plain
 from toolgym.tools import deadline, errors
 from toolgym.tools.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EngineError, UnknownNameError, nearest
@@ -240,11 +239,11 @@ class Cassette:
                     **(value["params"] | {"stop_token_ids": tuple(value["params"]["stop_token_ids"])})
                 )
                 key = generate_key(episode, prompt, params)
-                asked = {"prompt_ids": prompt, "params": params}
+                asked: dict[str, Any] = {"prompt_ids": prompt, "params": params}
             else:
                 asked = {name: value[name] for name in ("tool", "call", "arguments", "kwargs")}
                 key = tool_key(episode, **asked)
-            outcome = {name: value[name] for name in ("reply", "error", "ended") if name in value}
+            outcome: dict[str, Any] = {name: value[name] for name in ("reply", "error", "ended") if name in value}
             if len(outcome) != 1:
                 raise ValueError("one of reply, error and ended must be there")
             self._found[key].append(Recorded(number, episode, value["number"], asked, outcome))
@@ -398,6 +397,11 @@ def scrub(text: str) -> str:
     """Replace credentials: those of a URL, and bearer tokens."""
     text = re.sub(r"(://)[^/\s@]+@", rf"\1{REDACTED}@", text)
     return re.sub(r"(?i)(bearer\s+)(?!\[)[^\s'\",}]+", rf"\1{REDACTED}", text)
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON of a value; odd ones are read as in a trajectory's own file."""
+    return _plain(value)
 
 
 def redacted(value: Any) -> Any:

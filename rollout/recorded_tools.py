@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.rollout.cassette import Cassette, CassetteWriter, make_error, redacted, tool_key
-from toolgym.rollout.cassette import plain as plain_json
+from toolgym.rollout.cassette import Cassette, CassetteWriter, make_error, plain, redacted, tool_key
 from toolgym.rollout.playing import current_episode
 from toolgym.rollout.watching import watch
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.deadline import DeadlineError
 from toolgym.wrappers.base import Wrapper
+
+T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -40,18 +41,18 @@ class RecordedTool(BaseTool):
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
         call = self.inside.create(instance_id, **create_kwargs)
-        return await self._record("create", None, create_kwargs, call)
+        return await self._record("create", None, create_kwargs, call, lambda instance: None)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         call = self._execute(instance_id, parameters, execute_kwargs)
-        return await self._record("execute", parameters, execute_kwargs, call)
+        return await self._record("execute", parameters, execute_kwargs, call, _shown_result)
 
     async def _execute(self, instance_id: str, parameters: dict[str, Any], kwargs: dict[str, Any]) -> ToolResult:
         return ToolResult.of(await self.inside.execute(instance_id, parameters, **kwargs))
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
         call = self.inside.calc_reward(instance_id, **calc_reward_kwargs)
-        return await self._record("calc_reward", None, calc_reward_kwargs, call)
+        return await self._record("calc_reward", None, calc_reward_kwargs, call, plain)
 
     async def release(self, instance_id: str, **release_kwargs: Any) -> None:
         await self.inside.release(instance_id, **release_kwargs)
@@ -60,23 +61,25 @@ class RecordedTool(BaseTool):
         await self.inside.close()
 
     async def _record(
-        self, name: str, arguments: Any, kwargs: Mapping[str, Any], call: Coroutine[Any, Any, Any]
-    ) -> Any:
+        self,
+        name: str,
+        arguments: Any,
+        kwargs: Mapping[str, Any],
+        call: Coroutine[Any, Any, T],
+        show: Callable[[T], Any],
+    ) -> T:
         episode = current_episode()
-        asked = {"tool": self.name, "call": name, "arguments": plain_json(arguments), "kwargs": redacted(kwargs)}
+        asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
         number = self._tape.count(tool_key(episode, **asked))
 
         def note(**outcome: Any) -> None:
             self._tape.write("tool", episode=episode, number=number, **asked, **outcome)
 
-        return await watch(call, self._deadline, _SHOWN[name], note)
+        return await watch(call, self._deadline, show, note)
 
 
 def _shown_result(result: ToolResult) -> dict[str, Any]:
-    return {"text": result.text, "reward": plain_json(result.reward), "metrics": plain_json(result.metrics)}
-
-
-_SHOWN = {"create": lambda instance_id: None, "execute": _shown_result, "calc_reward": plain_json}
+    return {"text": result.text, "reward": plain(result.reward), "metrics": plain(result.metrics)}
 
 
 class ReplayedTool(BaseTool):
@@ -105,7 +108,7 @@ class ReplayedTool(BaseTool):
 
     async def _replay(self, name: str, arguments: Any, kwargs: Mapping[str, Any]) -> Any:
         episode = current_episode()
-        asked = {"tool": self.name, "call": name, "arguments": plain_json(arguments), "kwargs": redacted(kwargs)}
+        asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
         place = "outside of any episode" if episode is None else f"group {episode.group_id}, sample {episode.sample}"
         found = self._cassette.find(tool_key(episode, **asked))
         if found is None:

@@ -206,9 +206,10 @@ def _restored(name: str, value: Any) -> Any:
         return SamplingParams(**{**value, "stop_token_ids": tuple(value["stop_token_ids"])})
     if name == "limits":
         return Limits(**value)
-    default = getattr(RunConfig(), name)
+    default: Any = getattr(RunConfig(), name)
+    rebuild: Callable[..., Any] = type(default)
     if isinstance(default, enum.Enum):
-        return type(default)(value)
+        return rebuild(value)
     if dataclasses.is_dataclass(default) and isinstance(value, dict):
-        return type(default)(**value)
+        return rebuild(**value)
     return tuple(value) if isinstance(default, tuple) else value

@@ -182,8 +182,8 @@ def first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -
         The field and its two values; None when they are equal byte for byte.
     """
     order = [*FIRST, *(name for name in [*recorded, *replayed] if name not in FIRST)]
-    found = _differences(*({name: one[name] for name in order if name in one} for one in (recorded, replayed)), "", ())
-    return next(found, None)
+    one, other = ({name: value[name] for name in order if name in value} for value in (recorded, replayed))
+    return next(_differences(one, other, "", ()), None)
 
 
 def _differences(one: Any, other: Any, where: str, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:

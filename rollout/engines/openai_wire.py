@@ -265,7 +265,8 @@ class Answer:
                     "without a completion template, and without anything that adds tokens"
                 )
             self._prompt_seen = True
-        told = choice.get("logprobs") if isinstance(choice.get("logprobs"), Mapping) else {}
+        logprobs = choice.get("logprobs")
+        told: Mapping[str, Any] = logprobs if isinstance(logprobs, Mapping) else {}
         ids = _ids(choice.get("token_ids"), told.get("tokens"))
         values = told.get("token_logprobs") or []
         if ids is None:
