@@ -40,17 +40,17 @@ def statuses(result):
 
 
 async def test_a_call_that_waits_for_others_keeps_its_time():
-    async with env_of(Limited(), tool_timeout=1.0) as env:
+    async with env_of(Limited(), tool_timeout=1.5) as env:
         await env.reset()
         assert statuses(await env.step(turn(5, 0.4))) == ["ok"] * 5  # the last waited for 1.6 s
 
 
 async def test_a_call_that_overruns_after_it_waited_is_stopped():
-    async with env_of(Limited(), tool_timeout=0.5) as env:
+    async with env_of(Limited(), tool_timeout=0.8) as env:
         await env.reset()
         result = await env.step(turn(1, 0.3) + turn(1, 60) + turn(1, 0))
         assert statuses(result) == ["ok", "timeout", "ok"]
-        assert "did not finish within 0.5 seconds" in result.obs[1]["content"]
+        assert "did not finish within 0.8 seconds" in result.obs[1]["content"]
 
 
 @pytest.mark.parametrize("tool_timeout", [0.2, 60])
@@ -69,12 +69,12 @@ async def test_waiting_has_a_deadline_of_its_own(tool_timeout):
 async def test_limiters_of_others_count_their_waiting_as_queueing_too():
     class Own(RateLimiter):
         async def acquire(self):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.8)
 
         async def release(self):
             pass
 
-    async with env_of(Limited(Own()), tool_timeout=0.2) as env:
+    async with env_of(Limited(Own()), tool_timeout=0.6) as env:
         await env.reset()
         assert statuses(await env.step(turn(1, 0))) == ["ok"]
 
@@ -82,15 +82,15 @@ async def test_limiters_of_others_count_their_waiting_as_queueing_too():
 async def test_deadlines_inside_of_each_other_all_stand_still():
     async def inner():
         with queueing(), queueing():
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.8)
         return 3
 
     async def outer():
-        return await with_deadline(inner(), 0.2, queue=5)
+        return await with_deadline(inner(), 0.6, queue=5)
 
-    assert await with_deadline(outer(), 0.2, queue=5) == 3
+    assert await with_deadline(outer(), 0.6, queue=5) == 3
     with pytest.raises(DeadlineError) as error:
-        await with_deadline(outer(), 0.2)  # without a time for the queue, it has the same
+        await with_deadline(outer(), 0.6)  # without a time for the queue, it has the same
     assert error.value.queued
 
 

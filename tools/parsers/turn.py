@@ -95,7 +95,7 @@ def scan(
       the model is told, so that the turn does not end in silence.
     * A call inside of thinking that never closes is an error.
     * A closing tag before any opening one means that the text began inside of thinking: generation prompts of many
-      models open it. Inside of a call it is data.
+      models open it. Inside of a call that can be read it is data.
 
     Args:
         text: the turn.
@@ -106,9 +106,10 @@ def scan(
         starts_open: whether the text is known to begin inside of thinking (of the first pair).
     """
     opens = dict(thinking)
-    closes = {close for _, close in thinking}
+    closes = [close for _, close in thinking]
     marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
     opened = re.compile(f"(?m:{opener})")
+    closing = re.compile("|".join(map(re.escape, closes)))
     at = thoughts = 0  # `thoughts` is where the last block of thinking with a call in it ends
     outside = starts_open  # whether the text is known not to have begun inside of thinking that closed further on
     if starts_open:
@@ -139,7 +140,13 @@ def scan(
             return turn.parsed()
         else:
             turn.say(text[at : mark.start()])
+            errors = len(turn.errors)
             at = read(text, mark, turn)
+            # A thought may mention a call's marks: what looked like a call gone wrong then holds the thought's end.
+            if not outside and len(turn.errors) > errors and (closed := closing.search(text, mark.end(), at)):
+                outside = True
+                at = thoughts = closed.end()
+                turn.forget(text[:at])
     turn.say(text[at:])
     if thoughts and not turn.requests and not text[thoughts:].strip():
         message = (

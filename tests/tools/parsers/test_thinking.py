@@ -89,6 +89,20 @@ def test_a_second_closing_tag_is_just_text(name):
     assert (len(parsed.calls), parsed.errors) == (1, [])
 
 
+@each
+def test_a_thought_that_mentions_the_marks_of_a_call(name):
+    mention = {
+        "llama3": "<|python_tag|>",
+        "pythonic": "<|python_start|>",
+        "mistral": "[TOOL_CALLS]",
+    }.get(name) or CALLS[name][: CALLS[name].index(">") + 1]
+    thought = f"I could write {mention} here.</think>"
+    parsed = get_parser(name)(f"{thought}Then {CALLS[name]}")
+    assert (len(parsed.calls), parsed.errors) == (1, [])
+    assert parsed.content.startswith(f"{thought}Then ")
+    assert get_parser(name)(f"{thought}Done")[:3] == (f"{thought}Done", [], [])
+
+
 def test_a_closing_tag_in_an_argument_is_data():
     text = '<tool_call>{"name": "f", "arguments": {"s": "</think>"}}</tool_call>'
     assert len(get_parser("hermes")(text).calls) == 1
