@@ -37,7 +37,11 @@ def rollout_command(
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 4,
     out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl and batch.safetensors.")] = Path("rollout"),
     engine: Annotated[
-        str, typer.Option(help="'tiny' (a small policy on the CPU), an SGLang server's URL, or a model folder.")
+        str,
+        typer.Option(
+            help="'tiny' (a small policy on the CPU), an SGLang server's URL, another server's (vLLM's) with its /v1, "
+            "or a model folder."
+        ),
     ] = "tiny",
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or name, if the server's own path is not on this machine.")
@@ -159,6 +163,8 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
     from toolgym.rollout.tokenizer import load_tokenizer
 
     engine: Engine
+    if name.startswith(("http://", "https://")) and name.rstrip("/").endswith("/v1"):
+        return await _open_completions(name, tokenizer_name)
     if name.startswith(("http://", "https://")):
         from toolgym.rollout.engines.sglang import SGLangServer
 
@@ -187,6 +193,23 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
         source = tokenizer_name or str(folder)
     try:
         return engine, load_tokenizer(source)
+    except BaseException:
+        await engine.close()
+        raise
+
+
+async def _open_completions(url: str, tokenizer_name: str | None) -> tuple[Engine, PreTrainedTokenizerBase]:
+    """Open a server by its OpenAI-compatible address."""
+    from toolgym.rollout.engines.openai_compatible import OpenAICompatible
+    from toolgym.rollout.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name is not None else None
+    engine = OpenAICompatible(url, vocab_size=len(tokenizer) if tokenizer is not None else None)
+    await engine.start()
+    if tokenizer is not None:
+        return engine, tokenizer
+    try:
+        return engine, load_tokenizer(engine.model.root or engine.model.name)
     except BaseException:
         await engine.close()
         raise

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import math
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from toolgym.rollout.engines import (
     TransformersEngine,
 )
 from toolgym.rollout.engines.openai_wire import LogprobsMode
+from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
 EOS = 256
@@ -616,3 +618,27 @@ async def test_one_engine_belongs_to_one_event_loop() -> None:
                 asyncio.run(engine.generate([1, 2], THREE, request_id="a"))
 
         await asyncio.to_thread(elsewhere)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.mark.slow
+async def test_the_command_plays_on_such_a_server_and_replays_without_it(tmp_path: Path) -> None:
+    async def toolgym(*arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "toolgym", *arguments,
+            cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        out, problems = await asyncio.wait_for(process.communicate(), 120)
+        assert process.returncode == 0, problems.decode()
+        return out.decode()
+
+    async with real_model(tiny_policy_path(), "vllm") as server:
+        short = ("--tasks", "2", "--group-size", "2", "--max-new-tokens", "96")
+        shown = await toolgym("rollout", "--engine", f"{server.url}/v1", *short, "--record", "run.jsonl")
+        assert "4 of 4" in shown
+        assert "every invariant holds" in shown
+    assert len(server.seen) > 6  # the three probes, and a turn each at least
+    assert "4 of 4 episodes" in await toolgym("replay", "run.jsonl")
