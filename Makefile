@@ -1,6 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: they make their own virtual environment.
 PYTHON ?= python3.11
 VENV   ?= .venv
+SGLANG_VENV ?= .sglang-venv
 # Installed first and pinned: another package's looser wish would bring several gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-fast lint types notebooks bench install clean
+.PHONY: help demo test test-fast lint types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +42,10 @@ bench: $(VENV)/.dev  ## Run the benchmarks.
 
 install: $(VENV)/.dev  ## Set up for development.
 
+sglang-cpu: $(SGLANG_VENV)/.done  ## Install the real SGLang for a CPU (3.5 GB), for the tests that need a server.
+
 clean:  ## Remove what was built and the virtual environment.
-	rm -rf $(VENV) build dist *.egg-info demo-out
+	rm -rf $(VENV) $(SGLANG_VENV) build dist *.egg-info demo-out
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
@@ -56,4 +59,9 @@ $(VENV)/.rollout: $(VENV)/.python pyproject.toml setup.cfg constraints.txt
 
 $(VENV)/.dev: $(VENV)/.rollout
 	$(PIP) install -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(SGLANG_VENV)/.done: $(wildcard scripts/sglang_cpu/*.txt scripts/sglang_cpu/install.sh scripts/sglang_cpu/site/*)
+	rm -rf $(SGLANG_VENV)
+	TORCH=$(TORCH) scripts/sglang_cpu/install.sh $(SGLANG_VENV) $(PYTHON)
 	touch $@

@@ -168,8 +168,12 @@ async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, P
     if name.startswith(("http://", "https://")):
         from toolgym.rollout.engines.sglang import SGLangServer
 
-        server = SGLangServer(name)
-        await server.start()
+        server = SGLangServer(*(url.strip() for url in name.split(",")))
+        try:
+            await server.start()
+        except BaseException:
+            await server.close()
+            raise
         source = tokenizer_name or server.info.tokenizer_path
         engine = server
     else:

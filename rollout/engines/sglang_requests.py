@@ -187,7 +187,8 @@ class SGLangRequests(Engine):
         """Stop sampling until `resume`; new requests wait here, not in SGLang.
 
         `PauseMode.ABORT` ends every request that SGLang has, other clients' too. A paused engine can be paused again
-        with another mode.
+        with another mode; after `PauseMode.RETRACT`, and where SGLang had retracted a request for lack of memory, an
+        abort gives back nothing of it.
         """
         mode = PauseMode(mode)
         self._require_open()

@@ -1,26 +1,75 @@
-"""Engines to test: the embedded one, SGLang's client against a stand-in server, and against a real server."""
+"""Engines to test.
+
+The embedded one; SGLang's client against one and two stand-in servers; and, with the marker `sglang`, against real
+servers: one, two replicas, and two behind a router. `test_real_sglang_engine.py` adds SGLang in process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib.util
 import os
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+import pytest_asyncio
 import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from toolgym.rollout.engines import Engine, SamplingParams, SGLangServer, TransformersEngine
+from toolgym.rollout.engines import (
+    Engine,
+    PauseMode,
+    SamplingParams,
+    SGLangEngine,
+    SGLangServer,
+    TransformersEngine,
+)
+from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.tools.errors import ConfigError
 
-REAL_URL = os.environ.get("TOOLGYM_SGLANG_URL")
 EOS = 256
+IN_PROCESS = os.environ.get("TOOLGYM_SGLANG_IN_PROCESS") == "1"
+"""Whether this run is the one inside of SGLang's environment, for `SGLangEngine` alone."""
+CPU_ENGINE: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "context_length": 2048,
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_overlap_schedule": True,
+    "max_total_tokens": 65536,
+    "max_running_requests": 128,
+    "sleep_on_idle": True,
+    "skip_server_warmup": True,
+    "enable_metrics": True,
+}
+
+
+def _sibling(name: str) -> Any:
+    """Import a file of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def farm() -> Iterator[Any]:
+    """Real servers, each started when it is first asked for; see `sglang_farm.py`."""
+    real = _sibling("sglang_farm").Farm()
+    try:
+        yield real
+    finally:
+        real.end()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -81,6 +130,8 @@ class StandIn:
     seen: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)
+    scheduler_paused: bool = False
     going: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def model_info(self, request: web.Request) -> web.Response:
@@ -131,7 +182,11 @@ class StandIn:
             stop_token_ids=stop,
             seed=sampling["sampling_seed"],
         )
-        result = await self.engine.generate(ids, params, request_id=rid)
+        try:
+            self.inside.add(rid)
+            result = await self.engine.generate(ids, params, request_id=rid)
+        finally:
+            self.inside.discard(rid)
         reason: dict[str, Any] = {
             "stop": {"type": "stop", "matched": result.token_ids[-1] if result.token_ids else None},
             "length": {"type": "length", "length": len(result.token_ids)},
@@ -143,8 +198,11 @@ class StandIn:
             meta["output_token_logprobs"] = [
                 [logprob, token_id, None] for logprob, token_id in zip(result.logprobs, result.token_ids, strict=True)
             ]
+            versions = result.weight_versions
+            begins = [place for place in range(len(versions)) if place == 0 or versions[place] != versions[place - 1]]
             meta["weight_versions"] = [
-                {"version": self.engine.weight_version, "start": 0, "end": len(result.token_ids)}
+                {"version": versions[begin], "start": begin, "end": end}
+                for begin, end in zip(begins, [*begins[1:], len(versions)], strict=True)
             ]
         return {"text": "", "output_ids": list(result.token_ids), "meta_info": meta}
 
@@ -155,15 +213,34 @@ class StandIn:
         return web.Response()
 
     async def pause(self, request: web.Request) -> web.Response:
-        assert (await request.json())["mode"] == "in_place"
+        mode = PauseMode((await request.json())["mode"])
         self.going.clear()
-        await self.engine.pause()
-        return web.json_response({"status": "ok"})
+        if mode is not PauseMode.ABORT:
+            self.scheduler_paused = True
+            await self.engine.pause(mode)
+            return web.json_response({"status": "ok"})
+        while True:  # as SGLang does: it waits for what runs, and a paused scheduler ends nothing
+            if not self.scheduler_paused:
+                await self.engine.pause(mode)
+                await self.engine.resume()
+            if not self.inside:
+                return web.json_response({"status": "ok"})
+            await asyncio.sleep(0.05)
 
     async def resume(self, request: web.Request) -> web.Response:
+        self.scheduler_paused = False
         await self.engine.resume()
         self.going.set()
         return web.json_response({"status": "ok"})
+
+    async def new_version(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["abort_all_requests"] is False  # its default is to abort
+        await self.engine.notify_weights_changed(body["new_version"])
+        return web.json_response({"success": True, "new_version": body["new_version"]})
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
 
 
 def _refused(message: str) -> web.Response:
@@ -199,6 +276,8 @@ async def stand_in(path: Path) -> AsyncIterator[StandIn]:
             "POST /abort_request": server.abort,
             "POST /pause_generation": server.pause,
             "POST /continue_generation": server.resume,
+            "POST /update_weight_version": server.new_version,
+            "GET /health": server.health,
         }
         async with serving(routes) as url:
             server.url = url
@@ -212,24 +291,27 @@ class Subject:
     engine: Engine
     make: Callable[[], Engine]
     model: torch.nn.Module
+    new_version: Callable[[str], Awaitable[None]]
     tolerance: float = 1e-4
     honours_seeds: bool = True
+    eos: int = EOS
     server: StandIn | None = None
 
 
-@pytest.fixture(
-    params=[
-        "transformers",
-        "stand_in",
-        pytest.param(
-            "sglang",
-            marks=[
-                pytest.mark.sglang,
-                pytest.mark.skipif(REAL_URL is None, reason="TOOLGYM_SGLANG_URL is not set"),
-            ],
-        ),
-    ]
-)
+REAL = [pytest.mark.sglang, pytest.mark.slow]
+SUBJECTS = [
+    "transformers",
+    "stand_in",
+    "two_stand_ins",
+    pytest.param("sglang", marks=REAL),
+    pytest.param("sglang_replicas", marks=REAL),
+    pytest.param("sglang_router", marks=REAL),
+]
+if IN_PROCESS:
+    SUBJECTS = [pytest.param("sglang_engine", marks=REAL)]
+
+
+@pytest.fixture(params=SUBJECTS)
 async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> AsyncIterator[Subject]:
     if request.param == "transformers":
         model = AutoModelForCausalLM.from_pretrained(tiny_model_path).eval()
@@ -237,27 +319,71 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
         def embedded() -> Engine:
             return TransformersEngine(model)
 
-        async with embedded() as engine:
-            yield Subject(engine, embedded, model)
+        async with TransformersEngine(model) as engine:
+            yield Subject(engine, embedded, model, engine.notify_weights_changed)
     elif request.param == "stand_in":
-        async with stand_in(tiny_model_path) as server:
-
-            def client() -> Engine:
-                return SGLangServer(server.url)
-
-            async with client() as engine:
-                yield Subject(engine, client, server.engine.model, server=server)
-    else:
-        assert REAL_URL is not None
-        url: str = REAL_URL
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/server_info") as response:
-            exact = (await response.json())["dtype"] == "float32"
-        async with SGLangServer(url) as engine:
-            model = AutoModelForCausalLM.from_pretrained(engine.info.model_path, dtype=torch.float32).eval()
+        async with stand_in(tiny_model_path) as server, SGLangServer(server.url) as client:
             yield Subject(
-                engine,
-                lambda: SGLangServer(url),
-                model,
-                tolerance=1e-4 if exact else 0.05,
-                honours_seeds=engine.info.deterministic,
+                client,
+                lambda: SGLangServer(server.url),
+                server.engine.model,
+                client.update_weight_version,
+                server=server,
             )
+    elif request.param == "two_stand_ins":
+        async with stand_in(tiny_model_path) as one, stand_in(tiny_model_path) as two:
+            urls = (one.url, two.url)
+            async with SGLangServer(*urls) as client:
+                yield Subject(client, lambda: SGLangServer(*urls), one.engine.model, client.update_weight_version)
+    elif request.param == "sglang_engine":
+        engine = await _in_process()
+        yield Subject(
+            engine,
+            lambda: SGLangEngine(tiny_policy_path(), **CPU_ENGINE),
+            _float_model(engine.info.model_path),
+            engine.update_weight_version,
+            honours_seeds=engine.info.deterministic,
+            eos=505,
+        )
+    else:
+        farm = request.getfixturevalue("farm")
+        counts = {"sglang": 1, "sglang_replicas": 2}
+        real = [farm.router()] if request.param == "sglang_router" else farm.urls(counts[request.param])
+        async with SGLangServer(*real) as client:
+            exact = all(info["dtype"] == "float32" for info in (await client.server_info()).values())
+            model = _float_model(client.info.model_path)
+            yield Subject(
+                client,
+                lambda: SGLangServer(*real),
+                model,
+                client.update_weight_version,
+                tolerance=1e-4 if exact else 0.05,
+                honours_seeds=client.info.deterministic,
+                eos=int(model.config.eos_token_id),
+            )
+
+
+@functools.cache
+def _float_model(path: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+_ENGINE: list[SGLangEngine] = []
+
+
+async def _in_process() -> SGLangEngine:
+    """One engine for all tests of this run, which share one event loop."""
+    if not _ENGINE:
+        engine = SGLangEngine(tiny_policy_path(), **CPU_ENGINE)
+        await engine.start()
+        _ENGINE.append(engine)
+    return _ENGINE[0]
+
+
+if IN_PROCESS:
+
+    @pytest_asyncio.fixture(scope="session", loop_scope="session", autouse=True)
+    async def _end_of_engine() -> AsyncIterator[None]:
+        yield
+        for engine in _ENGINE:
+            await engine.close()

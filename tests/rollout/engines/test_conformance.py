@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from toolgym.rollout.engines import FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, TransformersEngine
 from toolgym.tools.errors import ConfigError, EngineError
 
 
@@ -98,10 +98,10 @@ async def test_a_stop_token_ends_a_generation_and_is_part_of_it(subject: Any) ->
 async def test_the_models_end_of_sequence_does_not_stop_unasked(subject: Any) -> None:
     hot = SamplingParams(max_new_tokens=400, temperature=50.0)  # near uniform: every id comes about once
     generations = await asyncio.gather(
-        *(subject.engine.generate(prompt(n, 4), hot, request_id=str(n)) for n in range(4))
+        *(subject.engine.generate(prompt(n, 4), hot, request_id=str(n)) for n in range(12))
     )
     assert all(len(generation.token_ids) == 400 for generation in generations)
-    assert any(256 in generation.token_ids for generation in generations)
+    assert any(subject.eos in generation.token_ids for generation in generations)
 
 
 async def test_greedy_is_the_most_probable_and_repeatable(subject: Any) -> None:
@@ -178,6 +178,75 @@ async def test_a_pause_stops_sampling_and_loses_nothing(subject: Any) -> None:
     generation, second = await asyncio.wait_for(asyncio.gather(task, late), 20)
     assert generation.finish_reason is second.finish_reason is FinishReason.LENGTH
     assert logprob_gap(subject, prompt(9, 5), generation, 1.0) < subject.tolerance
+
+
+@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_a_request_goes_on_across_a_version_change(subject: Any, mode: PauseMode) -> None:
+    before = subject.engine.weight_version
+    tasks = [
+        asyncio.create_task(subject.engine.generate(prompt(n, 5), LONG, request_id=str(n), affinity=str(n)))
+        for n in range(3)
+    ]
+    await asyncio.sleep(0.2)
+    await subject.engine.pause(mode)
+    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
+    await subject.new_version("next")
+    try:
+        assert subject.engine.weight_version == "next"
+        await subject.engine.resume()
+        for n, generation in enumerate(await asyncio.wait_for(asyncio.gather(*tasks), 30)):
+            change = generation.weight_versions.index("next")
+            assert 0 < change < 450
+            assert generation.weight_versions == (before,) * change + ("next",) * (450 - change)
+            assert generation.finish_reason is FinishReason.LENGTH
+            assert logprob_gap(subject, prompt(n, 5), generation, 1.0) < subject.tolerance
+        assert (await asyncio.wait_for(late, 10)).weight_versions == ("next",) * 24
+    finally:
+        await subject.new_version(before)
+
+
+@pytest.mark.parametrize("first", [None, PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_a_pause_that_aborts_gives_back_what_there_is(subject: Any, first: PauseMode | None) -> None:
+    tasks = [
+        asyncio.create_task(subject.engine.generate(prompt(n, 5), LONG, request_id=str(n), affinity=str(n)))
+        for n in range(3)
+    ]
+    await asyncio.sleep(0.2)
+    if first is not None:
+        await subject.engine.pause(first)
+    await subject.engine.pause(PauseMode.ABORT)
+    partials = await asyncio.wait_for(asyncio.gather(*tasks), 10)
+    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
+    await asyncio.sleep(0.2)
+    assert not late.done()
+    await subject.engine.resume()
+    assert (await asyncio.wait_for(late, 10)).finish_reason is FinishReason.LENGTH
+    for n, partial in enumerate(partials):
+        assert partial.finish_reason is FinishReason.ABORT
+        # SGLang gives back nothing of what waits, and what was retracted waits.
+        kept = first is not PauseMode.RETRACT or isinstance(subject.engine, TransformersEngine)
+        assert kept <= len(partial.token_ids) < 450
+        if not partial.token_ids:
+            continue
+        whole = [*prompt(n, 5), *partial.token_ids]
+        rest = await subject.engine.generate(whole, SHORT, request_id=str(n), affinity=str(n))
+        assert logprob_gap(subject, prompt(n, 5), partial, 1.0) < subject.tolerance
+        assert logprob_gap(subject, whole, rest, 1.0) < subject.tolerance
+
+
+async def test_a_pause_mode_that_is_none_is_refused(subject: Any) -> None:
+    with pytest.raises(ConfigError, match="'retract'"):
+        await subject.engine.pause("gently")
+    assert (await subject.engine.generate(prompt(9, 6), SHORT, request_id="a")).token_ids
+
+
+async def test_ids_that_are_parts_of_characters_stay_ids(subject: Any) -> None:
+    ids = [*"数学 naïve 🧮 \u202e".encode(), 0xF0, 0x9F, 0x80, 0]
+    generation = await subject.engine.generate(
+        ids, SamplingParams(max_new_tokens=64, temperature=50.0), request_id="ünï-🧮"
+    )
+    assert len(generation.token_ids) == 64
+    assert logprob_gap(subject, ids, generation, 50.0) < subject.tolerance
 
 
 async def test_cancelling_the_caller_aborts_the_request(subject: Any) -> None:
