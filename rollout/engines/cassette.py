@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -65,14 +66,13 @@ class RecordingEngine(Engine):
         """Record what the engine is, once. The first request does so too."""
         if self._described:
             return
+        facts = {
+            "vocab_size": self.engine.vocab_size,
+            "context_length": self.engine.context_length,
+            "weight_version": self.engine.weight_version,
+        }
         self._described = True
-        self._tape.write(
-            "engine",
-            name=type(self.engine).__name__,
-            vocab_size=self.engine.vocab_size,
-            context_length=self.engine.context_length,
-            weight_version=self.engine.weight_version,
-        )
+        self._tape.write("engine", name=type(self.engine).__name__, **facts)
 
     async def generate(
         self,
@@ -87,12 +87,14 @@ class RecordingEngine(Engine):
         call = self.engine.generate(asked, params, request_id=request_id, affinity=affinity)
 
         def note(**outcome: Any) -> None:
-            self.describe()
+            with contextlib.suppress(EngineError):  # it was not started, which its own error says
+                self.describe()
             self._tape.generate(asked, params, number, **outcome)
 
         return await watch(call, self._deadline, _to_json, note)
 
     async def abort(self, request_id: str) -> None:
+        await asyncio.sleep(0)  # a request that was made just now is passed on first: see `watch`
         await self.engine.abort(request_id)
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
@@ -187,6 +189,7 @@ class CassetteEngine(Engine):
         """Do nothing: a recorded reply is there at once, and an aborted one was recorded as such."""
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
+        PauseMode(mode)
         self._going.clear()
 
     async def resume(self) -> None:

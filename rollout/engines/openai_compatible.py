@@ -254,9 +254,10 @@ class OpenAICompatible(Engine):
         """Stop sampling until `resume`; see the class for the modes.
 
         Raises:
-            ConfigError: the mode is `IN_PLACE`.
+            ConfigError: the mode is `IN_PLACE`, or none.
         """
         self._require_open()
+        mode = PauseMode(mode)
         if mode is PauseMode.IN_PLACE:
             raise ConfigError(
                 "a server behind /v1/completions drops what has no connection, keys and values included: pause with "

@@ -36,7 +36,6 @@ from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableErro
 
 EOS = 256
 CHUNK = 8
-REAL_URL = os.environ.get("TOOLGYM_SGLANG_URL")
 SHORT = SamplingParams(max_new_tokens=24)
 LONG = SamplingParams(max_new_tokens=450)
 
@@ -196,50 +195,32 @@ async def real_model(path: Path, dialect: str, **options: Any) -> AsyncIterator[
             yield server
 
 
-@pytest.fixture(
-    params=[
-        "vllm",
-        "sglang",
-        pytest.param(
-            "real",
-            marks=[
-                pytest.mark.sglang,
-                pytest.mark.skipif(REAL_URL is None, reason="TOOLGYM_SGLANG_URL is not set"),
-            ],
-        ),
-    ]
-)
+def as_subject(engine: OpenAICompatible, url: str, model: torch.nn.Module, **facts: Any) -> SimpleNamespace:
+    async def new_version(version: str) -> None:
+        engine.weight_version = version
+
+    return SimpleNamespace(
+        engine=engine,
+        make=lambda: OpenAICompatible(url),
+        model=model,
+        new_version=new_version,
+        server=None,
+        **({"tolerance": 1e-4, "honours_seeds": True, "eos": EOS} | facts),
+    )
+
+
+@pytest.fixture(params=["vllm", "sglang", pytest.param("real", marks=[pytest.mark.sglang, pytest.mark.slow])])
 async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> AsyncIterator[Any]:
+    if PauseMode.IN_PLACE in request.node.callspec.params.values():
+        pytest.skip("this engine refuses it: see test_a_pause_in_place_is_refused")
     if request.param == "real":
-        assert REAL_URL is not None
-        url: str = REAL_URL
+        [url] = request.getfixturevalue("farm").urls(1)
         async with OpenAICompatible(url) as engine:
             model = AutoModelForCausalLM.from_pretrained(engine.model.root, dtype=torch.float32).eval()
-            yield SimpleNamespace(
-                engine=engine,
-                make=lambda: OpenAICompatible(url),
-                model=model,
-                tolerance=1e-4,
-                honours_seeds=False,
-                server=None,
-                pause_modes=(PauseMode.RETRACT, PauseMode.ABORT),
-            )
+            yield as_subject(engine, url, model, honours_seeds=False, eos=int(model.config.eos_token_id))
         return
-    async with real_model(tiny_model_path, request.param) as server:
-
-        def make() -> OpenAICompatible:
-            return OpenAICompatible(server.url)
-
-        async with make() as engine:
-            yield SimpleNamespace(
-                engine=engine,
-                make=make,
-                model=server.engine.model,
-                tolerance=1e-4,
-                honours_seeds=True,
-                server=None,
-                pause_modes=(PauseMode.RETRACT, PauseMode.ABORT),
-            )
+    async with real_model(tiny_model_path, request.param) as server, OpenAICompatible(server.url) as engine:
+        yield as_subject(engine, server.url, server.engine.model)
 
 
 # ---------------------------------------------------------------- what start finds out
