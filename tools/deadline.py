@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Coroutine, Iterator
 from contextvars import ContextVar
@@ -47,7 +48,10 @@ class SelfCancelledError(RuntimeError):
 
 
 class _Clock:
-    """How long some code ran, and how long it queued. Clocks of deadlines inside of each other form a chain."""
+    """How long some code ran, and how long it queued. Clocks of deadlines inside of each other form a chain.
+
+    The context that carries a clock follows the code into other event loops, so several threads may stop one clock.
+    """
 
     def __init__(self, outer: _Clock | None) -> None:
         self.outer = outer
@@ -55,22 +59,26 @@ class _Clock:
         self._queued = 0.0
         self._queues = 0
         self._since = 0.0
+        self._lock = threading.Lock()
 
     def queue(self) -> None:
-        if not self._queues:
-            self._since = time.monotonic()
-        self._queues += 1
+        with self._lock:
+            if not self._queues:
+                self._since = time.monotonic()
+            self._queues += 1
 
     def go_on(self) -> None:
-        self._queues -= 1
-        if not self._queues:
-            self._queued += time.monotonic() - self._since
+        with self._lock:
+            self._queues -= 1
+            if not self._queues:
+                self._queued += time.monotonic() - self._since
 
     def read(self) -> tuple[float, float, bool]:
         """Seconds that the code ran, seconds that it queued, and whether it queues now."""
-        now = time.monotonic()
-        queued = self._queued + (now - self._since if self._queues else 0.0)
-        return now - self._started - queued, queued, self._queues > 0
+        with self._lock:
+            now = time.monotonic()
+            queued = self._queued + (now - self._since if self._queues else 0.0)
+            return now - self._started - queued, queued, self._queues > 0
 
 
 _clock: ContextVar[_Clock | None] = ContextVar("toolgym_deadline", default=None)

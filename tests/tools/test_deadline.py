@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -92,6 +93,30 @@ async def test_deadlines_inside_of_each_other_all_stand_still():
     with pytest.raises(DeadlineError) as error:
         await with_deadline(outer(), 0.6)  # without a time for the queue, it has the same
     assert error.value.queued
+
+
+async def test_waiting_on_another_event_loop_is_queueing_too():
+    """As the sandbox that all event loops of a process share does it, which has one of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    limiter = LocalRateLimiter(1)
+    await limiter.acquire()
+    asyncio.get_running_loop().call_later(0.9, limiter._hand_on)
+
+    async def there():
+        async with limiter.permit():
+            return 5
+
+    async def here():
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), loop))
+
+    try:
+        assert await with_deadline(here(), 0.6, queue=10) == 5
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def test_queueing_outside_of_a_deadline_is_nothing():
