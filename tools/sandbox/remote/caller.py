@@ -183,17 +183,17 @@ class Caller:
     async def _attempt(
         self, replica: Replica, request: Request, read: Callable[[Reply], T], state: _Progress, *, sticky: bool
     ) -> T:
-        await self._kind(replica)
         clock = asyncio.get_running_loop().time
-        state.sending = True
-        try:
-            with replica.working():
+        with replica.working():
+            await self._kind(replica)
+            state.sending = True
+            try:
                 limit = request.own + self._retries.attempt_margin
                 reply = await self._exchange(replica, request, limit, replica.url + request.path)
-        except (_BusyError, _FailedError):
+            except (_BusyError, _FailedError):
+                state.sending = False
+                raise
             state.sending = False
-            raise
-        state.sending = False
         try:
             found = read(reply)
         except GarbledError as error:

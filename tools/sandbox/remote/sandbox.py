@@ -43,8 +43,8 @@ class RemoteSandbox(Sandbox):
     wrong is `SANDBOX_ERROR`; what the program does is never that. Cancelling a call closes its connection, at which our
     own server kills what it ran.
 
-    May be used from several event loops, which have connections of their own; a session belongs to the loop that
-    opened it.
+    May be used from several event loops, which have connections of their own (`leave` closes those of a loop that is
+    about to end); a session belongs to the loop that opened it.
 
     Args:
         urls: addresses of the servers, as `http://host:port`.
@@ -68,9 +68,9 @@ class RemoteSandbox(Sandbox):
         max_connections: int = 256,
         retries: Retries | None = None,
     ) -> None:
-        given = [urls] if isinstance(urls, str) else list(urls)
-        if not given:
-            raise ConfigError("a RemoteSandbox needs at least one address")
+        given = [urls] if isinstance(urls, str) else urls
+        if not isinstance(given, Sequence) or not given:
+            raise ConfigError(f"a RemoteSandbox needs at least one address, got {urls!r}")
         self.urls = tuple(dict.fromkeys(check_url(url) for url in given))
         if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
             raise ConfigError("a sandbox token must be printable ASCII without spaces, and not empty")
@@ -204,6 +204,12 @@ class RemoteSandbox(Sandbox):
             ConfigError: one of them is no sandbox server, or does not let us in.
         """
         return await self._any_kind() is ServerKind.TOOLGYM
+
+    async def leave(self) -> None:
+        """Close the connections of the running event loop, which is about to end; other loops keep theirs."""
+        caller = self._callers.pop(asyncio.get_running_loop(), None)
+        if caller is not None:
+            await caller.close()
 
     async def close(self) -> None:
         if self._closed:
