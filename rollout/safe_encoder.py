@@ -215,7 +215,7 @@ def _draw_nonce(contents: Iterable[str]) -> str:
     """Random letters that hold no control token, nor does anything that is made with them."""
     contents = tuple(contents)
     for _ in range(100):
-        nonce = "q" + "".join(secrets.choice("ghjkmnpqrstuvw") for _ in range(24))
+        nonce = "q" + "".join(secrets.choice("ghjkmnpqrstuvw") for _ in range(17))
         if not any(content in f"{nonce}xyz0123456789abcdef" for content in contents):
             return nonce
     raise TemplateError(
