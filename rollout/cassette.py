@@ -107,7 +107,7 @@ class CassetteWriter:
         """Append a request to the engine, the `number`-th of its kind, and what became of it."""
         episode = current_episode()
         prompt = list(prompt_ids)
-        shared = _shared(self._prompts.get(episode, ()), prompt)
+        shared = shared_length(self._prompts.get(episode, ()), prompt)
         self._prompts[episode] = prompt
         self.write(
             "generate",
@@ -355,7 +355,7 @@ def _digest(before: str, line: str) -> str:
     return hashlib.blake2b(f"{before}{line}".encode(), digest_size=16).hexdigest()
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common beginning."""
     most = min(len(one), len(other))
     if list(one[:most]) == list(other[:most]):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from toolgym.rollout.cassette import describe_error
 from toolgym.tools.deadline import ExitError, SelfCancelledError
+from toolgym.tools.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -42,7 +44,8 @@ async def watch(call: Coroutine[Any, Any, T], deadline: float | None, show: Call
     except asyncio.CancelledError:
         gone = seconds()
         by_deadline = deadline is not None and gone >= deadline * NEARLY
-        note(ended={"by": "deadline", "seconds": deadline} if by_deadline else {"by": "cancelled"}, seconds=gone)
+        with contextlib.suppress(ConfigError):  # a full disk: the next line says so, the cancellation must not be lost
+            note(ended={"by": "deadline", "seconds": deadline} if by_deadline else {"by": "cancelled"}, seconds=gone)
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled():

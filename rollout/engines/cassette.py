@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from toolgym.rollout.cassette import Cassette, CassetteWriter, Recorded, generate_key, make_error
+from toolgym.rollout.cassette import Cassette, CassetteWriter, Recorded, generate_key, make_error, shared_length
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
 from toolgym.rollout.playing import EpisodeName, current_episode
 from toolgym.rollout.watching import watch
@@ -219,19 +219,15 @@ def _where(episode: EpisodeName | None) -> str:
     return "outside of any episode" if episode is None else f"group {episode.group_id}, sample {episode.sample}"
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
 def _likeness(one: Recorded, prompt: list[int], params: SamplingParams) -> tuple[int, int, int]:
     recorded = one.asked["prompt_ids"]
     same = sum(value == getattr(params, name) for name, value in asdict(one.asked["params"]).items())
-    return _shared(recorded, prompt), -abs(len(recorded) - len(prompt)), same
+    return shared_length(recorded, prompt), -abs(len(recorded) - len(prompt)), same
 
 
 def _differences(one: Recorded, prompt: list[int], params: SamplingParams) -> str:
     recorded, told = one.asked["prompt_ids"], []
-    shared = _shared(recorded, prompt)
+    shared = shared_length(recorded, prompt)
     if shared < min(len(recorded), len(prompt)):
         told.append(
             f"{len(recorded)} prompt ids, of which the first {shared} are the same; then id {recorded[shared]} was "
