@@ -61,6 +61,7 @@ def read_run_code(reply: Reply) -> ExecutionResult:
         result = convert.read_run_code(message)
     except SandboxError as error:
         raise GarbledError(str(error)) from None
+    result = replace(result, duration=finite(result.duration))
     if result.status is ExecutionStatus.SANDBOX_ERROR and not result.message:
         said = message.run_result or message.compile_result
         result = replace(result, message=(said and said.stderr) or "the server reported SandboxError")
