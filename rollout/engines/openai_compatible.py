@@ -69,6 +69,8 @@ class OpenAICompatible(Engine):
     without the pause.) `PauseMode.IN_PLACE` is refused. The server sees closed connections, and may take some seconds
     to drop their requests.
 
+    Seeds: vLLM honours them; SGLang only where it was started with `--enable-deterministic-inference`.
+
     Stopping: an SGLang server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
 
     A request is sent again only where it is safe: when the connection was refused before anything was sent, and when
