@@ -68,6 +68,7 @@ class ServedSandbox(Protocol):
         files: Mapping[str, bytes] | None = None,
         env: Mapping[str, str] | None = None,
         memory_mb: int | None = None,
+        hint: str | None = None,
     ) -> Session:
         """Open a session."""
 
@@ -194,7 +195,8 @@ class Executor:
         timed_out = False
         try:
             async with asyncio.timeout(FILE_DEADLINE):
-                session = await self._sandbox.session(files=files, memory_mb=memory)
+                hint = "\n".join(request.cells)
+                session = await self._sandbox.session(files=files, memory_mb=memory, hint=hint)
         except (SandboxError, OSError, TimeoutError) as error:
             _log.error("a session could not be opened: %s: %s", type(error).__name__, error)
             message = str(error) or "a session did not open in time"
