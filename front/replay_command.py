@@ -31,7 +31,7 @@ def replay_command(
     from toolgym.rollout.replaying import replay
     from toolgym.rollout.tiny import tiny_policy_path
     from toolgym.rollout.tokenizer import load_tokenizer
-    from toolgym.rollout.trajectory import TrajectoryWriter
+    from toolgym.rollout.trajectory_file import TrajectoryWriter
     from toolgym.tools.errors import ConfigError
 
     cassette = Cassette.load(file, allow_edited=allow_edited)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from toolgym.report import conversation, pick_conversation, summary_table
+from toolgym.rollout.rules import History, TruncatedTurn
 from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError, nearest
 
 TRAJECTORIES, BATCH = "trajectories.jsonl", "batch.safetensors"
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Engine
     from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.runner import Runner
-    from toolgym.rollout.trajectory import Trajectory, TrajectoryWriter
+    from toolgym.rollout.trajectory import Trajectory
+    from toolgym.rollout.trajectory_file import TrajectoryWriter
 
 STOPPED_BY = 128
 """Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
@@ -57,6 +59,16 @@ def rollout_command(
     max_response_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens per episode behind the prompt; default: what the context holds.")
     ] = None,
+    history: Annotated[
+        History,
+        typer.Option(
+            help="What the policy sees of its earlier turns: what it generated, or what the chat template makes of it."
+        ),
+    ] = History.APPEND,
+    on_truncated_turn: Annotated[
+        TruncatedTurn,
+        typer.Option(help="A turn that reached its length ends the episode, or is closed and the episode goes on."),
+    ] = TruncatedTurn.END,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes in flight.")] = 64,
@@ -70,7 +82,7 @@ def rollout_command(
     from toolgym.envs.registry import spec
     from toolgym.envs.task import load_tasks
     from toolgym.rollout.engines.base import SamplingParams
-    from toolgym.rollout.episode import Limits
+    from toolgym.rollout.rules import Limits
     from toolgym.rollout.runner import RunConfig
     from toolgym.tools.config import from_config
 
@@ -88,6 +100,8 @@ def rollout_command(
         max_concurrent=concurrency,
         sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p),
         limits=Limits(max_response_tokens=max_response_tokens, episode_timeout=episode_timeout),
+        history=history,
+        on_truncated_turn=on_truncated_turn,
         seed=seed,
     )
     try:
@@ -111,7 +125,7 @@ async def _main(
     from toolgym.envs.registry import make
     from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.runner import Runner
-    from toolgym.rollout.trajectory import TrajectoryWriter
+    from toolgym.rollout.trajectory_file import TrajectoryWriter
 
     errors = Console(stderr=True, highlight=False)
     try:
@@ -300,8 +314,10 @@ def _report(
         console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)
     else:
         prompt, response = batch.prompts.shape[1], batch.responses.shape[1]
+        sources = int(batch.trajectory_ids[-1]) + 1
+        origin = f" from {sources} trajectories" if sources < len(batch) else ""
         console.print(
-            f"batch         {out / BATCH}  ({len(batch)} rows of {prompt} + {response} tokens, "
+            f"batch         {out / BATCH}  ({len(batch)} rows{origin} of {prompt} + {response} tokens, "
             f"{int(batch.response_mask.sum())} of them the policy's; checked: every invariant holds)",
             markup=False,
             soft_wrap=True,

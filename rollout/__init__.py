@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolgym.rollout.batch import Batch, check_batch, load_batch, make_batch
     from toolgym.rollout.chat import Chat
+    from toolgym.rollout.context import ContextPolicy, ContextState, CutToolResults, KeepToolResults, Summarize
     from toolgym.rollout.engines import (
         CassetteEngine,
         Engine,
@@ -18,24 +19,31 @@ if TYPE_CHECKING:
         SGLangServer,
         TransformersEngine,
     )
-    from toolgym.rollout.episode import Episode, EpisodeState, Limits
+    from toolgym.rollout.episode import Episode, EpisodeState
     from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.replaying import Difference, Replay, replay
+    from toolgym.rollout.rules import History, Limits, TruncatedTurn
     from toolgym.rollout.runner import RunConfig, Runner, rollout
     from toolgym.rollout.tiny import tiny_policy_path
-    from toolgym.rollout.trajectory import Failure, Segment, Trajectory, TrajectoryWriter, Turn, read_trajectories
+    from toolgym.rollout.trajectory import Failure, Segment, TokenSequence, Trajectory, Turn
+    from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
 
 _HOMES = {
     "Batch": "batch",
     "CassetteEngine": "engines",
     "Chat": "chat",
+    "ContextPolicy": "context",
+    "ContextState": "context",
+    "CutToolResults": "context",
     "Difference": "replaying",
     "Engine": "engines",
     "Episode": "episode",
     "EpisodeState": "episode",
     "Failure": "trajectory",
     "Generation": "engines",
-    "Limits": "episode",
+    "History": "rules",
+    "KeepToolResults": "context",
+    "Limits": "rules",
     "OpenAICompatible": "engines",
     "RecordingEngine": "engines",
     "RecordingRunner": "recording",
@@ -45,14 +53,17 @@ _HOMES = {
     "SGLangServer": "engines",
     "SamplingParams": "engines",
     "Segment": "trajectory",
+    "Summarize": "context",
+    "TokenSequence": "trajectory",
     "Trajectory": "trajectory",
-    "TrajectoryWriter": "trajectory",
+    "TrajectoryWriter": "trajectory_file",
     "TransformersEngine": "engines",
+    "TruncatedTurn": "rules",
     "Turn": "trajectory",
     "check_batch": "batch",
     "load_batch": "batch",
     "make_batch": "batch",
-    "read_trajectories": "trajectory",
+    "read_trajectories": "trajectory_file",
     "replay": "replaying",
     "rollout": "runner",
     "tiny_policy_path": "tiny",
@@ -62,12 +73,17 @@ __all__ = [
     "Batch",
     "CassetteEngine",
     "Chat",
+    "ContextPolicy",
+    "ContextState",
+    "CutToolResults",
     "Difference",
     "Engine",
     "Episode",
     "EpisodeState",
     "Failure",
     "Generation",
+    "History",
+    "KeepToolResults",
     "Limits",
     "OpenAICompatible",
     "RecordingEngine",
@@ -78,9 +94,12 @@ __all__ = [
     "SGLangServer",
     "SamplingParams",
     "Segment",
+    "Summarize",
+    "TokenSequence",
     "Trajectory",
     "TrajectoryWriter",
     "TransformersEngine",
+    "TruncatedTurn",
     "Turn",
     "check_batch",
     "load_batch",

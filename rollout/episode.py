@@ -2,30 +2,41 @@
 
 `Episode.run` always returns a trajectory. Whatever breaks (the engine raises, the env raises, a deadline passes)
 ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
+
+A turn that the engine aborts, as it does when its weights are updated, is resumed: the same turn goes on from prompt
+and partial, under whatever weights the engine then has. Each token keeps the version that it was sampled with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import enum
 import hashlib
 import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult, StopReason
 from toolgym.envs.task import Task
 from toolgym.rollout.chat import Chat
+from toolgym.rollout.context import ContextPolicy, ContextState, checked_messages
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
 from toolgym.rollout.playing import playing
-from toolgym.rollout.trajectory import Failure, Segment, Trajectory, Turn
+from toolgym.rollout.rules import History, Limits, TruncatedTurn
+from toolgym.rollout.trajectory import Failure, TokenSequence, Trajectory, Turn
+from toolgym.rollout.transcript import Step, Transcript
 from toolgym.tools.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, EngineError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
+
+RESUME_WAIT = (0.05, 5.0)
+"""Seconds to wait before a turn is resumed that got no token since the last time: at first, and at most. It doubles
+each time."""
 
 
 class EpisodeState(enum.StrEnum):
@@ -39,34 +50,6 @@ class EpisodeState(enum.StrEnum):
     """Waiting for the env's step."""
     FINISHED = "finished"
     """Over; the trajectory is there."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Budgets and deadlines of an episode.
-
-    Attributes:
-        max_prompt_tokens: most tokens of the first prompt; None: what the engine's context holds. A longer prompt is
-            refused, never cut.
-        max_response_tokens: most tokens behind the prompt, the env's included; None: what the context holds.
-        engine_timeout: wall seconds for one generation.
-        env_timeout: wall seconds for one `reset` or `step` of the env.
-        episode_timeout: wall seconds for the whole episode.
-
-    Raises:
-        ConfigError: a number is not positive.
-    """
-
-    max_prompt_tokens: int | None = None
-    max_response_tokens: int | None = None
-    engine_timeout: float = 600.0
-    env_timeout: float = 600.0
-    episode_timeout: float = 3600.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value!r}")
 
 
 _BLAMED = {
@@ -103,6 +86,9 @@ class Episode:
         task: the task.
         sampling: how to sample each turn; `max_new_tokens` is the bound for one turn, the stop tokens are added here.
         limits: budgets and deadlines.
+        history: what the policy sees of its earlier turns.
+        on_truncated_turn: what becomes of a turn that was cut.
+        context: context policies, asked in this order.
         env_id: name for the record.
         group_id: number of the task in the run.
         sample: number of the episode in its group.
@@ -119,6 +105,9 @@ class Episode:
         sampling: SamplingParams,
         limits: Limits,
         *,
+        history: History = History.APPEND,
+        on_truncated_turn: TruncatedTurn = TruncatedTurn.END,
+        context: Sequence[ContextPolicy] = (),
         env_id: str = "",
         group_id: int = 0,
         sample: int = 0,
@@ -128,15 +117,15 @@ class Episode:
         self.state = EpisodeState.PENDING
         self._env, self._engine, self._chat_factory = env, engine, chat_factory
         self._task, self._sampling, self._limits = task, sampling, limits
+        self._history, self._on_truncated_turn, self._context = history, on_truncated_turn, context
         self._env_id, self._group_id, self._sample = env_id, group_id, sample
         self._seed, self._step = seed, step
         self._id = uuid.uuid4().hex
         self._chat: Chat | None = None
         self._messages: list[Message] = list(task.messages)
-        self._prompt_ids: list[int] = []
-        self._context: list[int] = []
-        self._segments: list[Segment] = []
+        self._transcript: Transcript | None = None
         self._turns: list[Turn] = []
+        self._number = 0
         self._reward = 0.0
         self._metrics: Mapping[str, Any] = {}
 
@@ -165,115 +154,194 @@ class Episode:
     # ------------------------------------------------------------------ the road
 
     async def _play(self) -> StopReason:
-        obs, _ = await self._guard("reset", self._reset(), self._limits.env_timeout)
+        chat, transcript = await self._begin()
+        while True:
+            self._number = len(self._turns)
+            budget = self._room(len(transcript.context), transcript.response_tokens)
+            if budget < 1:
+                return StopReason.BUDGET
+            token_ids, finish_reason = await self._sample_turn(chat, transcript, budget)
+            reason = self._close_turn(chat, transcript, token_ids, finish_reason, budget)
+            if reason is not None:
+                return reason
+            result = await self._step_env(transcript)
+            if result.done:
+                return StopReason(result.info.get("stop_reason") or StopReason.ANSWERED)
+            observation, step = await self._observe(chat, transcript, result.obs)
+            response_tokens = 0 if step.begins else transcript.response_tokens + len(step.added or ())
+            if self._room(step.tokens, response_tokens) < 1:
+                return StopReason.BUDGET  # the observation would leave no room for a turn, so nobody would see it
+            transcript.take(step, observation)
+            self._turns[-1] = replace(self._turns[-1], observation_tokens=len(step.added or ()))
+
+    async def _begin(self) -> tuple[Chat, Transcript]:
+        seed = None if self._seed is None else derive_seed(self._seed, self._group_id, self._sample)
+        call = self._env.reset(seed=seed, options={"task": self._task})
+        obs, _ = await self._guard("reset", call, self._limits.env_timeout)
         self._messages = list(obs)
         try:
             self._chat = chat = self._chat_factory(self._env.tool_schemas)
-            self._prompt_ids = chat.prompt(obs)
-            self._refuse_long_prompt()
+            self._transcript = transcript = Transcript(chat, self._history, obs)
+            self._refuse_long_prompt(len(transcript.context))
         except Exception as cause:
             raise _FailedError("prompt", cause) from cause
-        self._context = list(self._prompt_ids)
-        while True:
-            budget = self._budget()
-            if budget < 1:
-                return StopReason.BUDGET
-            generation, engine_seconds = await self._generate(chat, budget)
-            text = chat.text(generation.token_ids)
-            turn = Turn(
-                text=text,
-                finish_reason=generation.finish_reason.value,
-                prompt_tokens=len(self._context),
-                generated_tokens=len(generation.token_ids),
-                cached_tokens=generation.cached_tokens,
-                engine_seconds=engine_seconds,
-            )
-            self._append(generation)
-            self._turns.append(turn)
-            self._messages.append({"role": "assistant", "content": text})
-            if generation.finish_reason is FinishReason.ABORT or not chat.ends_turn(generation.token_ids):
-                # A turn without its end is no action: the policy never said it was done. The env is not asked.
-                cut_by_budget = budget < self._sampling.max_new_tokens
-                if generation.finish_reason is FinishReason.ABORT:
-                    return StopReason.ABORTED
-                return StopReason.BUDGET if cut_by_budget else StopReason.LENGTH
-            self.state = EpisodeState.CALLING_TOOLS
-            started = time.monotonic()
-            result: StepResult = await self._guard("env", self._env.step(text), self._limits.env_timeout)
-            env_seconds = time.monotonic() - started
-            if not math.isfinite(result.reward):
-                raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
-            self._reward += result.reward
-            self._metrics = result.info.get("metrics", {})
-            message: Message = result.info.get("message") or {"role": "assistant", "content": text}
-            self._messages[-1] = chat.exact_message(text, message)
-            turn = replace(
-                turn,
-                tool_calls=tuple(result.info.get("tool_calls", ())),
-                reward=result.reward,
-                env_seconds=env_seconds,
-            )
-            self._turns[-1] = turn
-            if result.done:
-                return StopReason(result.info.get("stop_reason") or StopReason.ANSWERED)
-            delta = self._delta(chat, result.obs)
-            if self._budget() - len(delta) < 1:
-                return StopReason.BUDGET  # the observation would leave no room for a turn, so nobody would see it
-            self._messages.extend(result.obs)
-            self._segments.append(Segment(tuple(delta), is_policy=False))
-            self._context += delta
-            self._turns[-1] = replace(turn, observation_tokens=len(delta))
+        return chat, transcript
 
-    async def _reset(self) -> tuple[list[Message], dict[str, Any]]:
-        seed = None if self._seed is None else derive_seed(self._seed, self._group_id, self._sample)
-        return await self._env.reset(seed=seed, options={"task": self._task})
-
-    async def _generate(self, chat: Chat, budget: int) -> tuple[Generation, float]:
-        self.state = EpisodeState.GENERATING
-        number = len(self._turns)
-        seed = None
-        if self._seed is not None:
-            seed = derive_seed(self._seed, self._group_id, self._sample, number)
-        params = replace(
-            self._sampling,
-            max_new_tokens=min(budget, self._sampling.max_new_tokens),
-            stop_token_ids=tuple({*self._sampling.stop_token_ids, *chat.stop_token_ids}),
-            seed=seed,
-        )
+    async def _step_env(self, transcript: Transcript) -> StepResult:
+        self.state = EpisodeState.CALLING_TOOLS
+        turn = self._turns[-1]
         started = time.monotonic()
-        call = self._engine.generate(list(self._context), params, request_id=f"{self._id}-{number}")
-        generation = await self._guard("engine", call, self._limits.engine_timeout)
-        if not all(map(math.isfinite, generation.logprobs)):
-            cause = EngineError("the engine gave a log-probability that is not finite (NaN in the model?)")
-            raise _FailedError("engine", cause)
-        return generation, time.monotonic() - started
+        result: StepResult = await self._guard("env", self._env.step(turn.text), self._limits.env_timeout)
+        env_seconds = time.monotonic() - started
+        if not math.isfinite(result.reward):
+            raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
+        self._reward += result.reward
+        self._metrics = result.info.get("metrics", {})
+        transcript.read(turn.text, result.info.get("message") or {"role": "assistant", "content": turn.text})
+        self._turns[-1] = replace(
+            turn, tool_calls=tuple(result.info.get("tool_calls", ())), reward=result.reward, env_seconds=env_seconds
+        )
+        return result
 
-    def _delta(self, chat: Chat, obs: Sequence[Message]) -> list[int]:
+    # ------------------------------------------------------------------ the policy's turn
+
+    async def _sample_turn(self, chat: Chat, transcript: Transcript, budget: int) -> tuple[list[int], FinishReason]:
+        """Sample one turn, in several parts where the engine aborts it. Whatever was sampled becomes a `Turn`."""
+        self.state = EpisodeState.GENERATING
+        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *chat.stop_token_ids}))
+        most = min(budget, self._sampling.max_new_tokens)
+        prompt_tokens, started = len(transcript.context), time.monotonic()
+        token_ids: list[int] = []
+        reason = FinishReason.ABORT
+        resumes = cached_tokens = idle = 0
+        over = False
         try:
-            return chat.extend(obs)
+            while not over:
+                params = replace(self._sampling, max_new_tokens=most - len(token_ids), stop_token_ids=stop_token_ids)
+                generation = await self._generate(transcript.context, params, resumes)
+                transcript.sampled(generation)
+                token_ids += generation.token_ids
+                if resumes == 0:
+                    cached_tokens = generation.cached_tokens
+                reason = generation.finish_reason
+                if reason is FinishReason.ABORT and token_ids:  # it may have come at the end by itself
+                    if token_ids[-1] in stop_token_ids:
+                        reason = FinishReason.STOP
+                    elif len(token_ids) == most:
+                        reason = FinishReason.LENGTH
+                over = reason is not FinishReason.ABORT or resumes == self._limits.max_resumes
+                if not over:
+                    resumes += 1
+                    idle = 0 if generation.token_ids else idle + 1
+                    if idle:
+                        first, longest = RESUME_WAIT
+                        await asyncio.sleep(min(longest, first * 2.0 ** min(idle - 1, 30)))
+        finally:
+            if over or token_ids:
+                turn = Turn(
+                    text=chat.text(token_ids),
+                    finish_reason=reason.value,
+                    prompt_tokens=prompt_tokens,
+                    generated_tokens=len(token_ids),
+                    cached_tokens=cached_tokens,
+                    engine_seconds=time.monotonic() - started,
+                    sequence=transcript.number,
+                    resumes=resumes,
+                    truncated=reason is not FinishReason.STOP and not chat.ends_turn(token_ids),
+                )
+                self._turns.append(turn)
+                transcript.said({"role": "assistant", "content": turn.text})
+        return token_ids, reason
+
+    async def _generate(self, context: Sequence[int], params: SamplingParams, part: int) -> Generation:
+        """Send one request: the turn's first part, or with `part` above 0 what goes on from the parts before."""
+        parts = (self._number, part) if part else (self._number,)
+        if self._seed is not None:
+            params = replace(params, seed=derive_seed(self._seed, self._group_id, self._sample, *parts))
+        call = self._engine.generate(
+            list(context), params, request_id="-".join([self._id, *map(str, parts)]), affinity=self._id
+        )
+        generation: Generation = await self._guard("engine", call, self._limits.engine_timeout)
+        problem = ""
+        if not all(map(math.isfinite, generation.logprobs)):
+            problem = "the engine gave a log-probability that is not finite (NaN in the model?)"
+        elif len(generation.token_ids) > params.max_new_tokens:
+            problem = f"the engine gave {len(generation.token_ids)} tokens for max_new_tokens={params.max_new_tokens}"
+        elif not all(0 <= token_id < self._engine.vocab_size for token_id in generation.token_ids):
+            problem = f"the engine gave a token id outside its vocabulary of {self._engine.vocab_size} ids"
+        if problem:
+            raise _FailedError("engine", EngineError(problem))
+        return generation
+
+    def _close_turn(
+        self, chat: Chat, transcript: Transcript, token_ids: Sequence[int], reason: FinishReason, budget: int
+    ) -> StopReason | None:
+        """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncatedTurn`."""
+        if chat.ends_turn(token_ids):
+            return None
+        if reason is not FinishReason.STOP and self._on_truncated_turn is TruncatedTurn.END:
+            if reason is FinishReason.ABORT:
+                return StopReason.ABORTED
+            return StopReason.BUDGET if budget < self._sampling.max_new_tokens else StopReason.LENGTH
+        try:
+            closing = chat.close_turn(token_ids)
         except Exception as cause:
             raise _FailedError("prompt", cause) from cause
+        if self._room(len(transcript.context), transcript.response_tokens) < len(closing):
+            return StopReason.BUDGET
+        transcript.closed(closing)
+        self._turns[-1] = replace(self._turns[-1], closing_tokens=len(closing))
+        return None
 
-    def _append(self, generation: Generation) -> None:
-        if generation.token_ids:
-            self._segments.append(Segment(generation.token_ids, True, generation.logprobs, generation.weight_versions))
-            self._context += generation.token_ids
+    # ------------------------------------------------------------------ the env's answer
 
-    def _budget(self) -> int:
-        """How many more tokens the context and the response may take."""
-        room = self._engine.context_length - len(self._context)
+    async def _observe(self, chat: Chat, transcript: Transcript, obs: Sequence[Message]) -> tuple[list[Message], Step]:
+        """New messages as the context policies let them through, and how the conversation goes on with them."""
+        admitted = list(obs)
+        try:
+            for policy in self._context:
+                admitted = [policy.admit(message, chat) for message in admitted]
+        except Exception as cause:
+            raise _FailedError("context", cause) from cause
+        try:
+            step = transcript.observed(admitted)
+        except Exception as cause:
+            raise _FailedError("prompt", cause) from cause
+        for policy in self._context:
+            # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
+            call = _revise(policy, copy.deepcopy(step.messages), ContextState(step.tokens, self._longest()))
+            revised = await self._guard("context", call, self._limits.context_timeout)
+            try:
+                if (messages := checked_messages(policy, revised)) != step.messages:
+                    step = transcript.rewritten(messages, policy.name)
+            except Exception as cause:
+                raise _FailedError("context", cause) from cause
+        return admitted, step
+
+    # ------------------------------------------------------------------ budgets
+
+    def _longest(self) -> int:
+        """Most tokens that the present sequence, or the next one, may have, the prompt included."""
+        longest = self._engine.context_length
         if self._limits.max_response_tokens is not None:
-            used = len(self._context) - len(self._prompt_ids)
-            room = min(room, self._limits.max_response_tokens - used)
+            assert self._transcript is not None
+            longest = min(longest, self._transcript.first_prompt_tokens + self._limits.max_response_tokens)
+        return longest
+
+    def _room(self, tokens: int, response_tokens: int) -> int:
+        """How many more tokens a sequence of so many tokens, so many of them behind its prompt, may take."""
+        room = self._longest() - tokens
+        if self._limits.max_response_tokens is not None:
+            room = min(room, self._limits.max_response_tokens - response_tokens)
         return room
 
-    def _refuse_long_prompt(self) -> None:
+    def _refuse_long_prompt(self, tokens: int) -> None:
         most = self._engine.context_length - 1
         if self._limits.max_prompt_tokens is not None:
             most = min(most, self._limits.max_prompt_tokens)
-        if len(self._prompt_ids) > most:
+        if tokens > most:
             raise ConfigError(
-                f"the prompt has {len(self._prompt_ids)} tokens, more than the {most} allowed; it is not cut, "
+                f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
                 "because the policy would see another task: shorten the task, or raise max_prompt_tokens"
             )
 
@@ -292,10 +360,16 @@ class Episode:
             message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
         else:
             message = f"{type(cause).__name__}: {cause}"
-        return Failure(kind, message, len(self._turns))
+        return Failure(kind, message, self._number)
 
     def _record(self, reason: StopReason, error: Failure | None, started_at: float, seconds: float) -> Trajectory:
-        response = self._context[len(self._prompt_ids) :]
+        messages: Sequence[Message] = self._messages
+        sequences: tuple[TokenSequence, ...] = ()
+        prompt_text = response_text = ""
+        if self._transcript is not None and self._chat is not None:
+            messages, sequences = self._transcript.messages, self._transcript.sequences
+            prompt_text = self._chat.decode(sequences[-1].prompt_ids)
+            response_text = self._chat.decode(sequences[-1].response_ids)
         return Trajectory(
             id=self._id,
             env_id=self._env_id,
@@ -303,10 +377,9 @@ class Episode:
             source=self._task.source,
             group_id=self._group_id,
             sample=self._sample,
-            messages=tuple(self._messages),
+            messages=tuple(messages),
             tools=tuple(self._chat.tools) if self._chat is not None else (),
-            prompt_ids=tuple(self._prompt_ids),
-            segments=tuple(self._segments),
+            sequences=sequences,
             reward=self._reward,
             stop_reason=reason,
             turns=tuple(self._turns),
@@ -318,9 +391,13 @@ class Episode:
                 "seed": self._seed,
             },
             metrics=dict(self._metrics),
-            prompt_text=self._chat.decode(self._prompt_ids) if self._chat is not None else "",
-            response_text=self._chat.decode(response) if self._chat is not None else "",
+            prompt_text=prompt_text,
+            response_text=response_text,
             started_at=started_at,
             seconds=seconds,
             step=self._step,
         )
+
+
+async def _revise(policy: ContextPolicy, messages: list[Message], state: ContextState) -> Sequence[Message]:
+    return await policy.revise(messages, state)

@@ -17,8 +17,8 @@ from toolgym.envs.task import Task
 from toolgym.rollout.cassette import CassetteWriter, redacted
 from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.engines.cassette import RecordingEngine
-from toolgym.rollout.episode import Limits
 from toolgym.rollout.recorded_tools import record_tools
+from toolgym.rollout.rules import Limits
 from toolgym.rollout.runner import RunConfig, Runner
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError

@@ -35,7 +35,7 @@ EXEMPT = {
 """Fields of a trajectory that a replay does not repeat: its random id, and wall times. What a tool reported in its
 metrics, times among it, is repeated."""
 
-FIRST = ("messages", "prompt_ids", "turns", "segments")
+FIRST = ("messages", "sequences", "turns")
 """Fields that are compared before the others, which follow from them."""
 AROUND = 120
 """Characters of a text that are shown on either side of its first difference."""

@@ -10,14 +10,16 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolgym.envs.base import BaseEnv, StopReason
 from toolgym.envs.registry import make
 from toolgym.envs.task import Task, TaskSource
 from toolgym.rollout.chat import Chat
+from toolgym.rollout.context import ContextPolicy
 from toolgym.rollout.engines.base import Engine, SamplingParams
-from toolgym.rollout.episode import Episode, Limits
+from toolgym.rollout.episode import Episode
+from toolgym.rollout.rules import History, Limits, TruncatedTurn
 from toolgym.rollout.trajectory import Failure, Trajectory
 from toolgym.tools.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EngineError
@@ -41,18 +43,26 @@ class RunConfig:
         max_concurrent: episodes in flight; each has an env of its own.
         sampling: how to sample each turn.
         limits: budgets and deadlines of an episode.
+        history: what the policy sees of its earlier turns, a `History` or its name: `append` (what it generated) or
+            `template` (what the chat template makes of it).
+        on_truncated_turn: what becomes of a turn that was cut, a `TruncatedTurn` or its name: `end` (the episode) or
+            `close` (the turn, and the episode goes on).
+        context: a context policy or several, asked in this order; see `toolgym.rollout.context`.
         seed: makes tasks, envs and (where the engine can) sampling reproducible; None does not.
         step: training step, for the record.
         template_kwargs: further variables for the chat template.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or a name is unknown.
     """
 
     group_size: int = 1
     max_concurrent: int = 64
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=512))
     limits: Limits = field(default_factory=Limits)
+    history: History | Literal["append", "template"] = History.APPEND
+    on_truncated_turn: TruncatedTurn | Literal["end", "close"] = TruncatedTurn.END
+    context: ContextPolicy | Sequence[ContextPolicy] = ()
     seed: int | None = None
     step: int = 0
     template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +71,18 @@ class RunConfig:
         for name in ("group_size", "max_concurrent"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        for name, kind in (("history", History), ("on_truncated_turn", TruncatedTurn)):
+            if getattr(self, name) not in list(kind):
+                names = ", ".join(repr(one.value) for one in kind)
+                raise ConfigError(f"{name} must be one of {names}, got {getattr(self, name)!r}")
+        for policy in self.context_policies:
+            if not isinstance(policy, ContextPolicy):
+                raise ConfigError(f"context must be context policies, got {policy!r}")
+
+    @property
+    def context_policies(self) -> tuple[ContextPolicy, ...]:
+        """`context` as a tuple."""
+        return (self.context,) if isinstance(self.context, ContextPolicy) else tuple(self.context)
 
 
 @dataclass(frozen=True)
@@ -185,6 +207,9 @@ class Runner:
             job.task,
             self.config.sampling,
             self.config.limits,
+            history=History(self.config.history),
+            on_truncated_turn=TruncatedTurn(self.config.on_truncated_turn),
+            context=self.config.context_policies,
             env_id=self._env_id,
             group_id=job.group_id,
             sample=job.sample,
@@ -208,8 +233,7 @@ class Runner:
             sample=job.sample,
             messages=job.task.messages,
             tools=(),
-            prompt_ids=(),
-            segments=(),
+            sequences=(),
             reward=0.0,
             stop_reason=StopReason.ERROR,
             ground_truth=job.task.ground_truth,

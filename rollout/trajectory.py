@@ -1,8 +1,10 @@
 """`Trajectory`: the record of one episode, with the exact tokens that the policy saw and wrote.
 
-Tokens are stored once, as segments in the order in which the context grew; every mask and layout is derived from
-them. On disk a trajectory is one line of JSON, a superset of the rows that verl's `rollout_data_dir` holds (`input`,
-`output`, `gts`, `score`, `step`).
+Tokens are stored once, as sequences of segments in the order in which the context grew; every mask and layout is
+derived from them. Most episodes are one sequence. Where the context had to be written anew (see
+`toolgym.rollout.transcript`), a further sequence begins; none is ever changed. As JSON (one line of a file, see
+`toolgym.rollout.trajectory_file`) a trajectory is a superset of the rows that verl's `rollout_data_dir` holds
+(`input`, `output`, `gts`, `score`, `step`).
 """
 
 from __future__ import annotations
@@ -10,27 +12,20 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-import json
-import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 from toolgym.envs.base import StopReason
 from toolgym.envs.tool_env import ToolCallRecord
-from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 
-FORMAT_VERSION = 1
-"""Version of the JSON that `Trajectory.to_json` writes."""
+FORMAT_VERSION = 2
+"""Version of the JSON that `Trajectory.to_json` writes. Version 1, where an episode was one sequence, is read too."""
 
 MAX_DEPTH = 150
 """Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
-
-_log = logging.getLogger("toolgym.rollout")
 
 
 @dataclass(frozen=True)
@@ -59,102 +54,22 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One generation and the observation it led to.
+class TokenSequence:
+    """One context from its prompt to its end: what an engine was sent and produced, and one row of a batch.
+
+    A later sequence holds the turns of earlier ones in its prompt, if at all, so no sampled token is in the segments
+    of two sequences.
 
     Attributes:
-        text: what the policy wrote, without its end-of-turn token.
-        finish_reason: the engine's: `stop`, `length` or `abort`.
-        prompt_tokens: tokens of the context that was sent.
-        generated_tokens: tokens that came back.
-        cached_tokens: tokens of the context that the engine had in its prefix cache.
-        observation_tokens: tokens that the env appended afterwards.
-        tool_calls: what became of each call, in order.
-        reward: reward of the env's step.
-        engine_seconds: wall seconds until the engine had answered.
-        env_seconds: wall seconds of the env's step, tools included.
-    """
-
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    generated_tokens: int
-    cached_tokens: int = 0
-    observation_tokens: int = 0
-    tool_calls: tuple[ToolCallRecord, ...] = ()
-    reward: float = 0.0
-    engine_seconds: float = 0.0
-    env_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an episode failed.
-
-    Attributes:
-        kind: `env_create`, `reset`, `prompt`, `engine`, `engine_timeout`, `env`, `env_timeout` or `episode_timeout`.
-        message: the error's type and text.
-        turn: number of the turn, counted from 0.
-    """
-
-    kind: str
-    message: str
-    turn: int
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """One finished, truncated or failed episode.
-
-    Attributes:
-        id: unique in the run.
-        env_id: the env's id, or the name of its class.
-        task_id: the task's id.
-        source: the task's source.
-        group_id: number of the task in the run; trajectories of one group were sampled from one task.
-        sample: number of the trajectory in its group.
-        messages: the conversation. The chat template renders it to `prompt_ids` and the segments.
-        tools: the tools' schemas in the OpenAI shape, as the template got them.
-        prompt_ids: token ids of the conversation up to the first turn.
+        prompt_ids: token ids up to the first turn that was sampled in this sequence.
         segments: what came after, in order.
-        reward: sum of the rewards of all steps.
-        stop_reason: why it ended.
-        turns: turn by turn.
-        ground_truth: the task's.
-        error: the failure, when it failed; everything up to it is kept.
-        sampling: parameters of the sampling, by name.
-        metrics: the env's metrics of the last step.
-        prompt_text: `prompt_ids` decoded, special tokens included.
-        response_text: all ids behind the prompt decoded, special tokens included.
-        started_at: seconds since the epoch.
-        seconds: wall seconds of the whole episode.
-        step: the training step it belongs to, where the caller says so.
+        cause: why it began: `start` (the episode's first), `template` (the chat template renders the conversation
+            otherwise than what was there), or the name of the context policy that changed the messages.
     """
 
-    id: str
-    env_id: str
-    task_id: str
-    source: str
-    group_id: int
-    sample: int
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...]
     prompt_ids: tuple[int, ...]
     segments: tuple[Segment, ...]
-    reward: float
-    stop_reason: StopReason
-    turns: tuple[Turn, ...] = ()
-    ground_truth: str | None = None
-    error: Failure | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    prompt_text: str = ""
-    response_text: str = ""
-    started_at: float = 0.0
-    seconds: float = 0.0
-    step: int = 0
-
-    # ------------------------------------------------------------------ tokens
+    cause: str = "start"
 
     @property
     def response_ids(self) -> list[int]:
@@ -188,6 +103,163 @@ class Trajectory:
     def policy_tokens(self) -> int:
         """Number of ids that the policy sampled."""
         return sum(len(segment.token_ids) for segment in self.segments if segment.is_policy)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the policy and the observation it led to.
+
+    Attributes:
+        text: what the policy wrote, without its end-of-turn token.
+        finish_reason: the engine's: `stop`, `length` or `abort`.
+        prompt_tokens: tokens of the context that was sent.
+        generated_tokens: tokens that came back, of all parts together.
+        cached_tokens: tokens of the context that the engine had in its prefix cache.
+        observation_tokens: tokens that the env appended afterwards; 0 where a new sequence began instead.
+        tool_calls: what became of each call, in order.
+        reward: reward of the env's step.
+        engine_seconds: wall seconds until the engine had answered, resumes included.
+        env_seconds: wall seconds of the env's step, tools included.
+        sequence: number of the sequence that it was sampled in, counted from 0.
+        resumes: how often it was aborted and went on from what it had.
+        truncated: it ended without an end, by its length or by an abort that was not resumed.
+        closing_tokens: tokens that were appended, as the env's, to end a turn that had not sampled its end-of-turn
+            token.
+    """
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int = 0
+    observation_tokens: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    reward: float = 0.0
+    engine_seconds: float = 0.0
+    env_seconds: float = 0.0
+    sequence: int = 0
+    resumes: int = 0
+    truncated: bool = False
+    closing_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an episode failed.
+
+    Attributes:
+        kind: `env_create`, `reset`, `prompt`, `engine`, `engine_timeout`, `env`, `env_timeout`, `context`,
+            `context_timeout` or `episode_timeout`.
+        message: the error's type and text.
+        turn: number of the turn, counted from 0.
+    """
+
+    kind: str
+    message: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished, truncated or failed episode.
+
+    Attributes:
+        id: unique in the run.
+        env_id: the env's id, or the name of its class.
+        task_id: the task's id.
+        source: the task's source.
+        group_id: number of the task in the run; trajectories of one group were sampled from one task.
+        sample: number of the trajectory in its group.
+        messages: the whole conversation, whatever a context policy took away from the policy's view later. With one
+            sequence, the chat template renders it to that sequence's ids.
+        tools: the tools' schemas in the OpenAI shape, as the template got them.
+        sequences: the exact tokens, in order; empty where the episode failed before it had a prompt.
+        reward: sum of the rewards of all steps.
+        stop_reason: why it ended.
+        turns: turn by turn.
+        ground_truth: the task's.
+        error: the failure, when it failed; everything up to it is kept.
+        sampling: parameters of the sampling, by name.
+        metrics: the env's metrics of the last step.
+        prompt_text: the last sequence's prompt decoded, special tokens included.
+        response_text: the last sequence's ids behind the prompt decoded, special tokens included.
+        started_at: seconds since the epoch.
+        seconds: wall seconds of the whole episode.
+        step: the training step it belongs to, where the caller says so.
+    """
+
+    id: str
+    env_id: str
+    task_id: str
+    source: str
+    group_id: int
+    sample: int
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    sequences: tuple[TokenSequence, ...]
+    reward: float
+    stop_reason: StopReason
+    turns: tuple[Turn, ...] = ()
+    ground_truth: str | None = None
+    error: Failure | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    prompt_text: str = ""
+    response_text: str = ""
+    started_at: float = 0.0
+    seconds: float = 0.0
+    step: int = 0
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The only sequence; an empty one where there is none.
+
+        Raises:
+            ConfigError: there are several. `prompt_ids`, `segments` and all that derives from them raise it too.
+        """
+        if len(self.sequences) > 1:
+            raise ConfigError(
+                f"trajectory {self.id} has {len(self.sequences)} token sequences, so it has no one prompt and "
+                "response; go through `trajectory.sequences`"
+            )
+        return self.sequences[0] if self.sequences else TokenSequence((), ())
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """`prompt_ids` of the only sequence."""
+        return self.sequence.prompt_ids
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """`segments` of the only sequence."""
+        return self.sequence.segments
+
+    @property
+    def response_ids(self) -> list[int]:
+        """`response_ids` of the only sequence."""
+        return self.sequence.response_ids
+
+    @property
+    def response_mask(self) -> list[int]:
+        """`response_mask` of the only sequence."""
+        return self.sequence.response_mask
+
+    @property
+    def logprobs(self) -> list[float]:
+        """`logprobs` of the only sequence."""
+        return self.sequence.logprobs
+
+    @property
+    def weight_versions(self) -> list[str | None]:
+        """`weight_versions` of the only sequence."""
+        return self.sequence.weight_versions
+
+    @property
+    def policy_tokens(self) -> int:
+        """Number of ids that the policy sampled, in all sequences."""
+        return sum(sequence.policy_tokens for sequence in self.sequences)
 
     # ------------------------------------------------------------------ what happened
 
@@ -228,7 +300,11 @@ class Trajectory:
     # ------------------------------------------------------------------ JSON
 
     def to_json(self) -> dict[str, Any]:
-        """The trajectory as JSON can hold it; `from_json` reads it back equal."""
+        """The trajectory as JSON can hold it; `from_json` reads it back equal.
+
+        verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, and `score`
+        the reward.
+        """
         own = _plain(self)
         del own["prompt_text"], own["response_text"], own["ground_truth"], own["reward"]
         verl = {
@@ -244,20 +320,21 @@ class Trajectory:
         """Read what `to_json` made.
 
         Raises:
-            ConfigError: something is missing or of another version.
+            ConfigError: something is missing or of an unknown version.
         """
-        if value.get("format_version") != FORMAT_VERSION:
-            raise ConfigError(
-                f"expected a trajectory of format version {FORMAT_VERSION}, got {value.get('format_version')!r}"
-            )
+        version = value.get("format_version")
+        if version not in (1, FORMAT_VERSION):
+            raise ConfigError(f"expected a trajectory of format version 1 or {FORMAT_VERSION}, got {version!r}")
         data = dict(value)
         del data["format_version"]
         try:
+            if version == 1:
+                only = {"prompt_ids": data.pop("prompt_ids"), "segments": data.pop("segments"), "cause": "start"}
+                data["sequences"] = [only] if only["prompt_ids"] else []
             data["prompt_text"], data["response_text"] = data.pop("input"), data.pop("output")
             data["ground_truth"], data["reward"] = data.pop("gts"), data.pop("score")
-            data["prompt_ids"] = tuple(data["prompt_ids"])
             data["messages"], data["tools"] = tuple(data["messages"]), tuple(data["tools"])
-            data["segments"] = tuple(_segment(one) for one in data["segments"])
+            data["sequences"] = tuple(_sequence(one) for one in data["sequences"])
             data["turns"] = tuple(_turn(one) for one in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
             data["stop_reason"] = StopReason(data["stop_reason"])
@@ -286,6 +363,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
+def _sequence(value: Mapping[str, Any]) -> TokenSequence:
+    segments = tuple(_segment(one) for one in value["segments"])
+    return TokenSequence(tuple(value["prompt_ids"]), segments, value["cause"])
+
+
 def _segment(value: Mapping[str, Any]) -> Segment:
     return Segment(
         token_ids=tuple(value["token_ids"]),
@@ -298,108 +380,3 @@ def _segment(value: Mapping[str, Any]) -> Segment:
 def _turn(value: Mapping[str, Any]) -> Turn:
     calls = tuple(ToolCallRecord(**record) for record in value["tool_calls"])
     return Turn(**{**value, "tool_calls": calls})
-
-
-class TrajectoryWriter:
-    """Appends trajectories to a JSON Lines file, each as soon as it is there.
-
-    Every line is flushed to the operating system, so that a killed run keeps all that had finished.
-
-    Args:
-        path: the file; an existing one is replaced.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.count = 0
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = self.path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error
-
-    def write(self, trajectory: Trajectory) -> None:
-        """Append one trajectory.
-
-        Raises:
-            ConfigError: the disk is full or the file is gone; what was written before stays readable.
-        """
-        # Lone surrogates, which a model may well produce, cannot be UTF-8; JSON escapes keep them.
-        line = json.dumps(trajectory.to_json(), ensure_ascii=False)
-        try:
-            line.encode("utf-8")
-        except UnicodeEncodeError:
-            line = json.dumps(trajectory.to_json(), ensure_ascii=True)
-        try:
-            self._file.write(line + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot append to {str(self.path)!r} after {self.count} trajectories: {error}"
-            ) from error
-        self.count += 1
-
-    def close(self) -> None:
-        """Write what is left to disk and close the file. Closing twice is fine.
-
-        Raises:
-            ConfigError: the disk is full or the file is gone.
-        """
-        if self._file.closed:
-            return
-        try:
-            try:
-                os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
-        except OSError as error:
-            raise ConfigError(f"cannot finish {str(self.path)!r} after {self.count} trajectories: {error}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except ConfigError:
-            if error is None:  # else it says once more what the error says already
-                raise
-
-
-def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
-    """Read a JSON Lines file of trajectories, one by one.
-
-    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log.
-
-    Raises:
-        UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: a line is not a trajectory; names the line.
-    """
-    path = Path(path)
-    try:
-        file = path.open("rb")  # a line that was cut may end within a character
-    except FileNotFoundError:
-        siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UnknownNameError(f"no trajectories at {str(path)!r}{nearest(path.name, siblings)}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
-    with file:
-        for number, line in enumerate(file, start=1):
-            try:
-                value = json.loads(line)
-                if not isinstance(value, dict):
-                    raise ConfigError(f"expected a JSON object, got {type(value).__name__}")
-            except ValueError as error:  # a ConfigError is one, too
-                if not line.endswith(b"\n"):
-                    _log.warning("%s: line %d was cut off and is skipped", path, number)
-                    return
-                raise ConfigError(f"{path}, line {number}: {error}") from error
-            try:
-                yield Trajectory.from_json(value)
-            except ConfigError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from error

@@ -28,11 +28,13 @@ class MessageToolCall(TypedDict):
 class Message(TypedDict):
     """One chat message.
 
-    `tool_calls` occurs on assistant messages only; `tool_call_id` and `name` on tool messages only.
+    `tool_calls` and `reasoning_content` (thinking that was parted from the content) occur on assistant messages only;
+    `tool_call_id` and `name` on tool messages only.
     """
 
     role: Role
     content: str
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[MessageToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from toolgym.envs.base import StopReason
 from toolgym.rollout.batch import check_batch, load_batch, make_batch
-from toolgym.rollout.trajectory import Failure, Segment, Trajectory
+from toolgym.rollout.trajectory import Failure, Segment, TokenSequence, Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError
 
 PAD = 0
@@ -27,7 +27,7 @@ def trajectory(prompt, segments, *, name="t", reward=1.0, group=0, error=None):
     )
     return Trajectory(
         id=name, env_id="", task_id="", source="", group_id=group, sample=0, messages=(), tools=(),
-        prompt_ids=tuple(prompt), segments=made, reward=reward, stop_reason=StopReason.ANSWERED, error=error,
+        sequences=(TokenSequence(tuple(prompt), made),), reward=reward, stop_reason=StopReason.ANSWERED, error=error,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_the_checker_finds_rows_that_do_not_lead_back():
     ]:
         with pytest.raises(BatchError, match=said):
             check_batch(batch, [other, SHORT])
-    with pytest.raises(BatchError, match="2 rows came from 1"):
+    with pytest.raises(BatchError, match="2 rows came from trajectories that make 1"):
         check_batch(batch, [LONG])
 
 

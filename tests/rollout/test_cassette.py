@@ -537,7 +537,12 @@ async def test_an_env_that_fails_is_replayed(tmp_path, tokenizer, scripted, brok
 
 async def test_an_engine_that_fails_is_replayed(tmp_path, tokenizer, scripted):
     said = iter([call("odd", do="work"), EngineUnavailableError("gone"), "done", ("cut", FinishReason.ABORT)])
-    config = RunConfig(group_size=2, max_concurrent=1, sampling=SamplingParams(max_new_tokens=300))
+    config = RunConfig(
+        group_size=2,
+        max_concurrent=1,
+        sampling=SamplingParams(max_new_tokens=300),
+        limits=Limits(max_resumes=0),
+    )
     done, _, _ = await record_and_replay(tmp_path, tokenizer, scripted(lambda *_: next(said, "#### 6")), config=config)
     assert [one.error.message if one.error else None for one in done] == [
         "EngineUnavailableError: gone",

@@ -18,7 +18,7 @@ from toolgym.envs.task import Task
 from toolgym.rollout import Limits, RunConfig, Runner, SamplingParams, make_batch, rollout
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import derive_seed
-from toolgym.rollout.trajectory import TrajectoryWriter, read_trajectories
+from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
 from toolgym.tools import BaseTool, CodeInterpreterTool, ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, TemplateError, UnknownNameError
 from toolgym.tools.sandbox import ProcessSandbox
@@ -247,7 +247,7 @@ async def test_an_env_that_breaks_costs_one_trajectory_and_is_replaced(scripted,
     questions = ["reset", "ok", "step", "slow", "ok"]
     done = await play(
         scripted(compute_then_answer), tokenizer, questions,
-        env=Breaking, max_concurrent=1, limits=Limits(env_timeout=1.0),
+        env=Breaking, max_concurrent=1, limits=Limits(env_timeout=6.0),
     )  # fmt: skip
     kinds = [t.error.kind if t.error else None for t in done]
     assert kinds == ["reset", None, "env", "env_timeout", None]
@@ -306,7 +306,9 @@ async def test_a_prompt_that_is_too_long_is_refused_not_cut(scripted, tokenizer)
 
 
 async def test_an_aborted_turn_is_kept_and_marked(scripted, tokenizer):
-    [one] = await play(scripted(lambda p, r: ("half a tur", FinishReason.ABORT)), tokenizer, ["a"])
+    [one] = await play(
+        scripted(lambda p, r: ("half a tur", FinishReason.ABORT)), tokenizer, ["a"], limits=Limits(max_resumes=0)
+    )
     assert (one.stop_reason, one.failed) == (StopReason.ABORTED, False)
     assert one.policy_tokens > 0
 
@@ -427,7 +429,7 @@ async def test_an_engine_that_gives_nonsense_costs_one_trajectory(scripted, toke
     class Broken(type(scripted(None))):
         change = staticmethod(lambda generation: generation)
 
-        async def generate(self, prompt_ids, params, *, request_id):
+        async def generate(self, prompt_ids, params, *, request_id, affinity=None):
             generation = await super().generate(prompt_ids, params, request_id=request_id)
             if "user\nb<" in self.tokenizer.decode(prompt_ids):
                 return self.change(generation)

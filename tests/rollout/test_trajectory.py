@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from toolgym.envs.base import StopReason
 from toolgym.envs.tool_env import ToolCallRecord
-from toolgym.rollout.trajectory import Failure, Segment, Trajectory, TrajectoryWriter, Turn, read_trajectories
+from toolgym.rollout.trajectory import Failure, Segment, TokenSequence, Trajectory, Turn
+from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 
@@ -27,11 +28,15 @@ def trajectory(**changes):
             sample=1,
             messages=({"role": "user", "content": "ü"},),
             tools=({"type": "function", "function": {"name": "f"}},),
-            prompt_ids=(1, 2),
-            segments=(
-                Segment((3, 4), True, (-0.1, -1 / 3), ("1", "2")),
-                Segment((5,), False),
-                Segment((6,), True, (-2.5e-7,), ("2",)),
+            sequences=(
+                TokenSequence(
+                    (1, 2),
+                    (
+                        Segment((3, 4), True, (-0.1, -1 / 3), ("1", "2")),
+                        Segment((5,), False),
+                        Segment((6,), True, (-2.5e-7,), ("2",)),
+                    ),
+                ),
             ),
             reward=0.5,
             stop_reason=StopReason.ANSWERED,
@@ -134,7 +139,7 @@ def test_other_files_are_refused(tmp_path):
         ("{}\n", "format version"),
         ("[]\n", "expected a JSON object"),
         ("nonsense\n", "line 1"),
-        (json.dumps({**trajectory().to_json(), "segments": 3}) + "\n", "not a trajectory"),
+        (json.dumps({**trajectory().to_json(), "sequences": 3}) + "\n", "not a trajectory"),
     ]:
         path.write_text(text)
         with pytest.raises(ConfigError, match=said):
