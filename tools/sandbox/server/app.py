@@ -33,6 +33,17 @@ PAGE = (
     '<p>SandboxFusion\'s API and stateful sessions. See <a href="/openapi.json">/openapi.json</a>.</p>'
 )
 
+DATASET_PATHS = {
+    "/list_datasets": "GET",
+    "/list_ids": "POST",
+    "/get_prompts": "POST",
+    "/get_prompt_by_id": "POST",
+    "/submit": "POST",
+    "/get_metrics": "POST",
+    "/get_metrics_function": "POST",
+}
+"""SandboxFusion's online judge, which is not built here: it needs data sets."""
+
 _log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
@@ -292,6 +303,7 @@ class SandboxApp:
             Route("/openapi.json", {"GET": self._openapi}, waits=True),
             Route("/worker/metrics", {"GET": self._worker_metrics}, public=True, waits=True),
         ]
+        routes += [Route(path, {method: self._no_datasets}) for path, method in DATASET_PATHS.items()]
         return {route.name: route for route in routes}
 
     # ------------------------------------------------------------------ what is asked for
@@ -338,6 +350,10 @@ class SandboxApp:
         if not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
             return None
         return None if int(number) == self._worker else int(number)
+
+    async def _no_datasets(self, call: Call) -> web.Response:
+        said = "this server runs code and has no data sets; for SandboxFusion's online judge use SandboxFusion itself"
+        raise Refused(501, said, reason="no_datasets")
 
     async def _index(self, call: Call) -> web.Response:
         return web.Response(text=PAGE, content_type="text/html")
