@@ -48,6 +48,8 @@ async def _examine() -> dict[str, Any]:
                 "landlock_abi": found.landlock,
                 "seccomp": found.seccomp,
                 "own_proc": found.fresh_proc,
+                "cgroup": found.cgroup,
+                "controllers": list(found.controllers),
                 "missing": list(found.missing),
             }
             ran = await sandbox.run("print(6 * 7)", timeout=10)
@@ -78,6 +80,10 @@ def _table(findings: dict[str, Any]) -> Table:
     if isolation:
         layers = [f"Landlock ABI {isolation['landlock_abi']}" if isolation["landlock_abi"] else "no Landlock"]
         layers.append("seccomp" if isolation["seccomp"] else "no seccomp")
+        if isolation["cgroup"]:
+            layers.append(f"control groups {isolation['cgroup']} ({', '.join(isolation['controllers'])})")
+        else:
+            layers.append("no control groups")
         table.add_row("isolation", f"{isolation['level']}, {', '.join(layers)}")
         for sentence in isolation["missing"]:
             table.add_row("", f"[yellow]{sentence}[/yellow]")

@@ -51,6 +51,8 @@ class Limits:
         memory_mb: memory of all its processes together, in MiB, beyond what the template already has.
         cpu_seconds: CPU seconds of one process; None: the wall-clock deadline alone.
         processes: processes and threads at once.
+        cores: processors' worth of time that all its processes together may use, for example 0.5; None: no limit. A
+            local sandbox needs control groups for it, and refuses where there are none.
         file_mb: size of one file, in MiB.
         disk_mb: everything written to its folders together, in MiB.
         inodes: files and folders at once.
@@ -65,6 +67,7 @@ class Limits:
     memory_mb: int = 1024
     cpu_seconds: float | None = None
     processes: int = 64
+    cores: float | None = None
     file_mb: int = 64
     disk_mb: int = 128
     inodes: int = 4096

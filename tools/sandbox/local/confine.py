@@ -90,7 +90,8 @@ class Confinement:
         return folder
 
     def _enter_namespaces(self) -> list[str]:
-        flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+        # Of control groups too, so that none sees the names of the host's.
+        flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
         kernel.unshare(flags | kernel.CLONE_NEWNET if self.own_network else flags)
         safe = kernel.MS_NOSUID | kernel.MS_NODEV
         # One file system for both, so that one size limits everything that the child writes.

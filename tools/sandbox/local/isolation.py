@@ -7,10 +7,12 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from toolgym.tools.errors import ConfigError, SandboxError, nearest
-from toolgym.tools.sandbox.local import landlock, seccomp
+from toolgym.tools.sandbox.local import cgroup, landlock, seccomp
 
 
 class Level(enum.StrEnum):
@@ -38,6 +40,9 @@ class Isolation:
         seccomp: whether system calls are filtered.
         fresh_proc: whether a program sees a /proc of its own processes only (at the level `namespaces`).
         network: `off`, `loopback` (inside only) or `host`.
+        cgroup: version of the control groups in use, `v1` or `v2`; None: there are none, and the memory of all
+            processes of a program together is looked at every 50 ms instead of limited by the kernel.
+        controllers: what they limit: `memory`, `pids`, `cpu`.
         missing: what the machine does not offer, a sentence each.
     """
 
@@ -46,6 +51,8 @@ class Isolation:
     seccomp: bool
     fresh_proc: bool
     network: str
+    cgroup: str | None = None
+    controllers: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
@@ -106,8 +113,44 @@ def probe() -> dict[str, object]:
         "user_namespaces": sys.platform == "linux" and user_namespaces(),
         "landlock_abi": landlock.abi() if sys.platform == "linux" else 0,
         "seccomp": seccomp.supported(),
+        "cgroup": _groups(),
         "levels": [level.value for level in offered()],
     }
+
+
+def _groups() -> str:
+    """Version and controllers of the control groups that may be made, or why none may."""
+    if sys.platform != "linux":
+        return "not on this system"
+    place, why = cgroup.find()
+    return f"v{place.version}: {', '.join(place.folders)}" if place is not None else f"none ({why})"
+
+
+def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
+    """What a template process found that it cannot do.
+
+    Args:
+        level: the level in use.
+        layers: what the template told when it was ready.
+    """
+    if not layers["landlock"]:
+        yield "the kernel has no Landlock"
+    if level is Level.NAMESPACES and not layers["fresh_proc"]:
+        yield "parts of /proc are masked here, so programs get none"
+    if layers["cgroup"] is None:
+        why = cgroup.find()[1]
+        if layers["watched"]:
+            yield f"no control groups, so memory is watched and not limited by the kernel ({why})"
+        else:
+            yield f"no control groups and no /proc, so the memory of all processes together is not limited ({why})"
+    if level is Level.LANDLOCK and os.geteuid() == 0:
+        yield "programs run as root, without capabilities; run as another user, or at a stronger level"
+    if level is not Level.NAMESPACES:
+        yield "no file system of its own, so disk space and inodes are watched and not limited by the kernel"
+        if not layers["sees_deleted"]:
+            yield "files that a program deletes and holds open are not counted; the disk's last free space is kept free"
+        if 0 < layers["landlock"] < 6:
+            yield "this kernel's Landlock does not keep signals inside; a program could kill this process"
 
 
 def choose(require: str | None, level: str | None) -> Level:

@@ -46,6 +46,7 @@ class Lane:
         self.deadline = 0
         self.interrupted = False
         self.killed = ""
+        self.why = ""
         self.folder = -1
         self.compiled: dict[str, Any] | None = None
         self.session = ""
@@ -180,6 +181,9 @@ class Child:
         first: the lane into the process itself; further ones lead into forks of it.
         dead: whether the process itself has been reaped. Forks may live on in its namespace.
         ended: whether everything has been reaped.
+        memory_mb: what it may use.
+        number: its number in another /proc than the template's own, once that is known; 0 before.
+        next_count: when its files are counted again, in the time of `time.monotonic`.
         init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
@@ -191,6 +195,8 @@ class Child:
         self.dead = False
         self.ended = False
         self.memory_mb = 0
+        self.number = 0
+        self.next_count = 0.0
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""

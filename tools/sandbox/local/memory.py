@@ -1,4 +1,8 @@
-"""How much memory a child and its descendants use, from a /proc that shows them."""
+"""How much memory a child and its descendants use, from a /proc that shows them.
+
+Where the jail may mount no /proc of its own (parts of the host's are masked), the host's serves: a descriptor of it was
+kept, and each child's number there stands in the template's own `fdinfo`.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +12,59 @@ import resource
 PAGE = resource.getpagesize()
 
 
-def own_pages() -> tuple[int, int]:
+def own_pages(proc: int) -> tuple[int, int]:
     """Pages of this process: resident, and private (data and stack)."""
-    with open("/proc/self/statm") as file:
-        words = file.read().split()
+    words = _read(proc, "self/statm").split()
     return int(words[1]), int(words[5])
 
 
-def used_bytes(pid: int, shared_pages: int) -> int:
-    """Resident bytes of a process and all below it, each beyond the pages that it shares with the template."""
-    return sum(max(0, _resident_pages(one) - shared_pages) for one in _tree(pid)) * PAGE
+def number(proc: int, pidfd: int) -> int:
+    """The process behind a handle, as a /proc counts; 0: it is not seen there, or gone."""
+    try:
+        text = _read(proc, f"self/fdinfo/{pidfd}")
+    except OSError:
+        return 0
+    return max(0, int(text.partition("Pid:")[2].split()[0]))
 
 
-def _tree(pid: int) -> list[int]:
+def tree(proc: int, pid: int) -> list[int]:
     """A process and all below it."""
     found = [pid]
     for parent in found:
         try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children") as file:
-                    found += [int(word) for word in file.read().split()]
+            tasks = os.open(f"{parent}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         except OSError:
             continue
+        try:
+            for task in os.listdir(tasks):
+                found += map(int, _read(tasks, f"{task}/children").split())
+        except OSError:
+            continue
+        finally:
+            os.close(tasks)
     return found
 
 
-def _resident_pages(pid: int) -> int:
+def used_bytes(proc: int, pid: int, shared_pages: int) -> int:
+    """Resident bytes of a process and all below it, each beyond the pages that it shares with the template."""
+    return sum(max(0, _resident_pages(proc, one) - shared_pages) for one in tree(proc, pid)) * PAGE
+
+
+def _resident_pages(proc: int, pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1])
+        return int(_read(proc, f"{pid}/statm").split()[1])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def _read(proc: int, name: str) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+            if len(part) < 4096:
+                break
+        return b"".join(parts).decode("ascii", "replace")
+    finally:
+        os.close(fd)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from toolgym.tools.sandbox.local import folders, init, kernel, program, repl, wire
 from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
 from toolgym.tools.sandbox.local.lane import Child, Lane
+from toolgym.tools.sandbox.local.leaves import Leaves
 from toolgym.tools.sandbox.local.reactor import Reactor
 
 
@@ -25,12 +26,14 @@ class Birth:
         work: folder in which each gets a working folder, where it has no file system of its own.
         output_bytes: of each stream, how much is kept.
         pid_namespace: descriptor of the template's own pid namespace, where each child gets one; -1: it gets none.
+        leaves: control groups for them; None: there are none.
     """
 
     confinement: Confinement
     work: str
     output_bytes: int
     pid_namespace: int
+    leaves: Leaves | None
 
 
 class Nursery:
@@ -120,6 +123,8 @@ class Nursery:
     def _fork(self) -> Lane:
         slot = self._slots.pop() if self._slots else self._next_slot
         self._next_slot = max(self._next_slot, slot + 1)
+        if self._birth.leaves is not None:
+            self._birth.leaves.prepare(slot)
         folder = "/tmp"
         if not self._namespaces:
             folder = f"{self._birth.work}/{slot}"
@@ -163,6 +168,8 @@ class Nursery:
 
     def _be_child(self, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
         try:
+            if self._birth.leaves is not None:
+                self._birth.leaves.enter(slot)
             os.dup2(self._devnull, 0)
             os.dup2(out, 1)
             os.dup2(err, 2)

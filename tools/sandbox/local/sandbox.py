@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import itertools
 import logging
 import os
@@ -25,8 +26,8 @@ from toolgym.tools.sandbox.base import (
     Limits,
     Sandbox,
 )
-from toolgym.tools.sandbox.local import folders, jail, languages
-from toolgym.tools.sandbox.local.isolation import Isolation, Level, choose
+from toolgym.tools.sandbox.local import cgroup, folders, jail, languages
+from toolgym.tools.sandbox.local.isolation import Isolation, Level, choose, missing
 from toolgym.tools.sandbox.local.session import START_SESSION, LocalSession
 from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost, runtime_paths
 from toolgym.tools.sandbox.names import check_name, positive
@@ -138,24 +139,16 @@ class LocalSandbox(Sandbox):
             raise SandboxError(
                 "the isolation is known once the sandbox has started; call `await sandbox.start()` first"
             )
-        missing = []
-        if not self._layers["landlock"]:
-            missing.append("the kernel has no Landlock")
-        if self._level is Level.NAMESPACES and not self._layers["fresh_proc"]:
-            missing.append("parts of /proc are masked here, so programs get none, and total memory is not limited")
-        if self._level is Level.LANDLOCK and os.geteuid() == 0:
-            missing.append("programs run as root, without capabilities; run as another user, or at a stronger level")
-        if self._level is not Level.NAMESPACES:
-            missing.append("user namespaces are not in use, so disk space, inodes and total memory are not limited")
-            if 0 < self._layers["landlock"] < 6:
-                missing.append("this kernel's Landlock does not keep signals inside; a program could kill this process")
+        controllers = (self._layers["cgroup"] or {}).get("controllers", ())
         return Isolation(
             level=self._level,
             landlock=int(self._layers["landlock"]),
             seccomp=bool(self._layers["seccomp"]),
             fresh_proc=bool(self._layers["fresh_proc"]),
             network=self._network,
-            missing=tuple(missing),
+            cgroup=f"v{self._layers['cgroup']['version']}" if controllers else None,
+            controllers=tuple(controllers),
+            missing=tuple(missing(self._level, self._layers)),
         )
 
     @property
@@ -344,7 +337,16 @@ class LocalSandbox(Sandbox):
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)
-        template = Supervisor(self._python, config)
+        place, why = await asyncio.to_thread(cgroup.find)
+        if self.limits.cores is not None and (place is None or "cpu" not in place.folders):
+            raise SandboxError(
+                f"limits.cores={self.limits.cores} needs a control group with the cpu controller, and none can be made "
+                f"here ({why or 'that controller is not passed on'}); leave it at None"
+            )
+        # The template of root is another user in there, and makes its children's groups itself.
+        owner = jail.SANDBOX_UID if self._level is Level.NAMESPACES and os.geteuid() == 0 else None
+        make_group = functools.partial(cgroup.Group, place, owner) if place is not None else None
+        template = Supervisor(self._python, config, make_group)
         await template.start()
         self._layers = template.layers
         text = f"sandbox isolation: {self._level.value}"

@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 from toolgym.tools.sandbox.local import jail, kernel, memory, seccomp, wire
 from toolgym.tools.sandbox.local.confine import Confinement
 from toolgym.tools.sandbox.local.landlock import Ruleset, abi
+from toolgym.tools.sandbox.local.leaves import Leaves
 from toolgym.tools.sandbox.local.nursery import Birth
 from toolgym.tools.sandbox.local.template import Template
+from toolgym.tools.sandbox.local.watchdog import Eyes
 
 STDLIB = (
     "argparse", "array", "asyncio", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",
@@ -37,6 +39,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     os.set_inheritable(host.fileno(), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_descriptor_limit()
+    leaves = _leaves(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
@@ -52,27 +55,54 @@ def main(config: Mapping[str, Any]) -> NoReturn:
             _refuse(host, f"cannot preload {name!r}: {error}")
     if config["warm_code"]:
         exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
-    if jailed.fresh_proc and len(os.listdir("/proc/self/task")) != 1:
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if jailed.fresh_proc else jailed.host_proc
+    if proc >= 0 and _threads(proc) != 1:
         _refuse(host, "a preloaded module started a thread; a process with threads cannot be forked safely")
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    resident, private = memory.own_pages() if jailed.fresh_proc else (0, 0)
+    resident, private = memory.own_pages(proc) if proc >= 0 else (0, 0)
     birth = Birth(
         confinement=_confinement(config, jailed, private),
         work=config["work"],
         output_bytes=config["limits"]["output_bytes"],
         pid_namespace=jailed.pid_namespace,
+        leaves=leaves,
     )
-    template = Template(
-        host,
-        birth,
-        warm=config["warm"],
-        can_fork=config["level"] != "landlock",
-        has_proc=jailed.fresh_proc,
-        resident_pages=resident,
+    limits = config["limits"]
+    eyes = Eyes(
+        proc=proc,
+        same_numbers=jailed.fresh_proc,
+        shared_pages=resident,
+        leaves=leaves,
+        disk=None if config["level"] == "namespaces" else (limits["disk_mb"] << 20, limits["inodes"]),
+        work=config["work"],
     )
+    template = Template(host, birth, warm=config["warm"], can_fork=config["level"] != "landlock", eyes=eyes)
     _filter_calls(namespaces=config["level"] == "namespaces")
     _forget_ourselves()
     template.serve()
+
+
+def _leaves(config: Mapping[str, Any]) -> Leaves | None:
+    """The control groups of the children. While this process is still who it was when it started."""
+    group = config["cgroup"]
+    if group is None:
+        return None
+    limits = config["limits"]
+    return Leaves(
+        group["version"],
+        group["folders"],
+        processes=limits["processes"],
+        cores=limits["cores"],
+        files_mb=limits["disk_mb"] if config["level"] == "namespaces" else 0,
+    )
+
+
+def _threads(proc: int) -> int:
+    fd = os.open("self/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
+    try:
+        return len(os.listdir(fd))
+    finally:
+        os.close(fd)
 
 
 def _refuse(host: socket.socket, why: str) -> NoReturn:

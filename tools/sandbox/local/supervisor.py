@@ -11,12 +11,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.local import wire
+from toolgym.tools.sandbox.local.cgroup import Group
 
 START_TIMEOUT = 120.0
 """Seconds that a template may take to load its libraries."""
@@ -51,11 +52,13 @@ class Supervisor:
 
     Args:
         python: the interpreter to run it with.
-        config: see `startup.main`; `socket` is filled in here.
+        config: see `startup.main`; `socket` and `cgroup` are filled in here.
+        make_group: makes a control group for it, which is removed with it; None: there is none.
     """
 
-    def __init__(self, python: str, config: Mapping[str, Any]) -> None:
-        self._python, self._config = python, dict(config)
+    def __init__(self, python: str, config: Mapping[str, Any], make_group: Callable[[], Group] | None = None) -> None:
+        self._python, self._config, self._make_group = python, dict(config), make_group
+        self._group: Group | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -87,15 +90,22 @@ class Supervisor:
         try:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            config = json.dumps({**self._config, "socket": theirs.fileno()})
+            passed, group = [theirs.fileno()], None
+            if self._make_group is not None:
+                self._group = self._make_group()
+                group = self._group.open()
+                passed += self._group.descriptors
+            config = json.dumps({**self._config, "socket": theirs.fileno(), "cgroup": group})
             # Not asyncio's own: its watcher and its transport race to reap a process that is killed.
             self._words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
             self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
                 [self._python, "-I", "-c", _BOOT, config, str(Path(__file__).parent)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
-                pass_fds=[theirs.fileno()], env={}, cwd="/", start_new_session=True,
+                pass_fds=passed, env={}, cwd="/", start_new_session=True,
             )  # fmt: skip
             theirs.close()
+            if self._group is not None:
+                self._group.close()
             self.pid = self._process.pid
             self._reader, self._writer = await asyncio.open_connection(sock=ours)
             decoder = wire.Decoder()
@@ -182,6 +192,9 @@ class Supervisor:
             deadline = time.monotonic() + END_TIMEOUT
             while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110  a process sets no event
                 await asyncio.sleep(0.005)
+        if self._group is not None:
+            for wait in self._group.removal():
+                await asyncio.sleep(wait)
         if self._words is not None and not self._words.closed:
             said = self._last_words()
             self._words.close()
@@ -197,6 +210,8 @@ class Supervisor:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_TIMEOUT)
+        if self._group is not None:
+            self._group.remove()
         if self._words is not None:
             self._words.close()
 

@@ -23,21 +23,21 @@ import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import fetching, kernel, landlock, memory
+from toolgym.tools.sandbox.local import disk, fetching, kernel, landlock, memory
 from toolgym.tools.sandbox.local.host import Host
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.nursery import Birth, Nursery
 from toolgym.tools.sandbox.local.reactor import Deadlines, Reactor
+from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY, WATCH_EVERY, Eyes, Watchdog
 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
 
-WATCH_EVERY = 0.05
-"""Seconds between two looks at the memory of what runs."""
+LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
+"""Limits that a program may say it ran into; it could not gain anything by lying."""
 
 
 class Template:
@@ -48,22 +48,18 @@ class Template:
         birth: how children are made.
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
-        has_proc: whether this process's /proc shows its children, so that their memory can be watched.
-        resident_pages: pages of this process, which every child shares with it.
+        eyes: how children are watched.
     """
 
-    def __init__(
-        self, host: socket.socket, birth: Birth, *, warm: int, can_fork: bool, has_proc: bool, resident_pages: int
-    ) -> None:
-        self._birth, self._want_warm, self._can_fork, self._has_proc = birth, warm, can_fork, has_proc
-        self._resident_pages = resident_pages
+    def __init__(self, host: socket.socket, birth: Birth, *, warm: int, can_fork: bool, eyes: Eyes) -> None:
+        self._birth, self._want_warm, self._can_fork, self._eyes = birth, warm, can_fork, eyes
+        self._watchdog = Watchdog(eyes)
         self._reactor = Reactor()
         self._host = Host(host, self._reactor, self._on_request)
         self._deadlines: Deadlines[Lane] = Deadlines()
         self._nursery = Nursery(self._reactor, birth)
         self._sessions: dict[str, Lane] = {}
         self._running: dict[int, Lane] = {}
-        self._next_watch = 0.0
 
     def serve(self) -> NoReturn:
         """Serve until the host's socket closes."""
@@ -76,6 +72,9 @@ class Template:
             "landlock": landlock.abi() if confinement.landlock is not None else 0,
             "seccomp": confinement.filter is not None,
             "fresh_proc": confinement.fresh_proc,
+            "watched": self._watchdog.watches,
+            "cgroup": self._birth.leaves.layers if self._birth.leaves is not None else None,
+            "sees_deleted": self._sees_deleted(),
         }
         self._host.tell({"ready": True, "pid": os.getpid(), "layers": layers})
         while True:
@@ -94,13 +93,25 @@ class Template:
             self._on_deadline(lane)
         until = self._deadlines.patience()
         waits = [] if until is None else [until]
-        if self._has_proc and (self._running or self._sessions):
-            if time.monotonic() >= self._next_watch:
-                self._look_at_memory()
-                self._next_watch = time.monotonic() + WATCH_EVERY
-            busy = self._running or any(lane.request for lane in self._sessions.values())
-            waits.append(WATCH_EVERY if busy else 1.0)
+        if self._watchdog.watches and (self._running or self._sessions):
+            busy = {lane.child: None for lane in self._running.values()}
+            busy |= {lane.child: None for lane in self._sessions.values() if lane.request}
+            idle = {lane.child: None for lane in self._sessions.values() if lane.child not in busy}
+            for child, status, why in self._watchdog.look(busy, idle):
+                self._stop(child, status, why)
+            waits.append(WATCH_EVERY if busy else IDLE_EVERY)
         return min(waits, default=None)
+
+    def _stop(self, child: Child, status: str, why: str) -> None:
+        """Kill a child for what it used."""
+        for lane in child.lanes:
+            if not lane.killed:
+                lane.killed, lane.why = status, why
+        child.kill()
+
+    def _sees_deleted(self) -> bool:
+        own_user = not self._birth.confinement.first_uid
+        return self._eyes.disk is None or disk.sees_deleted(self._eyes.proc, own_user=own_user)
 
     # ------------------------------------------------------------------ requests
 
@@ -110,7 +121,7 @@ class Template:
     def _do_run(self, request: dict[str, Any]) -> None:
         lane = self._take()
         lane.begin(request)
-        lane.child.memory_mb = request["memory_mb"]
+        self._give_memory(lane.child, request["memory_mb"])
         self._running[request["id"]] = lane
         lane.send({**request, "fork": self._can_fork})
         self._deadlines.arm(lane, request["compile_timeout"] if request.get("compile") else request["timeout"])
@@ -118,11 +129,20 @@ class Template:
     def _do_open(self, request: dict[str, Any]) -> None:
         lane = self._take()
         lane.begin(request)
-        lane.child.memory_mb = request["memory_mb"]
+        self._give_memory(lane.child, request["memory_mb"])
         lane.session = request["session"]
         self._sessions[lane.session] = lane
         lane.send({**request, "op": "session", "fork": self._can_fork})
         self._deadlines.arm(lane, request["timeout"])
+
+    def _give_memory(self, child: Child, memory_mb: int) -> None:
+        child.memory_mb = memory_mb
+        if self._birth.leaves is not None:
+            try:
+                self._birth.leaves.limit(child.slot, memory_mb)
+            except OSError:
+                child.kill()
+                raise
 
     def _session_request(self, request: dict[str, Any]) -> None:
         lane = self._sessions.get(request["session"])
@@ -137,7 +157,7 @@ class Template:
     _do_cell = _do_exec = _do_read = _do_write = _session_request
 
     def _do_fork(self, request: dict[str, Any]) -> None:
-        if not (self._birth.confinement.namespaces and self._has_proc):
+        if not (self._birth.confinement.namespaces and self._eyes.same_numbers):
             why = "sessions fork only at the level 'namespaces' with a /proc of their own"
             self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": why})
             return
@@ -254,7 +274,7 @@ class Template:
             self._deadlines.arm(lane, request["timeout"])
         elif "done" in message:
             lane.drain()
-            if message.get("why") in ("memory_limit", "file_limit", "disk_limit"):
+            if message.get("why") in LIMITS_TOLD:
                 lane.killed = lane.killed or message["why"]
             self._finish_run(lane, int(message["done"]), float(message["cpu"]), int(message["rss_kb"]))
             lane.child.kill()
@@ -282,7 +302,9 @@ class Template:
         status = lane.killed
         if not status:
             status = _status_of(code, cpu, request.get("cpu_seconds"))
-        message = ""
+            if status in ("killed", "error") and self._ran_out_of_memory(lane.child):
+                status = "memory_limit"
+        message = lane.why
         if status.startswith("broken"):
             status, message = "sandbox_error", status
         elif status == "protocol":
@@ -294,13 +316,17 @@ class Template:
             "code": code,
             "message": message,
             "cpu": cpu,
-            "rss": max(0, rss_kb * 1024 - self._resident_pages * memory.PAGE),
+            "rss": max(0, rss_kb * 1024 - self._eyes.shared_pages * memory.PAGE),
             "compiled": lane.compiled,
             "files": fetching.fetch(lane.folder, request.get("fetch") or ()),
             **lane.outputs(),
         }
         if status != "cancelled":
             self._host.answer(request, answer)
+
+    def _ran_out_of_memory(self, child: Child) -> bool:
+        """Whether the kernel has killed something of it for its memory."""
+        return self._birth.leaves is not None and self._birth.leaves.overrun(child.slot)
 
     def _settle(self, lane: Lane, answer: Mapping[str, Any]) -> None:
         """Answer a session's request, once."""
@@ -330,11 +356,12 @@ class Template:
         """End one interpreter of a session; the last one takes its namespaces along."""
         self._sessions.pop(lane.session, None)
         lane.drain()
-        reason = lane.killed or why
-        message = ""
+        reason, message = lane.killed or why, lane.why
+        if reason == "died" and self._ran_out_of_memory(lane.child):
+            reason = "memory_limit"
         if reason.startswith("broken"):
             reason, message = "sandbox_error", reason
-        if reason not in ("timeout", "memory_limit", "output_limit", "sandbox_error"):
+        if reason not in ("timeout", "memory_limit", "disk_limit", "output_limit", "sandbox_error"):
             reason = "killed"
         self._settle(lane, {"status": reason, "alive": False, "message": message})
         lane.signal(signal.SIGKILL)
@@ -382,15 +409,6 @@ class Template:
             lane.free()
         if lane in lane.child.lanes:
             lane.child.lanes.remove(lane)
-
-    def _look_at_memory(self) -> None:
-        """Kill what uses more memory than it may, all processes of a child taken together."""
-        lanes = [*self._running.values(), *(lane for lane in self._sessions.values() if lane.request)]
-        for child in {lane.child.pid: lane.child for lane in lanes}.values():
-            if memory.used_bytes(child.pid, self._resident_pages) > child.memory_mb << 20:
-                for lane in child.lanes:
-                    lane.killed = lane.killed or "memory_limit"
-                child.kill()
 
 
 def _status_of(code: int | None, cpu: float, cpu_seconds: float | None) -> str:

@@ -45,6 +45,7 @@ class LimitsConfig(pydantic.BaseModel):
     memory_mb: PositiveInt = 1024
     cpu_seconds: Annotated[pydantic.FiniteFloat, Field(gt=0)] | None = None
     processes: PositiveInt = 64
+    cores: Annotated[pydantic.FiniteFloat, Field(gt=0)] | None = None
     file_mb: PositiveInt = 64
     disk_mb: PositiveInt = 128
     inodes: PositiveInt = 4096

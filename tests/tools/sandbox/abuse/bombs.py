@@ -10,6 +10,7 @@ SLACK_MB = 512
 
 _memory = at_most(LIMITS.memory_mb + SLACK_MB, of="MB")
 _disk = at_most(LIMITS.disk_mb + LIMITS.file_mb, of="MB")
+_watched_disk = at_most(LIMITS.disk_mb + SLACK_MB, of="MB")
 
 
 def _few_processes(outcome: Outcome) -> str:
@@ -202,6 +203,50 @@ for folder in ("/tmp", "/var/tmp"):
         alone=True,
     ),
     abuse(
+        "disk_by_the_gigabyte",
+        "bombs",
+        """
+block = b"x" * (8 << 20)
+try:
+    for n in range(190):
+        with open(f"@mark@-{n}", "wb") as file:
+            file.write(block)
+        say("held", 8 * n)
+except OSError:
+    pass
+finally:
+    for n in range(190):
+        try:
+            os.unlink(f"@mark@-{n}")
+        except OSError:
+            pass
+""",
+        judge=both(_watched_disk, ended(ExecutionStatus.DISK_LIMIT, ExecutionStatus.OK)),
+        timeout=20,
+        alone=True,
+    ),
+    abuse(
+        "disk_in_deleted_files",
+        "bombs",
+        """
+block = b"x" * (8 << 20)
+kept = []
+try:
+    for n in range(100):
+        kept.append(open("gone", "wb", buffering=0))
+        os.unlink("gone")
+        for part in range(2):
+            if kept[-1].write(block) < len(block):
+                raise OSError
+            say("held", 16 * n + 8 * part)
+except OSError:
+    pass
+""",
+        judge=_watched_disk,
+        timeout=20,
+        alone=True,
+    ),
+    abuse(
         "huge_file",
         "bombs",
         """
@@ -242,6 +287,24 @@ except OSError:
         judge=at_most(LIMITS.inodes, of="files"),
         must=NAMESPACES,
         timeout=10,
+        alone=True,
+    ),
+    abuse(
+        "inodes_by_the_thousand",
+        "bombs",
+        """
+try:
+    for n in range(1, 80_001):
+        if n % 1000 == 1:
+            os.mkdir(f"many-{n // 1000}")
+        os.close(os.open(f"many-{n // 1000}/{n}", os.O_CREAT | os.O_WRONLY))
+        if n % 500 == 0:
+            say("held", n)
+except OSError:
+    pass
+""",
+        judge=at_most(LIMITS.inodes + 20_000, of="files"),
+        timeout=20,
         alone=True,
     ),
     abuse(

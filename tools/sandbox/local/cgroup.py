@@ -1,0 +1,282 @@
+"""Control groups (versions 1 and 2), made by the host: found, made for each template, and removed again.
+
+A template gets a group of its own, `toolgym-<pid>-<start>-<namespace>-<number>`, below the group of this process
+(version 1, and the root group of version 2) or beside it (version 2 elsewhere, where a group with processes in it may
+have no limited ones below). In it, `leaves` makes a group per child. Whoever made a group removes it; what a killed
+process left behind is recognised by the name and removed by the next one that starts.
+
+Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTROLLERS = ("memory", "pids", "cpu")
+_NAME = re.compile(r"toolgym-(\d+)-(\d+)-(\d+)-\d+")
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+REMOVE_TIMEOUT = 5.0
+"""Seconds that the processes of a group may take to be gone."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where groups may be made.
+
+    Attributes:
+        version: of the control group interface, 1 or 2.
+        folders: controller to folder; with version 2 always the same one.
+    """
+
+    version: int
+    folders: Mapping[str, Path]
+
+
+@functools.cache
+def find() -> tuple[Place | None, str]:
+    """Where this process may make groups that limit memory, and if nowhere, why. Stale groups there are removed."""
+    reasons = []
+    for look in (_version_2, _version_1):
+        try:
+            place = look()
+            for folder in set(place.folders.values()):
+                _sweep(folder)
+            return place, ""
+        except OSError as error:
+            reasons.append(str(error))
+    return None, "; ".join(reasons)
+
+
+class Group:
+    """The control group of one template process.
+
+    Args:
+        place: where to make it.
+        owner: user and group id that may make groups in it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, place: Place, owner: int | None) -> None:
+        self._place = place
+        name = f"toolgym-{_signature(os.getpid())}-{next(_numbers)}"
+        self._folders = {controller: folder / name for controller, folder in place.folders.items()}
+        self._opened: list[int] = []
+        try:
+            for folder in self._own():
+                folder.mkdir()
+            if place.version == 2:
+                (self._own()[0] / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in self._folders))
+                (self._own()[0] / "main").mkdir()
+            if owner is not None:
+                for folder in self._own():
+                    os.chown(folder, owner, owner)
+                    if place.version == 2:
+                        os.chown(folder / "cgroup.procs", owner, owner)
+        except OSError:
+            self._try_to_remove()
+            raise
+
+    def open(self) -> dict[str, object]:
+        """What `leaves.Leaves` needs, with a descriptor for each controller; `close` them when they are inherited."""
+        fds = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in self._folders.items()}
+        self._opened = list(fds.values())
+        return {"version": self._place.version, "folders": fds}
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that are open."""
+        return self._opened
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self._opened:
+            os.close(fd)
+        self._opened = []
+
+    def removal(self) -> Iterator[float]:
+        """Kill what is left in the group and remove it. Yields the seconds to wait before it is tried again.
+
+        Blocks nowhere; gives up after `REMOVE_TIMEOUT`, and then the next process that starts a sandbox goes on.
+        """
+        self.close()
+        deadline = time.monotonic() + REMOVE_TIMEOUT
+        while not self._try_to_remove() and time.monotonic() < deadline:
+            yield 0.005
+
+    def remove(self) -> None:
+        """The same from outside of any coroutine."""
+        for wait in self.removal():
+            time.sleep(wait)
+
+    def _own(self) -> list[Path]:
+        return list(dict.fromkeys(self._folders.values()))
+
+    def _try_to_remove(self) -> bool:
+        return all([_remove(folder) for folder in self._own()])
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a group and those below it; kill what runs there. Returns whether it is gone."""
+    groups = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+    try:
+        for group in groups:
+            group.rmdir()
+        return True
+    except FileNotFoundError:
+        return not folder.exists()
+    except OSError:
+        for group in groups:
+            with contextlib.suppress(OSError, ValueError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+        return False
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the groups of processes that are gone."""
+    for entry in folder.iterdir():
+        match = _NAME.fullmatch(entry.name)
+        if match and match[3] == str(_pid_namespace()) and _signature(int(match[1])) != "-".join(match.groups()):
+            _remove(entry)
+
+
+def _signature(pid: int) -> str:
+    """Tells a process from every other one that had or will have its number."""
+    try:
+        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        start = "0"
+    return f"{pid}-{start}-{_pid_namespace()}"
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+# ---------------------------------------------------------------------- finding
+
+
+def _version_1() -> Place:
+    mounts = _mounts("cgroup")
+    own = _own_groups()
+    folders: dict[str, Path] = {}
+    for controller in CONTROLLERS:
+        for options, root, point in mounts:
+            if controller in options.split(",") and controller in own:
+                folders[controller] = _below(point, root, own[controller])
+    if "memory" not in folders:
+        raise OSError("there is no version 1 memory controller")
+    usable = {}
+    for controller, folder in folders.items():
+        try:
+            with _trial(folder) as group:
+                _move_something_into(group)
+            usable[controller] = folder
+        except OSError as error:
+            if controller == "memory":
+                raise OSError(f"version 1: {error}") from error
+    return Place(1, usable)
+
+
+def _version_2() -> Place:
+    mounts = _mounts("cgroup2")
+    own = _own_groups().get("")
+    if not mounts or own is None:
+        raise OSError("there is no version 2 hierarchy")
+    _, root, point = mounts[0]
+    home = _below(point, root, own)
+    reasons = []
+    for folder in [home] if _is_root(home) else [home.parent] if home != point else []:
+        try:
+            return Place(2, dict.fromkeys(_controllers(folder), folder))
+        except OSError as error:
+            reasons.append(str(error))
+    why = "; ".join(reasons) or f"{home} has processes of its own, and none may be made beside it"
+    raise OSError(f"version 2: {why}")
+
+
+def _is_root(folder: Path) -> bool:
+    """Whether it is the root group of all, which alone may have both processes and limited groups."""
+    return not (folder / "cgroup.type").exists()
+
+
+def _controllers(folder: Path) -> list[str]:
+    """Those that groups made in a folder get. Memory is among them."""
+    there = (folder / "cgroup.controllers").read_text().split()
+    if "memory" not in there:
+        raise OSError(f"{folder} has no memory controller")
+    passed_on = (folder / "cgroup.subtree_control").read_text().split()
+    for name in CONTROLLERS:
+        if name in there and name not in passed_on:
+            with contextlib.suppress(OSError):
+                (folder / "cgroup.subtree_control").write_text(f"+{name}")
+    with _trial(folder) as group:
+        found = (group / "cgroup.controllers").read_text().split()
+        if "memory" not in found:
+            raise OSError(f"{folder} passes no memory controller on")
+        _move_something_into(group)
+    return [name for name in CONTROLLERS if name in found]
+
+
+@contextlib.contextmanager
+def _trial(folder: Path) -> Iterator[Path]:
+    group = folder / f"toolgym-{_signature(os.getpid())}-0"
+    group.mkdir()
+    try:
+        yield group
+    finally:
+        deadline = time.monotonic() + 1
+        while not _remove(group) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def _move_something_into(group: Path) -> None:
+    """Try what counts: whether a process of ours can be put there. Not this one, which is to stay where it is."""
+    with subprocess.Popen(["/bin/sh", "-c", "read nothing"], stdin=subprocess.PIPE) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        process.kill()
+
+
+def _mounts(kind: str) -> list[tuple[str, str, Path]]:
+    """Options, root and mount point of each mounted file system of that kind."""
+    found = []
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.rstrip("\n").partition(" - ")
+            root, point = left.split(" ")[3:5]
+            name, _, options = right.split(" ", 2)
+            if name == kind:
+                found.append((options, root, Path(point)))
+    return found
+
+
+def _own_groups() -> dict[str, str]:
+    """This process's group by controller; that of version 2 has no name."""
+    groups = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def _below(point: Path, root: str, group: str) -> Path:
+    """Where a group is found in the file system; `root` is the group that is mounted there."""
+    relative = os.path.relpath(group, root)
+    if relative.startswith(".."):
+        raise OSError(f"the group {group} of this process is not below {root}, which is mounted at {point}")
+    return point / relative if relative != "." else point

@@ -1,0 +1,109 @@
+"""Looks, every now and then, at what children use of the things that the kernel does not limit for us."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from toolgym.tools.sandbox.local import disk, memory
+from toolgym.tools.sandbox.local.lane import Child
+from toolgym.tools.sandbox.local.leaves import Leaves
+
+WATCH_EVERY = 0.05
+"""Seconds between two looks at whatever runs."""
+
+IDLE_EVERY = 1.0
+"""Seconds between two looks at sessions that wait for their next cell: a thread of theirs may go on."""
+
+IDLE_AT_ONCE = 32
+"""How many of them are looked at each time, in turn."""
+
+DISK_SHARE = 0.05
+"""Of a processor, how much counting one child's files may take: after a long count the next one comes later."""
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """What a watchdog sees with.
+
+    Attributes:
+        proc: descriptor of a /proc that shows the children; -1: none does.
+        same_numbers: whether processes have the numbers there by which this process knows them.
+        shared_pages: resident pages of this process, which every child shares.
+        leaves: control groups, where the kernel limits memory; None: it is watched here.
+        disk: where children write to the host's disk: bytes and files that each may keep there; None: they do not.
+        work: folder that theirs are in.
+    """
+
+    proc: int
+    same_numbers: bool
+    shared_pages: int
+    leaves: Leaves | None = None
+    disk: tuple[int, int] | None = None
+    work: str = ""
+
+
+class Watchdog:
+    """Finds the children that use too much."""
+
+    def __init__(self, eyes: Eyes) -> None:
+        self._eyes = eyes
+        self._next = self._next_idle = 0.0
+        self._turn = 0
+        self._reserve = min(disk.RESERVE, disk.free_bytes(eyes.work) // 2) if eyes.disk else 0
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to look at."""
+        return self._eyes.proc >= 0 or self._eyes.leaves is not None
+
+    def look(self, busy: Iterable[Child], idle: Iterable[Child]) -> Iterator[tuple[Child, str, str]]:
+        """When it is time, yield the children that use too much, with the status that they get and why."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + WATCH_EVERY
+        looked_at = list(busy)
+        if now >= self._next_idle:
+            self._next_idle = now + IDLE_EVERY
+            looked_at += self._some(list(idle))
+        full = self._eyes.disk is not None and disk.free_bytes(self._eyes.work) < self._reserve
+        for child in looked_at:
+            if self._too_much_memory(child):
+                yield child, "memory_limit", ""
+            elif full:
+                yield child, "disk_limit", "the host's file system is nearly full"
+            elif self._eyes.disk is not None and self._too_much_disk(child, *self._eyes.disk):
+                most, files = self._eyes.disk
+                yield child, "disk_limit", f"it kept more than {most >> 20} MiB or {files} files on disk"
+
+    def _some(self, idle: list[Child]) -> list[Child]:
+        start = self._turn % len(idle) if idle else 0
+        self._turn = start + IDLE_AT_ONCE
+        return (idle + idle)[start : start + min(IDLE_AT_ONCE, len(idle))]
+
+    def _too_much_memory(self, child: Child) -> bool:
+        if self._eyes.leaves is not None:
+            return self._eyes.leaves.overrun(child.slot)
+        pid = self._number(child)
+        return pid > 0 and memory.used_bytes(self._eyes.proc, pid, self._eyes.shared_pages) > child.memory_mb << 20
+
+    def _too_much_disk(self, child: Child, most_bytes: int, most_files: int) -> bool:
+        began = time.monotonic()
+        if began < child.next_count:
+            return False
+        pid = self._number(child)
+        processes = memory.tree(self._eyes.proc, pid) if pid else []
+        over = disk.over_limit(child.folder, most_bytes, most_files, self._eyes.proc, processes)
+        now = time.monotonic()
+        child.next_count = now + (now - began) / DISK_SHARE
+        return over
+
+    def _number(self, child: Child) -> int:
+        """The child as /proc counts; 0: unknown."""
+        if self._eyes.same_numbers:
+            return child.pid
+        if self._eyes.proc >= 0 and child.number == 0:
+            child.number = memory.number(self._eyes.proc, child.pidfd)
+        return child.number
