@@ -126,7 +126,7 @@ class Group:
         return list(dict.fromkeys(self._folders.values()))
 
     def _try_to_remove(self) -> bool:
-        return all([_remove(folder) for folder in self._own()])
+        return not [folder for folder in self._own() if not _remove(folder)]
 
 
 def _remove(folder: Path) -> bool:
