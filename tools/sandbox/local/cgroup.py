@@ -266,7 +266,7 @@ def _mounts(kind: str) -> list[tuple[str, str, Path]]:
 
 def _own_groups() -> dict[str, str]:
     """This process's group by controller; that of version 2 has no name."""
-    groups = {}
+    groups: dict[str, str] = {}
     with open("/proc/self/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
