@@ -36,6 +36,7 @@ class Confinement:
         processes: processes and threads.
         open_files: descriptors.
         data_pages: pages of private memory that the template has; children's limits come on top.
+        proc_options: of its /proc; None: the usual ones.
         below_tmp: folders below /tmp that the interpreter needs.
         proc: descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
     """
@@ -54,6 +55,7 @@ class Confinement:
     open_files: int
     data_pages: int
     proc: int
+    proc_options: str | None = None
     below_tmp: tuple[str, ...] = ()
 
     def apply(self, slot: int, folder: str, control: int) -> str:
@@ -71,8 +73,9 @@ class Confinement:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
         writable = [folder]
         if self.namespaces:
-            folder = "/tmp"
+            folder = self.home
             writable = self._enter_namespaces()
+            os.makedirs(folder, exist_ok=True)
         if self.first_uid:
             self._become(self.first_uid + slot, folder)
         os.chdir(folder)
@@ -84,10 +87,25 @@ class Confinement:
             os.dup2(control, CONTROL_FD)
         kernel.close_from(CONTROL_FD + 1)  # only now: the rules' descriptors were among them
         resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, self.open_files))
-        kernel.drop_capabilities()
+        kernel.drop_capabilities(but=kernel.SYS_CHROOT if self.namespaces else 0)  # `settle` drops that too
         if self.filter is not None:
             seccomp.install(self.filter)
         return folder
+
+    @property
+    def home(self) -> str:
+        """With namespaces: the working folder. /tmp, unless that has folders that a program cannot delete."""
+        return "/tmp/work" if self.below_tmp else "/tmp"
+
+    def settle(self, *, session: bool) -> None:
+        """Confine the rest, now that it is known what this process becomes: only a session changes its root one day."""
+        if self.namespaces and not session:
+            kernel.drop_capabilities()
+
+    @property
+    def file_system(self) -> str:
+        """Options of the file system that a child writes to."""
+        return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
 
     def _enter_namespaces(self) -> list[str]:
         # Of control groups too, so that none sees the names of the host's.
@@ -95,7 +113,7 @@ class Confinement:
         kernel.unshare(flags | kernel.CLONE_NEWNET if self.own_network else flags)
         safe = kernel.MS_NOSUID | kernel.MS_NODEV
         # One file system for both, so that one size limits everything that the child writes.
-        kernel.mount("tmpfs", "/w", "tmpfs", safe, f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777")
+        kernel.mount("tmpfs", "/w", "tmpfs", safe, self.file_system)
         for name, target in (("tmp", "/tmp"), ("shm", "/dev/shm")):
             os.mkdir(f"/w/{name}")
             os.chmod(f"/w/{name}", 0o777)
@@ -106,7 +124,7 @@ class Confinement:
             kernel.mount(f"/w/{name}", target, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.detach("/w")
         if self.fresh_proc:
-            kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC)
+            kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC, self.proc_options)
         if self.own_network:
             _raise_loopback()
         uid, gid = os.geteuid(), os.getegid()

@@ -13,19 +13,21 @@ MAX_FETCH = 32 * 1024 * 1024
 """Bytes of one file that is fetched."""
 
 
-def fetch(folder: int, names: Sequence[str]) -> dict[str, str]:
+def fetch(folder: int, home: str, names: Sequence[str]) -> dict[str, str]:
     """Read files in base64; those that are absent, too large, not plain files or behind a link are left out.
 
     Args:
         folder: a handle that the child gave before any foreign code ran; -1: it gave none.
-        names: relative to it, or below /tmp.
+        home: the program's working folder, relative to that one.
+        names: relative to the working folder, or absolute below /tmp, which then is that folder.
     """
     found: dict[str, str] = {}
     if folder < 0:
         return found
     for name in names:
         try:
-            fd = kernel.open_beneath(folder, name.removeprefix("/tmp/"))
+            inside = name.removeprefix("/tmp/")
+            fd = kernel.open_beneath(folder, inside if inside != name else os.path.join(home, name))
         except OSError:
             continue
         try:

@@ -137,6 +137,8 @@ def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
         yield "the kernel has no Landlock"
     if level is Level.NAMESPACES and not layers["fresh_proc"]:
         yield "parts of /proc are masked here, so programs get none"
+    if level is Level.NAMESPACES and layers["landlock"] < 6:
+        yield "this kernel's Landlock does not keep signals inside; forks of one session could kill each other"
     if layers["cgroup"] is None:
         why = cgroup.find()[1]
         if layers["watched"]:

@@ -130,7 +130,7 @@ def _build(root: str, paths: Iterable[str]) -> None:
     os.umask(0o022)
     for path in paths:
         _bind(root, path)
-    for folder in ("dev/shm", "tmp", "w", "proc", "etc"):
+    for folder in ("dev/shm", "tmp", "w/new", "proc", "etc"):
         os.makedirs(f"{root}/{folder}", exist_ok=True)
     for name in DEVICES:
         target = f"{root}/dev/{name}"

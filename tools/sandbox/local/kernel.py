@@ -23,6 +23,8 @@ MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 _PR_SET_SECUREBITS, _NO_ROOT, _NO_ROOT_LOCKED = 28, 1, 2
 
+SYS_CHROOT = 1 << 18
+
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
 
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8913, 0x8914, 0x1, 0x40
@@ -98,15 +100,18 @@ def pivot_root(new: str, old: str) -> None:
     check(syscall(_PIVOT_ROOT, new.encode(), old.encode()), "pivot_root")
 
 
-def drop_capabilities() -> None:
+def drop_capabilities(*, but: int = 0) -> None:
     """Empty the effective, permitted and inheritable sets, so that no later `execve` can fill them again.
 
     Needs no-new-privileges. For user id 0, which `execve` would otherwise favour, that favour is switched off first.
+
+    Args:
+        but: capabilities to keep, a bit each (of the first 32), until the next `execve`.
     """
     if os.geteuid() == 0:
         libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_NO_ROOT | _NO_ROOT_LOCKED), 0, 0, 0)
     header = struct.pack("Ii", 0x20080522, 0)
-    check(libc.capset(header, bytes(24)), "capset")
+    check(libc.capset(header, struct.pack("6I", but, but, 0, 0, 0, 0)), "capset")
 
 
 def close_from(first: int) -> None:

@@ -31,20 +31,39 @@ def abi() -> int:
     return max(0, int(kernel.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
+def separate() -> None:
+    """Keep this process's signals and abstract sockets, and those of all that it starts, to themselves for good.
+
+    Whoever stays in the domain that it leaves may still signal it, unless he does the same.
+
+    Raises:
+        OSError: the kernel's Landlock is too old (before ABI 6), or there are too many layers (16) already.
+    """
+    attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
+    ruleset = kernel.check(
+        kernel.syscall(_CREATE, attributes, ctypes.c_size_t(24), ctypes.c_uint(0)), "landlock_create_ruleset"
+    )
+    try:
+        kernel.check(kernel.syscall(_RESTRICT, ruleset, ctypes.c_uint(0)), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
 class Ruleset:
     """A set of rules, prepared once and applied in many children.
 
     Args:
         read_only: files and folders that may be read and executed.
         devices: files that may be read and written.
+        writable: folders in which everything but devices may be made, changed and removed.
     """
 
-    def __init__(self, read_only: Iterable[str], devices: Iterable[str] = ()) -> None:
+    def __init__(self, read_only: Iterable[str], devices: Iterable[str] = (), writable: Iterable[str] = ()) -> None:
         self._abi = abi()
         self._handled = _ALL.get(self._abi, _ALL_SINCE_5)
         self._writable = self._handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
         self._rules = []
-        for paths, access in ((read_only, READ_ONLY), (devices, DEVICE)):
+        for paths, access in ((read_only, READ_ONLY), (devices, DEVICE), (writable, self._writable)):
             for path in paths:
                 if not os.path.exists(path):
                     continue
@@ -55,7 +74,7 @@ class Ruleset:
         """Restrict this process for good. Needs no-new-privileges.
 
         Args:
-            writable: folders in which everything but devices may be made, changed and removed.
+            writable: further folders in which everything but devices may be made, changed and removed.
             network: whether TCP may be used; where it may not, the kernel refuses bind and connect since ABI 4.
         """
         net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT

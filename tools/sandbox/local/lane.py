@@ -48,11 +48,13 @@ class Lane:
         self.killed = ""
         self.why = ""
         self.folder = -1
+        self.home = "."
         self.compiled: dict[str, Any] | None = None
         self.session = ""
         self.copy_of: Lane | None = None
         self.copied: dict[str, Any] | None = None
         self.received: list[int] = []
+        self.namespace = -1
         self._outbox = bytearray()
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -83,6 +85,10 @@ class Lane:
                 return
             del self._outbox[:sent]
         self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+
+    def send_descriptor(self, fd: int) -> None:
+        """Send a descriptor, with one byte, to an end that waits for nothing else."""
+        socket.send_fds(self.control, [b"."], [fd])
 
     def receive(self) -> bytes | None:
         """Read from the control socket, descriptors into `received`. None: nothing now; empty: it is closed."""
@@ -154,10 +160,10 @@ class Lane:
         if self.control.fileno() >= 0:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()
-        for fd in (self.handle, self.folder, *self.received):
+        for fd in (self.handle, self.folder, self.namespace, *self.received):
             if fd >= 0:
                 os.close(fd)
-        self.handle = self.folder = -1
+        self.handle = self.folder = self.namespace = -1
         self.received = []
 
     def _close_pipe(self, stream: int) -> None:

@@ -174,7 +174,7 @@ class Nursery:
             os.dup2(out, 1)
             os.dup2(err, 2)
             folder = self._birth.confinement.apply(slot, folder, control)
-            if not self._namespaces:
+            if folder != "/tmp":
                 os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
             request = wire.receive(CONTROL_FD)
             if request is None:
@@ -187,7 +187,8 @@ class Nursery:
             os._exit(252)
 
     def _carry_out(self, request: Mapping[str, Any]) -> NoReturn:
+        self._birth.confinement.settle(session=request["op"] != "run")
         self._birth.confinement.limit_memory(request["memory_mb"])
         if request["op"] == "run":
-            program.run(request)
+            program.run(request, base="/tmp" if self._namespaces else ".")
         repl.serve(request)

@@ -26,13 +26,18 @@ from toolgym.tools.sandbox.local import confine, wire
 SOURCE = "main.py"
 
 
-def run(request: Mapping[str, Any]) -> NoReturn:
-    """Carry out a `run` request, tell how it ended on the control socket, and exit."""
+def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
+    """Carry out a `run` request, tell how it ended on the control socket, and exit.
+
+    Args:
+        request: see `template`.
+        base: the folder that absolute names of files to fetch, which begin with /tmp, mean.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the template ignores it, and so would all programs
     os.environ.update(request.get("env") or {})
     place_files(request.get("files") or {})
     if request.get("fetch"):
-        _hand_over_folder()
+        _hand_over_folder(base)
     _connect_stdin(request.get("stdin") or "")
     confine.limit_cpu(request.get("cpu_seconds"))
     if request.get("argv"):
@@ -211,12 +216,12 @@ def _connect_stdin(text: str) -> None:
     os.close(fd)
 
 
-def _hand_over_folder() -> None:
-    """Give the template a handle of the working folder before any foreign code runs; it fetches files through it."""
+def _hand_over_folder(base: str) -> None:
+    """Give the template a handle of a folder before any foreign code runs; it fetches files through it."""
     import socket
 
-    fd = os.open(".", os.O_PATH | os.O_DIRECTORY)
+    fd = os.open(base, os.O_PATH | os.O_DIRECTORY)
     control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
-    socket.send_fds(control, [wire.encode({"folder": True})], [fd])
+    socket.send_fds(control, [wire.encode({"folder": os.path.relpath(".", base)})], [fd])
     control.close()
     os.close(fd)

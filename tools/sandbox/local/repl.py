@@ -7,9 +7,11 @@ import base64
 import contextlib
 import linecache
 import os
+import resource
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import traceback
@@ -17,7 +19,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import confine, program, wire
+from toolgym.tools.sandbox.local import confine, landlock, program, wire
 
 MAX_ECHO = 64 * 1024
 """Characters of a last expression's `repr` that are echoed."""
@@ -52,8 +54,6 @@ class Repl:
         self._count = 0
         self._shown: list[dict[str, Any]] = []
         self._loop: Any = None
-        self._folders = 0
-        self._home = os.getcwd()
 
     def run(self) -> NoReturn:
         """Answer requests until the control socket closes."""
@@ -179,23 +179,23 @@ class Repl:
     # ------------------------------------------------------------------ fork
 
     def _on_fork(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Fork this interpreter. The copy gets pipes and a control socket of its own, and its own working folder.
+        """Fork this interpreter. The copy gets pipes, a control socket and a root of its own.
 
-        Its ends travel over the control socket: control, stdout, stderr, and a handle of the process.
+        Its ends travel over the control socket: control, stdout, stderr, and a handle of the process. Its root comes to
+        it alone, over its own control socket, see `branch`.
         """
         sys.stdout.flush()
         sys.stderr.flush()
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        self._folders += 1
-        folder = os.path.join(self._home, f".fork-{os.getpid()}-{self._folders}")
         pid = os.fork()
         if pid == 0:
             try:
-                _become_copy(theirs.detach(), out_write, err_write, self._home, folder)
-                self._home = folder
-            except BaseException:  # noqa: BLE001  half a copy must not go on
+                _become_copy(theirs.detach(), out_write, err_write)
+            except BaseException as error:  # noqa: BLE001  half a copy must not go on
+                with contextlib.suppress(BaseException):
+                    wire.send_all(confine.CONTROL_FD, wire.encode({"failed": f"{type(error).__name__}: {error}"}))
                 os._exit(1)
             return {"ready": True}  # sent on the new control socket: the copy is in place
         handle = os.pidfd_open(pid)
@@ -206,34 +206,62 @@ class Repl:
             os.close(fd)
         ours.close()
         theirs.close()
+        _separate()
         return {"done": True}
 
 
-def _become_copy(control: int, out: int, err: int, home: str, folder: str) -> None:
-    """In the copy: new pipes and control, a copied folder, and open files that share no position with the origin's."""
+def _become_copy(control: int, out: int, err: int) -> None:
+    """In the copy: new pipes and control, a root with copied files, and open files of its own at the same positions."""
     for old, new in ((control, confine.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)
         os.close(old)
-    shutil.copytree(home, folder, symlinks=True, ignore=_not_copied)
     place = os.getcwd()
-    if f"{place}/".startswith(f"{home}/"):
-        os.chdir(os.path.join(folder, os.path.relpath(place, home)))
-    sys.path[:] = [folder if entry == home else entry for entry in sys.path]
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd <= confine.CONTROL_FD:
-            continue
+    with socket.socket(fileno=os.dup(confine.CONTROL_FD)) as waiting:
+        _, (root, *_), _, _ = socket.recv_fds(waiting, 1, 1)
+    os.fchdir(root)
+    os.close(root)
+    copied: dict[tuple[int, int], str] = {}
+
+    def copy(source: str, target: str) -> None:
+        shutil.copy2(source, target, follow_symlinks=False)
+        about = os.lstat(source)
+        copied[about.st_dev, about.st_ino] = source
+
+    for folder in ("/tmp", "/dev/shm"):
+        shutil.copytree(
+            folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
+        )  # fmt: skip
+    os.chroot(".")
+    os.chdir(place)
+    for fd in range(confine.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
         try:
-            path = os.readlink(f"/proc/self/fd/{fd}")
+            about = os.fstat(fd)
         except OSError:
-            continue  # the folder that was being listed
-        if path.startswith(f"{home}/") and os.path.isfile(path):
-            _reopen(fd, os.path.join(folder, os.path.relpath(path, home)))
+            continue
+        path = copied.get((about.st_dev, about.st_ino))
+        if path is not None:
+            _reopen(fd, path)
+    _separate()
+
+
+def _separate() -> None:
+    """Keep origin and copy from signalling each other, as far as the kernel goes: some 15 times in a process's past."""
+    with contextlib.suppress(OSError):
+        landlock.separate()
 
 
 def _not_copied(where: str, names: list[str]) -> list[str]:
-    """Other copies, and what is mounted there (an interpreter that lives below /tmp)."""
-    return [name for name in names if name.startswith(".fork-") or os.path.ismount(os.path.join(where, name))]
+    """What is mounted there (an interpreter that lives below /tmp), what is neither file, folder nor link, and what
+    its owner may not read himself."""
+    skipped = []
+    for name in names:
+        path = os.path.join(where, name)
+        mode = os.lstat(path).st_mode
+        needed = os.R_OK | os.X_OK if stat.S_ISDIR(mode) else os.R_OK
+        plain = stat.S_ISLNK(mode) or ((stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and os.access(path, needed))
+        if not plain or os.path.ismount(path):
+            skipped.append(name)
+    return skipped
 
 
 def _reopen(fd: int, path: str) -> None:

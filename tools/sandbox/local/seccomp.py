@@ -133,7 +133,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "vmsplice": (278, 75),
 }
 
-TEMPLATE_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create")
+TEMPLATE_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot")
 _OWN = (
     ("prlimit64", 0), ("sched_setaffinity", 0), ("sched_setattr", 0), ("sched_setparam", 0), ("sched_setscheduler", 0),
     ("setpriority", 1), ("ioprio_set", 1),
@@ -171,7 +171,9 @@ def template_filter(*, needs: Iterable[str] = TEMPLATE_NEEDS) -> bytes:
     return _head() + _deny(denied) + _instruction(_RETURN, 0, 0, _ALLOW)
 
 
-def child_filter(*, fork: bool, network: bool, sockets: bool, frozen: Iterable[str], own_only: bool) -> bytes:
+def child_filter(
+    *, fork: bool, network: bool, sockets: bool, frozen: Iterable[str], own_only: bool, chroot: bool = False
+) -> bytes:
     """The short filter of a child.
 
     Args:
@@ -180,6 +182,7 @@ def child_filter(*, fork: bool, network: bool, sockets: bool, frozen: Iterable[s
         sockets: whether it may make any socket at all.
         frozen: calls that do nothing and report success (for levels without a file system of their own; refusing
             would break harmless copying of files).
+        chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
         own_only: whether a program may change limits and priorities of itself alone, by naming process 0.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
@@ -198,7 +201,8 @@ def child_filter(*, fork: bool, network: bool, sockets: bool, frozen: Iterable[s
     if own_only:
         for name, argument in _OWN:
             parts.append(_when_arg(name, _ARG0_AT + 8 * argument, [(_EQUAL, 0)], deny_on_match=False))
-    parts += [_deny(TEMPLATE_NEEDS), _instruction(_RETURN, 0, 0, _ALLOW)]
+    denied = [name for name in TEMPLATE_NEEDS if not (chroot and name == "chroot")]
+    parts += [_deny(denied), _instruction(_RETURN, 0, 0, _ALLOW)]
     return b"".join(parts)
 
 

@@ -110,7 +110,12 @@ class LocalSession(Session):
             await self.write_file(name, data)
 
     async def fork(self) -> LocalSession:
-        """See `Session.fork`. Both share what lies outside of the working folder, the rest of /tmp for example.
+        """See `Session.fork`. The fork gets copies of /tmp and /dev/shm, as they are now, in a file system of its own.
+
+        Neither sees the other's processes nor can signal them. (The kernel, with Landlock's ABI 6 or later, allows some
+        fifteen such partings in the past of one process; from then on, forks of the same origin can signal each other.)
+        They share the limits of memory and processes. What is no file, folder or link there, or may not be
+        read, is left out.
 
         Raises:
             SandboxError: the session is gone, or its level cannot fork.

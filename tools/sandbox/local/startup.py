@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import jail, kernel, memory, seccomp, wire
+from toolgym.tools.sandbox.local import branch, jail, kernel, memory, seccomp, wire
 from toolgym.tools.sandbox.local.confine import Confinement
 from toolgym.tools.sandbox.local.landlock import Ruleset, abi
 from toolgym.tools.sandbox.local.leaves import Leaves
@@ -28,6 +28,8 @@ STDLIB = (
     "uuid",
 )  # fmt: skip
 """What nearly every program imports; loaded before the fork, it is shared."""
+
+_ONLY_OWN = "hidepid=ptraceable"
 
 _FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
 """Per level, calls on files that do nothing, for Landlock does not cover them."""
@@ -152,7 +154,9 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
     ruleset = None
     if abi():
         readable = ["/"] if namespaces else config["read_only"]
-        ruleset = Ruleset(readable, [f"/dev/{name}" for name in jail.DEVICES])
+        ruleset = Ruleset(
+            readable, [f"/dev/{name}" for name in jail.DEVICES], [os.path.dirname(branch.BASE)] if namespaces else ()
+        )
     child_filter = None
     if seccomp.supported():
         child_filter = seccomp.child_filter(
@@ -161,6 +165,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
             sockets=namespaces or network != "off",
             frozen=_FROZEN[config["level"]],
             own_only=not namespaces,
+            chroot=namespaces,
         )
     return Confinement(
         namespaces=namespaces,
@@ -177,8 +182,19 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
         open_files=limits["open_files"],
         data_pages=private_pages,
         proc=jailed.host_proc,
+        proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
     )
+
+
+def _proc_options() -> str | None:
+    """Have a /proc show those processes alone that one may look into: not the other forks of a session."""
+    try:
+        kernel.mount("proc", "/w", "proc", kernel.MS_NOSUID, _ONLY_OWN)
+    except OSError:
+        return None  # before Linux 5.8
+    kernel.detach("/w")
+    return _ONLY_OWN
 
 
 def _filter_calls(*, namespaces: bool) -> None:

@@ -26,7 +26,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import disk, fetching, kernel, landlock, memory
+from toolgym.tools.sandbox.local import branch, disk, fetching, kernel, landlock, memory
 from toolgym.tools.sandbox.local.host import Host
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.nursery import Birth, Nursery
@@ -35,6 +35,9 @@ from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY, WATCH_EVERY, Eyes, 
 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
+
+MAX_DESCRIPTORS = 8
+"""How many descriptors from a child may wait for the message that tells what they are."""
 
 LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
 """Limits that a program may say it ran into; it could not gain anything by lying."""
@@ -54,6 +57,9 @@ class Template:
     def __init__(self, host: socket.socket, birth: Birth, *, warm: int, can_fork: bool, eyes: Eyes) -> None:
         self._birth, self._want_warm, self._can_fork, self._eyes = birth, warm, can_fork, eyes
         self._watchdog = Watchdog(eyes)
+        self._own_mounts = -1
+        if birth.confinement.namespaces:
+            self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=birth.confinement.proc)
         self._reactor = Reactor()
         self._host = Host(host, self._reactor, self._on_request)
         self._deadlines: Deadlines[Lane] = Deadlines()
@@ -157,8 +163,8 @@ class Template:
     _do_cell = _do_exec = _do_read = _do_write = _session_request
 
     def _do_fork(self, request: dict[str, Any]) -> None:
-        if not (self._birth.confinement.namespaces and self._eyes.same_numbers):
-            why = "sessions fork only at the level 'namespaces' with a /proc of their own"
+        if not self._birth.confinement.namespaces:
+            why = "sessions fork only at the level 'namespaces'; elsewhere both would have the same user and folder"
             self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": why})
             return
         self._session_request(request)
@@ -215,6 +221,8 @@ class Template:
         try:
             for message in lane.decoder.feed(data):
                 self._on_message(lane, message)
+            if len(lane.received) > MAX_DESCRIPTORS:
+                raise ValueError("descriptors that nobody asked for")
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             # Whoever wrote that is the program, pretending to be us.
             lane.killed = "protocol"
@@ -227,8 +235,9 @@ class Template:
         if "broken" in message:
             lane.killed = "broken: " + str(message["broken"])
             lane.child.kill()
-        elif "folder" in message:
+        elif "folder" in message and lane.folder < 0:
             lane.folder = lane.received.pop(0)
+            lane.home = str(message["folder"])
         elif request is None:
             raise ValueError("a message that nobody asked for")
         elif request["op"] == "run":
@@ -252,6 +261,19 @@ class Template:
             copy.copy_of = lane
             self._watch_lane(copy)
             self._deadlines.arm(copy, request["timeout"])
+            try:
+                grown = branch.grow(copy.handle, self._own_mounts, self._birth.confinement)
+                copy.namespace = grown.namespace
+                try:
+                    copy.send_descriptor(grown.root)
+                finally:
+                    os.close(grown.root)
+            except OSError as error:
+                copy.why = f"no file system for the copy: {error}"
+                self._drop(copy, "sandbox_error")
+        elif lane.copy_of is not None and "failed" in message:
+            lane.why = str(message["failed"])
+            self._drop(lane, "sandbox_error")
         elif request["op"] == "fork":
             lane.drain()
             lane.request = None
@@ -318,7 +340,7 @@ class Template:
             "cpu": cpu,
             "rss": max(0, rss_kb * 1024 - self._eyes.shared_pages * memory.PAGE),
             "compiled": lane.compiled,
-            "files": fetching.fetch(lane.folder, request.get("fetch") or ()),
+            "files": fetching.fetch(lane.folder, lane.home, request.get("fetch") or ()),
             **lane.outputs(),
         }
         if status != "cancelled":

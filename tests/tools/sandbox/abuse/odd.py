@@ -305,9 +305,9 @@ ODD: tuple[Program, ...] = (
     _odd("large_input", "import sys\nprint(len(sys.stdin.read()))", prints("2000000\n"), stdin="x" * 2_000_000),
     _odd(
         "deletes_its_folder",
-        # A folder is there only where the interpreter itself lives below /tmp.
-        "import os\nfor n in os.listdir('.'):\n    os.path.isdir(n) or os.unlink(n)\nos.chdir('/')\nprint('fine')",
-        prints("fine\n"),
+        "import os, shutil\nos.makedirs('a/b')\nopen('a/c', 'w').close()\nfor n in os.listdir('.'):\n"
+        "    shutil.rmtree(n) if os.path.isdir(n) else os.unlink(n)\nprint(os.listdir('.'))\nos.chdir('/')",
+        prints("[]\n"),
         follow_up=_FINE,
     ),
     _odd(

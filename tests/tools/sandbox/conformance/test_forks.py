@@ -54,6 +54,96 @@ async def test_a_fork_and_its_origin_go_on_independently(branching):
         await other.close()
 
 
+async def test_a_fork_has_its_own_tmp(branching):
+    """By their absolute names too, and whatever was open keeps its place in the copy."""
+    before = "import os\nos.makedirs('/tmp/d/e')\nos.chdir('/tmp/d')\nopen('/dev/shm/x', 'w').write('s')\n"
+    before += "h = open('/tmp/log', 'w+')\nprint('before', file=h, flush=True)\nos.symlink('/tmp/log', '/tmp/link')"
+    look = "h.seek(0)\nsorted(os.listdir('/tmp')), os.getcwd(), h.read(), open('/tmp/link').read(), "
+    look += "open('/dev/shm/x').read()"
+    async with await branching.session() as session:
+        await session.run_cell(before)
+        async with await forked(session) as other:
+            names = ["d", "link", "log"]
+            for one, name in ((session, "a"), (other, "b")):
+                await one.run_cell(f"print({name!r}, file=h, flush=True)\nopen('/tmp/' + {name!r}, 'w').close()")
+                await one.run_cell(f"open('/dev/shm/x', 'a').write({name!r})")
+            for one, name in ((session, "a"), (other, "b")):
+                text = f"before\n{name}\n"
+                expected = (sorted([*names, name]), "/tmp/d", text, text, f"s{name}")
+                assert (await one.run_cell(look)).result == repr(expected)
+
+
+async def test_forks_of_forks_have_their_own_tmp(branching):
+    async with await branching.session() as session:
+        await session.run_cell("import os\nopen('/tmp/0', 'w').close()")
+        line = [session]
+        for depth in range(1, 6):
+            line.append(await forked(line[-1]))
+            await line[-1].run_cell(f"open('/tmp/{depth}', 'w').close()")
+        for depth, one in enumerate(line):
+            seen = (await one.run_cell("sorted(os.listdir('/tmp'))")).result
+            assert seen == repr([str(n) for n in range(depth + 1)])
+        await session.close()
+        assert (await line[3].run_cell("open('/tmp/3').read()")).result == "''"
+        for one in line[1:]:
+            await one.close()
+
+
+async def test_forks_do_not_see_or_kill_each_other(branching):
+    look = "import os, signal\nnumbers = [int(n) for n in os.listdir('/proc') if n.isdigit()]\nnumbers == [os.getpid()]"
+    kill = """
+refused = []
+for pid in range(2, 60):
+    if pid != os.getpid():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (PermissionError, ProcessLookupError) as error:
+            refused.append(pid)
+try:
+    os.kill(-1, signal.SIGKILL)
+except PermissionError:
+    pass
+len(refused)
+"""
+    async with await branching.session() as session:
+        await session.run_cell("x = 1")
+        others = [await forked(session) for _ in range(3)]
+        others.append(await forked(others[0]))
+        for one in (session, *others):
+            assert (await one.run_cell(look)).result == "True"
+            assert (await one.run_cell(kill)).result == "57"
+        for one in (session, *others):
+            assert (await one.run_cell("x")).result == "1"
+        for one in others:
+            await one.close()
+
+
+async def test_a_fork_fills_its_own_disk_only(branching):
+    fill = "data = b'x' * (1 << 20)\nfor n in range(20):\n    open(f'{n}', 'wb').write(data)"
+    async with await branching.session() as session:
+        other = await forked(session)
+        assert (await session.run_cell(fill)).status == "ok"
+        assert (await other.run_cell(fill)).status == "ok"  # 24 MB each
+        assert (await other.run_cell("open('more', 'wb').write(b'x' * (7 << 20))")).status == "disk_limit"
+        assert (await session.run_cell("open('little', 'w').write('x')")).status == "ok"
+        # The whole origin fits into a copy; the copy of a full one does too.
+        third = await forked(other)
+        assert (await third.run_cell("import os; len(os.listdir('.'))")).result == "21"
+        await third.close()
+        await other.close()
+
+
+async def test_what_cannot_be_copied_is_left_out(branching):
+    async with await branching.session() as session:
+        await session.run_cell(
+            "import os, socket\nos.mkfifo('/tmp/fifo')\ns = socket.socket(socket.AF_UNIX)\ns.bind('/tmp/socket')\n"
+            "os.symlink('nowhere', '/tmp/broken')\nos.mkdir('/tmp/closed', 0)"
+        )
+        async with await forked(session) as other:
+            assert (await other.run_cell("sorted(os.listdir('/tmp'))")).result == "['broken']"
+            assert (await session.run_cell("sorted(os.listdir('/tmp'))")).result.count(",") == 3
+
+
 async def test_a_tree_of_forks(branching):
     async with await branching.session() as root:
         await root.run_cell("path = []")

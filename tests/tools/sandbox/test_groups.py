@@ -1,0 +1,195 @@
+"""Control groups, and what stands in for them: what there is, what it limits, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import ExecutionStatus, Limits
+from toolgym.tools.sandbox.local import LocalSandbox, cgroup, probe
+from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY
+
+OK, MEMORY_LIMIT = ExecutionStatus.OK, ExecutionStatus.MEMORY_LIMIT
+LIMITS = Limits(memory_mb=150, processes=16, disk_mb=24, inodes=300)
+SPREAD = (
+    "import os, time\nfor n in range(6):\n    if os.fork() == 0:\n        kept = b'x' * (70 << 20)\n"
+    "        time.sleep(30)\n        os._exit(0)\ntime.sleep(30)"
+)
+IDLE_BOMB = (
+    "import threading, time, mmap\nkept = []\ndef grow():\n    time.sleep(0.2)\n    for n in range(30):\n"
+    "        kept.append(mmap.mmap(-1, 32 << 20))\n        kept[-1].write(b'x' * (32 << 20))\n"
+    "threading.Thread(target=grow).start()"
+)
+
+needs_group = pytest.mark.skipif(cgroup.find()[0] is None, reason=f"no control groups: {cgroup.find()[1]}")
+needs_namespaces = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="no namespaces here")
+
+
+def groups() -> set[Path]:
+    """Those of this process."""
+    place, _ = cgroup.find()
+    assert place is not None
+    return {
+        entry for folder in place.folders.values() for entry in folder.iterdir()
+        if entry.name.startswith(f"toolgym-{os.getpid()}-")
+    }  # fmt: skip
+
+
+@pytest.fixture
+def no_groups(monkeypatch):
+    monkeypatch.setattr(cgroup, "find", lambda: (None, "the test took them away"))
+
+
+async def gone(*before: Path) -> bool:
+    for _ in range(100):
+        if not groups() - set(before):
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+@needs_group
+@needs_namespaces
+async def test_the_isolation_tells_of_them_and_they_go_with_the_sandbox():
+    async with LocalSandbox(level="namespaces", limits=LIMITS, preload=()) as sandbox:
+        assert (await sandbox.run("print(1)")).ok
+        place, _ = cgroup.find()
+        assert sandbox.isolation.cgroup == f"v{place.version}"
+        assert "memory" in sandbox.isolation.controllers
+        assert groups()
+        seen = await sandbox.run("print(open('/proc/self/cgroup').read())")
+        assert "toolgym" not in seen.stdout, "the host's names are nobody's business"
+    assert await gone()
+
+
+@needs_namespaces
+async def test_without_them_it_says_so(no_groups):
+    async with LocalSandbox(level="namespaces", limits=LIMITS, preload=()) as sandbox:
+        assert (await sandbox.run("print(1)")).ok
+        assert sandbox.isolation.cgroup is None
+        assert any("the test took them away" in sentence for sentence in sandbox.isolation.missing)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("kernel", [pytest.param(True, marks=needs_group), False])
+async def test_the_memory_of_a_whole_tree(kernel, request):
+    if not kernel:
+        request.getfixturevalue("no_groups")
+    async with LocalSandbox(level="namespaces", limits=LIMITS, preload=()) as sandbox:
+        result = await sandbox.run(SPREAD, timeout=20)
+        assert result.status is MEMORY_LIMIT
+        assert result.duration < 15
+        again = [await sandbox.run("print(6 * 7)") for _ in range(4)]  # the same groups serve the next ones
+        assert [one.stdout for one in again] == ["42\n"] * 4
+        roomy = await sandbox.run("kept = b'x' * (300 << 20)\nprint('fits')", memory_mb=500)
+        assert (roomy.status, roomy.stdout) == (OK, "fits\n")
+        tight = await sandbox.run("kept = b'x' * (300 << 20)\nprint('fits')")
+        assert tight.status is MEMORY_LIMIT
+
+
+@needs_namespaces
+@pytest.mark.parametrize("kernel", [pytest.param(True, marks=needs_group), False])
+async def test_a_session_is_limited_between_its_cells_too(kernel, request):
+    if not kernel:
+        request.getfixturevalue("no_groups")
+    async with LocalSandbox(level="namespaces", limits=LIMITS, preload=()) as sandbox:
+        session = await sandbox.session()
+        other = await sandbox.session()
+        assert (await session.run_cell(IDLE_BOMB)).status is OK
+        await asyncio.sleep(2 * IDLE_EVERY + 0.5)
+        assert not (await session.run_cell("1")).alive
+        assert (await other.run_cell("1 + 1")).result == "2"
+
+
+@needs_group
+@needs_namespaces
+async def test_cores_are_a_limit():
+    place, _ = cgroup.find()
+    if "cpu" not in place.folders:
+        pytest.skip("no cpu controller")
+    code = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+    async with LocalSandbox(level="namespaces", limits=Limits(cores=0.2), preload=()) as sandbox:
+        used = float((await sandbox.run(code)).stdout)
+    assert used < 0.9
+
+
+async def test_cores_without_groups_are_refused(no_groups):
+    async with LocalSandbox(limits=Limits(cores=0.5), preload=()) as sandbox:
+        with pytest.raises(SandboxError, match=r"limits\.cores=0\.5 needs a control group.*took them away"):
+            await sandbox.run("print(1)")
+
+
+@needs_group
+@needs_namespaces
+async def test_a_lost_template_takes_its_group_along():
+    async with LocalSandbox(level="namespaces", limits=LIMITS, preload=(), templates=1) as sandbox:
+        await sandbox.run("print(1)")
+        before = groups()
+        os.kill(sandbox.template_ids[0], signal.SIGKILL)
+        assert (await sandbox.run("print(2)")).stdout == "2\n"
+        now = groups()
+        assert now
+        assert not now & before
+    assert await gone()
+
+
+@needs_group
+@needs_namespaces
+def test_what_a_killed_process_left_behind_is_removed_by_the_next():
+    code = (
+        "import asyncio, os, signal, sys\nfrom toolgym.tools.sandbox.local import LocalSandbox\n"
+        "async def main():\n    sandbox = LocalSandbox(level='namespaces', preload=())\n"
+        "    session = await sandbox.session()\n    print('up', flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert killed.communicate(timeout=60)[0] == b"up\n"
+    place, _ = cgroup.find()
+    folder = place.folders["memory"]
+    assert [entry for entry in folder.iterdir() if entry.name.startswith(f"toolgym-{killed.pid}-")]
+    own = folder / f"toolgym-{cgroup._signature(os.getpid())}-999"
+    own.mkdir()  # of a living process: nobody else's to remove
+    look = "from toolgym.tools.sandbox.local import cgroup; print(cgroup.find()[1])"
+    for _ in range(20):
+        subprocess.run([sys.executable, "-c", look], check=True, timeout=60, capture_output=True)
+        left = [entry for entry in folder.iterdir() if entry.name.startswith(f"toolgym-{killed.pid}-")]
+        if not left:
+            break
+    assert left == []
+    assert own.exists()
+    own.rmdir()
+
+
+@pytest.mark.parametrize("level", [level for level in ("uid", "landlock") if level in probe()["levels"]])
+async def test_files_on_a_shared_disk_are_watched(level):
+    python = "/usr/bin/python3" if level == "uid" else None
+    try:
+        sandbox = LocalSandbox(level=level, limits=LIMITS, preload=(), python=python)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    many = "import os\nfor n in range(100_000):\n    os.close(os.open(f'{n}', os.O_CREAT))"
+    large = "data = b'x' * (4 << 20)\nfor n in range(400):\n    open(f'{n}', 'wb').write(data)"
+    deep = "import os\nfor n in range(100_000):\n    os.mkdir('d'); os.chdir('d')"
+    async with sandbox:
+        for code in (many, large, deep):
+            result = await sandbox.run(code, timeout=30)
+            assert result.status is ExecutionStatus.DISK_LIMIT, code
+            assert "24 MiB or 300 files" in result.message
+        modest = await sandbox.run("for n in range(200): open(f'{n}', 'w').write('x')\nimport time; time.sleep(0.3)")
+        assert modest.ok
+        async with await sandbox.session() as session:
+            cell = await session.run_cell(large, timeout=30)
+            assert (cell.status, cell.alive) == (ExecutionStatus.DISK_LIMIT, False)
+        # A thread may go on writing when the cell has ended.
+        async with await sandbox.session() as session:
+            thread = "import threading\ndef fill():\n    " + large.replace("\n", "\n    ")
+            await session.run_cell(f"{thread}\n    import time; time.sleep(20)\nthreading.Thread(target=fill).start()")
+            await asyncio.sleep(2 * IDLE_EVERY + 0.5)
+            assert not (await session.run_cell("1")).alive
