@@ -25,6 +25,9 @@ from toolgym.tools.sandbox.local import confine, wire
 
 SOURCE = "main.py"
 
+MOST_FRAMES = 4000
+"""Of a traceback, how many are shown."""
+
 
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     """Carry out a `run` request, tell how it ended on the control socket, and exit.
@@ -121,10 +124,25 @@ def show_error(error: BaseException) -> None:
 
 
 def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames at its top that belong to the sandbox."""
+    """A traceback without the frames at its top that belong to the sandbox.
+
+    Of one that is absurdly deep the middle is dropped: to print a million frames takes minutes, and the memory that an
+    error for want of memory has not got.
+    """
     folder = os.path.dirname(__file__)
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
         frames = frames.tb_next
+    depth, last = 0, frames
+    while last is not None:
+        depth, last = depth + 1, last.tb_next
+    if depth > MOST_FRAMES:
+        head = tail = frames
+        for _ in range(depth - MOST_FRAMES // 2):
+            tail = tail.tb_next if tail is not None else None
+        for _ in range(MOST_FRAMES // 2 - 1):
+            head = head.tb_next if head is not None else None
+        if head is not None:
+            head.tb_next = tail
     return frames
 
 
