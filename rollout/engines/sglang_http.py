@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +16,10 @@ from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableErro
 
 IDLE_CONNECTION = 3.0
 """Seconds that an idle connection is kept: less than the server's 5, or a request meets a closing connection."""
+
+
+LARGE_PROMPT = 50_000
+"""Tokens of a prompt from which its request is sent in pieces."""
 
 
 class ServerLostError(EngineUnavailableError):
@@ -102,9 +108,13 @@ class HttpAddress:
         if self._session is None:
             raise EngineError("the engine was not started: await engine.start() first")
         limit = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
+        sent: dict[str, Any] = {"json": body}
+        if body is not None and _is_large(body):  # encoded in a thread and sent in pieces: the loop goes on meanwhile
+            sent = {"data": io.BytesIO(await asyncio.to_thread(lambda: json.dumps(body).encode()))}
+            headers = {"Content-Type": "application/json", **(headers or {})}
         try:
             async with self._session.request(
-                method, f"{self.url}{path}", json=body, timeout=limit, headers=headers
+                method, f"{self.url}{path}", timeout=limit, headers=headers, **sent
             ) as response:
                 text = await response.text(errors="replace")
                 status = response.status
@@ -125,6 +135,10 @@ class HttpAddress:
             if status == 200 and path == "/generate":
                 raise EngineError(f"{self.url}{path} must answer with JSON, got {text[:200]!r}") from error
             return Reply(status, text, answered)
+
+
+def _is_large(body: Mapping[str, Any]) -> bool:
+    return len(body.get("serialized_named_tensors", ())) > 0 or len(body.get("input_ids", ())) > LARGE_PROMPT
 
 
 def refusal(name: str, path: str, status: int, body: Any) -> ConfigError | EngineError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import uuid
 from abc import abstractmethod
@@ -202,6 +203,8 @@ class SGLangRequests(Engine):
         except BaseException:
             self._pause_mode = before
             if before is None:
+                with contextlib.suppress(EngineError):  # some may have paused
+                    await self._command("/continue_generation", {})
                 self._running.set()
             raise
 

@@ -12,7 +12,9 @@ import base64
 import io
 import pickle
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from toolgym.rollout.engines.weights import collect_weights
 from toolgym.tools.errors import ConfigError, missing_extra
@@ -55,3 +57,45 @@ def payload(bucket: Iterable[tuple[str, torch.Tensor]]) -> str:
         # Cloned, for a view would be pickled with the whole storage behind it.
         pickle.dump([(name, tensor.clone()) for name, tensor in pairs], buffer)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def join_weights_update_group(
+    master_address: str, master_port: int, world_size: int, *, group_name: str, backend: str = "nccl", timeout: float
+) -> Any:
+    """Join, as the learner (rank 0), the process group that `init_weights_update_group` lets the servers join.
+
+    It stands beside the learner's own default group, so it cannot be made with `torch.distributed.init_process_group`;
+    the servers look for each other under its name in the store at `master_address` (`init_custom_process_group`
+    in SGLang's `srt/utils/common.py`). Blocks until all have joined: call it in a thread while the engine's
+    `init_weights_update_group` runs.
+
+    Args:
+        master_address: this machine, as the servers reach it.
+        master_port: a free port of this machine.
+        world_size: `weights_world_size` of the engine.
+        group_name: as given to the engine.
+        backend: "nccl", or "gloo" for CPUs.
+        timeout: seconds for joining and for every broadcast.
+
+    Returns:
+        A `torch.distributed.ProcessGroup`, for `torch.distributed.broadcast(tensor, src=0, group=...)`.
+    """
+    from torch.distributed import PrefixStore, distributed_c10d
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(
+        rendezvous(f"tcp://{master_address}:{master_port}", 0, world_size, timeout=limit)  # type: ignore[no-untyped-call]
+    )
+    store.set_timeout(limit)
+    group, _ = distributed_c10d._new_process_group_helper(
+        size,
+        rank,
+        [],
+        distributed_c10d.Backend(backend),
+        PrefixStore(group_name, store),
+        group_name=group_name,
+        timeout=limit,
+    )
+    distributed_c10d._world.pg_group_ranks[group] = {number: number for number in range(size)}
+    return group

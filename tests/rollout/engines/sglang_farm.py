@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -97,6 +98,21 @@ class Farm:
 
     servers: dict[int, Process] = field(default_factory=dict)
     router_process: Process | None = None
+
+    @property
+    def python(self) -> Path:
+        """The interpreter beside which SGLang is installed."""
+        return PYTHON
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What SGLang needs on a CPU."""
+        settings = runpy.run_path(str(ROOT / "scripts" / "sglang_cpu" / "serve.py"))["ENVIRONMENT"]
+        return dict(settings)
+
+    @staticmethod
+    def need_venv() -> None:
+        need_venv()
 
     def urls(self, count: int) -> list[str]:
         """The urls of `count` servers that are ready."""

@@ -97,11 +97,14 @@ async def test_a_stop_token_ends_a_generation_and_is_part_of_it(subject: Any) ->
 
 async def test_the_models_end_of_sequence_does_not_stop_unasked(subject: Any) -> None:
     hot = SamplingParams(max_new_tokens=400, temperature=50.0)  # near uniform: every id comes about once
-    generations = await asyncio.gather(
-        *(subject.engine.generate(prompt(n, 4), hot, request_id=str(n)) for n in range(12))
-    )
-    assert all(len(generation.token_ids) == 400 for generation in generations)
-    assert any(subject.eos in generation.token_ids for generation in generations)
+    for round_number in range(10):
+        generations = await asyncio.gather(
+            *(subject.engine.generate(prompt(n, 4), hot, request_id=f"{round_number} {n}") for n in range(4))
+        )
+        assert all(len(generation.token_ids) == 400 for generation in generations)
+        if any(subject.eos in generation.token_ids for generation in generations):
+            return
+    pytest.fail("in 16000 nearly uniform tokens the end of sequence did not come up")
 
 
 async def test_greedy_is_the_most_probable_and_repeatable(subject: Any) -> None:
@@ -310,8 +313,11 @@ async def test_the_whole_context_can_be_used(subject: Any) -> None:
     ids = prompt(11, size - 3)
     generation = await subject.engine.generate(ids, SamplingParams(max_new_tokens=3), request_id="a")
     assert generation.finish_reason is FinishReason.LENGTH
-    full = await subject.engine.generate([1, 2], SamplingParams(max_new_tokens=size - 2), request_id="a")
-    assert len(full.token_ids) == size - 2
+    new = min(size - 2, 600)  # a longer one takes a real server many seconds
+    full = await subject.engine.generate(
+        prompt(12, size - new), SamplingParams(max_new_tokens=new, temperature=50.0), request_id="a"
+    )
+    assert len(full.token_ids) == new
 
 
 async def test_a_request_that_does_not_fit_is_refused(subject: Any) -> None:

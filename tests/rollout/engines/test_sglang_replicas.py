@@ -1,0 +1,487 @@
+"""Several servers behind one `SGLangServer`: who gets a request, who leaves, and who comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from toolgym.rollout.engines import Generation, PauseMode, SamplingParams, SGLangServer
+from toolgym.rollout.engines.sglang_replicas import Replica, Replicas, ReplicaState
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+
+TWO = SamplingParams(max_new_tokens=2)
+
+
+class Fake:
+    """A server that answers every request with two tokens; it can be held up, stopped, and started again."""
+
+    def __init__(self, version: str = "default", vocab_size: int = 320) -> None:
+        self.version = version
+        self.seen: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.control: list[str] = []
+        self.refuse = ""
+        self.go = asyncio.Event()
+        self.go.set()
+        self.answer: Callable[[dict[str, Any]], web.Response] | None = None
+        self.healthy = True
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/model_info", self._model_info)
+        app.router.add_get("/server_info", self._server_info)
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/{path}", self._control)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.05)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Go away, as a process that is killed: every connection breaks."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            assert runner.server is not None
+            for connection in list(runner.server.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.sleep(0.02)  # the loop closes their sockets
+            await runner.cleanup()
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "m", "tokenizer_path": "m", "weight_version": self.version})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"max_req_input_len": 100, "version": "0.5.23", "tp_size": 1})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.seen.append(body)
+        self.keys.append(request.headers.get("x-smg-routing-key"))
+        await self.go.wait()
+        if self.answer is not None:
+            return self.answer(body)
+        return web.json_response(
+            {
+                "output_ids": [5, 6],
+                "meta_info": {
+                    "finish_reason": {"type": "length", "length": 2},
+                    "output_token_logprobs": [[-0.5, 5, None], [-1.5, 6, None]],
+                    "weight_version": self.version,
+                },
+            }
+        )
+
+    async def _control(self, request: web.Request) -> web.Response:
+        path = request.match_info["path"]
+        self.control.append(path)
+        if path == self.refuse:
+            return web.json_response({"success": False, "message": "no luck"}, status=400)
+        if path == "update_weight_version":
+            self.version = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+
+@contextlib.asynccontextmanager
+async def fakes(*servers: Fake) -> AsyncIterator[None]:
+    for server in servers:
+        await server.start()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.go.set()
+            await server.stop()
+
+
+def client(*servers: Fake, **changes: Any) -> SGLangServer:
+    settings = {"vocab_size": 320, "health_interval": 0.1, "health_timeout": 0.5, "unavailable_timeout": 5.0}
+    return SGLangServer(*(server.url for server in servers), **(settings | changes))
+
+
+async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def ask(engine: SGLangServer, name: str, affinity: str | None = None, ids: Any = (1, 2, 3)) -> Generation:
+    return await engine.generate(list(ids), TWO, request_id=name, affinity=affinity)
+
+
+# ---- who gets a request
+
+
+async def test_a_trajectory_sticks_and_new_ones_spread() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        for turn in range(3):
+            for trajectory in range(8):
+                await ask(engine, f"{trajectory}-{turn}", f"t{trajectory}", [trajectory, turn])
+        homes = [{body["input_ids"][0] for body in server.seen} for server in (one, two)]
+    assert homes[0].isdisjoint(homes[1])
+    assert [len(home) for home in homes] == [4, 4]
+
+
+async def test_requests_without_affinity_go_to_the_least_loaded() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        one.go.clear()
+        two.go.clear()
+        tasks = [asyncio.create_task(ask(engine, str(n))) for n in range(6)]
+        await until(lambda: len(one.seen) + len(two.seen) == 6)
+        assert len(one.seen) == len(two.seen) == 3
+        one.go.set()
+        two.go.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_an_overloaded_server_gives_trajectories_away() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two, balance_abs_threshold=2, balance_rel_threshold=1.5) as engine:
+        await ask(engine, "first", "t")
+        home, other = (one, two) if one.seen else (two, one)
+        home.go.clear()
+        tasks = [asyncio.create_task(ask(engine, f"busy{n}", "t")) for n in range(3)]
+        await until(lambda: len(home.seen) == 4)
+        await ask(engine, "away", "t")
+        assert len(other.seen) == 1
+        home.go.set()
+        await asyncio.gather(*tasks)
+
+
+def test_the_table_of_affinities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolgym.rollout.engines.sglang_replicas.MAX_AFFINITIES", 10)
+
+    async def never(replica: Replica) -> Any:
+        raise AssertionError
+
+    group = Replicas(
+        [Replica("http://a", 1.0), Replica("http://b", 1.0)],
+        check=never,
+        readmit=never,
+        health_interval=1.0,
+        unavailable_timeout=1.0,
+        balance_abs_threshold=32,
+        balance_rel_threshold=1.5,
+    )
+    for number in range(1000):
+        group.pick(f"t{number}")
+    assert len(group._homes) == 10
+    assert group.all[0].assigned == group.all[1].assigned == 500
+
+
+# ---- who leaves
+
+
+async def test_a_request_continues_elsewhere_when_its_server_dies() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        await ask(engine, "first", "t", [7, 8])
+        home, other = (one, two) if one.seen else (two, one)
+        home.go.clear()
+        task = asyncio.create_task(ask(engine, "second", "t", [7, 8, 5, 6, 9]))
+        await until(lambda: len(home.seen) == 2)
+        await home.stop()
+        assert (await asyncio.wait_for(task, 5)).token_ids == (5, 6)
+        lost, again = home.seen[1], other.seen[0]
+        assert lost["input_ids"] == again["input_ids"] == [7, 8, 5, 6, 9]
+        assert lost["rid"] != again["rid"]
+        assert engine.replicas == {home.url: ReplicaState.UNHEALTHY, other.url: ReplicaState.HEALTHY}
+        await ask(engine, "third", "t", [7])
+        assert other.seen[-1]["input_ids"] == [7]
+
+
+async def test_a_server_that_hangs_is_given_up_by_its_health() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        one.go.clear()
+        two.go.clear()
+        task = asyncio.create_task(ask(engine, "a"))
+        await until(lambda: len(one.seen) + len(two.seen) == 1)
+        home, other = (one, two) if one.seen else (two, one)
+        other.go.set()
+        home.healthy = False
+        assert (await asyncio.wait_for(task, 5)).token_ids == (5, 6)
+        assert engine.replicas[home.url] is ReplicaState.UNHEALTHY
+        home.healthy = True
+        await until(lambda: engine.replicas[home.url] is ReplicaState.HEALTHY)
+
+
+async def test_a_request_that_kills_its_servers_is_not_sent_for_ever() -> None:
+    class Poisoned(Fake):
+        poisoned = 0
+
+        async def _generate(self, request: web.Request) -> web.Response:
+            if (await request.json())["input_ids"] == [13]:
+                self.poisoned += 1
+                assert request.transport is not None
+                request.transport.abort()
+            return await super()._generate(request)
+
+    servers = [Poisoned() for _ in range(5)]
+    async with fakes(*servers), client(*servers) as engine:
+        with pytest.raises(EngineError, match="may be what kills them"):
+            await ask(engine, "a", None, [13])
+        assert sum(server.poisoned for server in servers) == 3
+        assert (await ask(engine, "b")).token_ids == (5, 6)
+
+
+async def test_when_all_are_dead_a_request_waits_as_long_as_it_says() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two, unavailable_timeout=0.6) as engine:
+        await one.stop()
+        await two.stop()
+        began = time.monotonic()
+        with pytest.raises(EngineUnavailableError, match=r"within 0\.6 seconds.*nothing answers"):
+            await ask(engine, "a")
+        assert time.monotonic() - began >= 0.6
+        with pytest.raises(EngineUnavailableError):
+            await engine.flush_cache()
+
+
+async def test_a_cancelled_wait_for_a_server_leaves_nothing() -> None:
+    one = Fake()
+    async with fakes(one), client(one) as engine:
+        await one.stop()
+        task = asyncio.create_task(ask(engine, "a"))
+        await until(lambda: engine.replicas[one.url] is ReplicaState.UNHEALTHY)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await one.start()
+        assert (await ask(engine, "a")).token_ids == (5, 6)
+
+
+# ---- who comes back
+
+
+async def test_a_server_comes_back_and_who_waits_is_served() -> None:
+    one = Fake()
+    async with fakes(one), client(one) as engine:
+        await one.stop()
+        task = asyncio.create_task(ask(engine, "a"))
+        await asyncio.sleep(0.3)
+        assert not task.done()
+        await one.start()
+        assert (await asyncio.wait_for(task, 5)).token_ids == (5, 6)
+        assert "continue_generation" in one.control  # it may have missed the end of a pause
+
+
+async def test_a_server_with_other_weights_waits_for_the_next_update() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        await engine.update_weight_version("1")
+        await two.stop()
+        await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
+        two.version = "default"  # it was started again
+        await two.start()
+        await until(lambda: engine.replicas[two.url] is ReplicaState.OUTDATED)
+        for number in range(4):
+            assert (await ask(engine, str(number))).weight_versions == ("1", "1")
+        assert not two.seen
+        await engine.update_weight_version("2")
+        assert two.version == "2"
+        await until(lambda: engine.replicas[two.url] is ReplicaState.HEALTHY)
+        await asyncio.gather(*(ask(engine, str(number)) for number in range(4)))
+        assert two.seen
+
+
+async def test_a_server_that_misses_an_update_is_named_and_left_out() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        two.refuse = "update_weights_from_disk"
+        with pytest.raises(EngineError, match=rf"failed on 1 of 2 servers: {two.url}.*no luck"):
+            await engine.update_weights_from_disk("m2", version="2")
+        one.version = "2"
+        assert engine.weight_version == "2"
+        assert engine.replicas == {one.url: ReplicaState.HEALTHY, two.url: ReplicaState.OUTDATED}
+        for number in range(4):
+            await ask(engine, str(number))
+        assert not two.seen
+
+
+async def test_an_update_that_nobody_takes_changes_nothing() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        one.refuse = two.refuse = "update_weights_from_disk"
+        with pytest.raises(EngineError, match="failed on 2 of 2 servers"):
+            await engine.update_weights_from_disk("m2", version="2")
+        assert engine.weight_version == "default"
+        assert set(engine.replicas.values()) == {ReplicaState.HEALTHY}
+
+
+async def test_a_pause_that_fails_somewhere_leaves_nobody_paused() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        two.refuse = "pause_generation"
+        with pytest.raises(EngineError, match="no luck"):
+            await engine.pause(PauseMode.RETRACT)
+        assert one.control == ["pause_generation", "continue_generation"]
+        assert engine.paused is None
+        assert (await ask(engine, "a")).token_ids == (5, 6)
+
+
+async def test_a_group_for_weights_needs_every_server() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two), client(one, two) as engine:
+        assert engine.weights_world_size == 3
+        await two.stop()
+        await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
+        with pytest.raises(EngineUnavailableError, match=two.url):
+            await engine.init_weights_update_group("127.0.0.1", 1, backend="gloo")
+        await engine.flush_cache()  # which the others can do without it
+        assert one.control == ["flush_cache"]
+
+
+# ---- arguments
+
+
+async def test_servers_that_differ_are_refused() -> None:
+    one, two = Fake("1"), Fake("2")
+    async with fakes(one, two):
+        with pytest.raises(ConfigError, match="weight_version '1'.*'2'"):
+            await client(one, two).start()
+
+
+async def test_one_dead_server_is_told_at_the_start() -> None:
+    one, two = Fake(), Fake()
+    async with fakes(one, two):
+        await two.stop()
+        with pytest.raises(EngineUnavailableError, match=two.url):
+            await client(one, two).start()
+
+
+@pytest.mark.parametrize(
+    ("urls", "changes", "message"),
+    [
+        ((), {}, "at least one"),
+        (("http://a", "http://a/"), {}, "twice"),
+        (("http://a", "http://b"), {"workers": ["http://c"]}, "one router"),
+        (("http://a",), {"balance_abs_threshold": -1}, "balance_abs_threshold"),
+        (("http://a",), {"balance_rel_threshold": 0.5}, "balance_rel_threshold"),
+        (("http://a",), {"health_interval": 0}, "health_interval"),
+        (("http://a",), {"unavailable_timeout": -1}, "unavailable_timeout"),
+    ],
+)
+def test_wrong_arguments_are_refused(urls: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SGLangServer(*urls, **changes)
+
+
+# ---- a router
+
+
+class FakeRouter(Fake):
+    """Knows its workers, pins keys to them, and reports a worker that is gone as sglang-router does."""
+
+    def __init__(self, *workers: Fake) -> None:
+        super().__init__()
+        self.workers = workers
+        self.lost: set[str] = set()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        key = request.headers.get("x-smg-routing-key")
+        if key in self.lost:
+            return web.json_response(
+                {"error": {"code": "call_upstream_request_error", "message": "error sending request"}},
+                status=500,
+                headers={"x-smg-error-code": "call_upstream_request_error"},
+            )
+        return await super()._generate(request)
+
+
+@contextlib.asynccontextmanager
+async def routed(router: FakeRouter, *workers: Fake) -> AsyncIterator[None]:
+    async with fakes(*workers):
+
+        async def listed(request: web.Request) -> web.Response:
+            return web.json_response({"workers": [{"url": worker.url} for worker in workers]})
+
+        async def model_info(request: web.Request) -> web.Response:
+            return web.Response(status=404)
+
+        app = web.Application()
+        app.router.add_get("/model_info", model_info)
+        app.router.add_get("/workers", listed)
+        app.router.add_get("/health", router._health)
+        app.router.add_post("/generate", router._generate)
+        runner = web.AppRunner(app, shutdown_timeout=0.05)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        router.port = runner.addresses[0][1]
+        try:
+            yield
+        finally:
+            router.go.set()
+            await runner.cleanup()
+
+
+async def test_a_router_gets_the_requests_and_its_workers_the_control_calls() -> None:
+    one, two = Fake(), Fake()
+    router = FakeRouter(one, two)
+    async with routed(router, one, two), client(router) as engine:
+        assert list(engine.replicas) == [one.url, two.url]
+        await ask(engine, "a", "t1")
+        await ask(engine, "b", "t1")
+        await ask(engine, "c")
+        assert router.keys == ["t1", "t1", None]
+        await engine.pause()
+        await engine.resume()
+        assert one.control == two.control == ["pause_generation", "continue_generation"]
+        router.go.clear()
+        task = asyncio.create_task(ask(engine, "d", "t1"))
+        await until(lambda: len(router.seen) == 4)
+        await asyncio.wait({asyncio.create_task(engine.abort("d"))}, timeout=0.3)
+        assert "abort_request" in one.control
+        assert "abort_request" in two.control
+        router.go.set()
+        await task
+
+
+async def test_a_trajectory_whose_worker_is_gone_gets_another_key() -> None:
+    one = Fake()
+    router = FakeRouter(one)
+    async with routed(router, one), client(router) as engine:
+        await ask(engine, "a", "t1")
+        router.lost.add("t1")
+        assert (await ask(engine, "b", "t1")).token_ids == (5, 6)
+        await ask(engine, "c", "t1")
+        first, second, third = router.keys
+        assert first == "t1"
+        assert second == third != "t1"
+
+
+async def test_the_workers_can_be_given() -> None:
+    one = Fake()
+    router = FakeRouter()
+    async with fakes(one), routed(router), client(router, workers=[one.url]) as engine:
+        await ask(engine, "a")
+        await engine.flush_cache()
+        assert len(router.seen) == 1
+        assert one.control == ["flush_cache"]
+
+
+async def test_a_router_is_given_alone() -> None:
+    one, other = Fake(), Fake()
+    router = FakeRouter(one)
+    async with routed(router, one), fakes(other):
+        with pytest.raises(ConfigError, match="is a router: give it alone"):
+            await client(router, other).start()
