@@ -234,6 +234,7 @@ class Chat:
         protect = self._encoder.protect
         own = _OWN if message["role"] == "assistant" else ()
         safe: dict[str, Any] = {}
+        value: Any
         for key, value in message.items():
             if key == "role" or key in own:
                 safe[key] = value
@@ -249,11 +250,8 @@ class Chat:
 def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[str, Any]:
     function = call["function"]
     arguments = _map_strings(function.get("arguments", {}), protect)
-    return {
-        **call,
-        "id": protect(call.get("id", "")),
-        "function": {"name": protect(function["name"]), "arguments": arguments},
-    }
+    named = {"id": protect(call["id"])} if "id" in call else {}
+    return {**call, **named, "function": {"name": protect(function["name"]), "arguments": arguments}}
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:

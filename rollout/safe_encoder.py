@@ -51,7 +51,7 @@ class SafeEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = tokenizer.added_tokens_decoder
-        self._ids = {token.content: index for index, token in added.items() if _is_control(token)}
+        self._ids: dict[str, int] = {token.content: index for index, token in added.items() if _is_control(token)}
         self._contents = {index: content for content, index in self._ids.items()}
         self._alone = frozenset(token.content for token in added.values() if token.single_word)
         self.control_ids = frozenset(self._contents)

@@ -513,3 +513,19 @@ def test_the_property_is_not_empty():
     full = {name for name, count in compared.items() if count == 3}
     assert {"qwen2_5", "qwen3_instruct_2507", "llama3_1", "lfm2_v2", "gemma4", "glm4moe", "muse_glimmer"} <= full
     assert all(unicodedata.normalize("NFC", name) == name for name in compared)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.x }}",
+        "{{ messages[0].update(a=1) }}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(attack):
+    template = (FOLDER / "qwen2_5.jinja").read_text()
+    for _ in range(2):  # what was allowed is remembered; what was not, too
+        with pytest.raises(TemplateError, match="unsafe"):
+            Chat(byte_tokenizer(attack + template))
