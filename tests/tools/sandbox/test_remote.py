@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -417,6 +418,27 @@ def test_the_same_sandbox_in_several_event_loops():
         return result
 
     assert all(result.ok for result in asyncio.run(all_of_it()))
+
+
+async def test_closing_closes_the_connections_of_other_loops():
+    used, ended = threading.Event(), threading.Event()
+
+    async def elsewhere():
+        result = await sandbox.run("1")
+        used.set()
+        await asyncio.to_thread(ended.wait, 20)
+        return result, [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    async with StandIn(GOOD) as server:
+        sandbox = remote(server)
+        thread = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
+        while not used.is_set():
+            await asyncio.sleep(0.001)
+        await sandbox.close()
+        ended.set()
+        result, tasks = await thread
+        assert result.ok
+        assert not tasks
 
 
 async def test_closing_ends_what_is_under_way():

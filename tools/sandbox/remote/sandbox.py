@@ -230,8 +230,10 @@ class RemoteSandbox(Sandbox):
             for loop, caller in callers.items():
                 if loop is here:
                     await caller.close()
-                elif not loop.is_closed():
-                    asyncio.run_coroutine_threadsafe(caller.close(), loop)
+                elif loop.is_running():
+                    elsewhere = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(caller.close(), loop))
+                    if not (await asyncio.wait({elsewhere}, timeout=CLOSE_TIMEOUT))[0]:
+                        _log.warning("the connections of another event loop could not be closed; it does not answer")
 
     # ------------------------------------------------------------------ for sessions
 
