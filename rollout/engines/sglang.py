@@ -163,6 +163,11 @@ class SGLangServer(SGLangControl):
         """The servers (of a router: its workers) by url, and whether each takes requests."""
         return {one.url: one.state for one in self._control_targets.all}
 
+    @property
+    def requests_in_flight(self) -> dict[str, int]:
+        """How many requests of this engine each server (or the router) has, by url."""
+        return {one.url: one.requests for one in self._routes.all} if self._routes is not None else {}
+
     async def start(self) -> None:
         """Connect and ask every server what it serves. Starting twice is fine.
 

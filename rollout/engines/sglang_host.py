@@ -98,7 +98,8 @@ class Host:
         future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self._loop))
         death = asyncio.create_task(self._death.wait())
         try:
-            await asyncio.wait({future, death}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {future, death}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if future.done():
                 return future.result()
             raise EngineUnavailableError(self._died)
@@ -194,9 +195,6 @@ class Host:
             atexit.unregister(self._end)
             if not self._thread.is_alive() and not self._processes:
                 return
-            if self._engine is not None and self._engine.send_to_rpc is not None:
-                self._engine.send_to_rpc.close(linger=0)
-                self._engine.send_to_rpc = None
             starting = self._engine is None and self._thread.is_alive()  # given up: what there is of it must end
             for one in set(multiprocessing.active_children()) - self._before if starting else self._processes:
                 if one.is_alive():
@@ -207,6 +205,22 @@ class Host:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             if self._thread.is_alive():
                 self._thread.join(END_TIMEOUT)
+            if self._engine is not None:
+                self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        """SGLang leaves its sockets to the garbage collector, which waits for messages that nobody will take."""
+        zmq = importlib.import_module("zmq")
+        contexts = set()
+        for owner in (self._engine, self.manager):
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, zmq.Socket):
+                    contexts.add(value.context)
+                    value.close(linger=0)
+                    if name == "send_to_rpc":
+                        setattr(owner, name, None)
+        for context in contexts:
+            context.destroy(linger=0)
 
     # ---- SIGQUIT, which a scheduler that dies sends to its parent
 

@@ -84,9 +84,7 @@ def join_weights_update_group(
     from torch.distributed.rendezvous import rendezvous
 
     limit = timedelta(seconds=timeout)
-    store, rank, size = next(
-        rendezvous(f"tcp://{master_address}:{master_port}", 0, world_size, timeout=limit)  # type: ignore[no-untyped-call]
-    )
+    store, rank, size = next(rendezvous(f"tcp://{master_address}:{master_port}", 0, world_size, timeout=limit))
     store.set_timeout(limit)
     group, _ = distributed_c10d._new_process_group_helper(
         size,

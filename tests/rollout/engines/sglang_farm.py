@@ -144,15 +144,14 @@ class Farm:
             self._wait_for_workers(self.router_process.url, 2)
         return self.router_process.url
 
-    def victim(self) -> Process:
-        """The second server, to be killed: whoever asks for it later gets a new one."""
+    def victim(self) -> tuple[Process, Process]:
+        """The second server, to be killed, and the router that knows it; whoever asks later gets new ones."""
         if GIVEN:
             pytest.skip("the servers of TOOLGYM_SGLANG_URL are not ours to kill")
-        self.urls(2)
-        if self.router_process is not None:  # it would wait for the dead one
-            self.router_process.end()
-            self.router_process = None
-        return self.servers.pop(1)
+        self.router()
+        router, self.router_process = self.router_process, None
+        assert router is not None
+        return self.servers.pop(1), router
 
     def end(self) -> None:
         for process in (self.router_process, *self.servers.values()):
