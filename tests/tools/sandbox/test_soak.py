@@ -52,7 +52,7 @@ class Stock:
             descriptors=own.num_fds(),
             threads=own.num_threads(),
             folders=sum(path.name.startswith("toolgym") for path in Path(tempfile.gettempdir()).iterdir()),
-            groups=sum(1 for path in Path("/sys/fs/cgroup").glob("**/toolgym*") if path.is_dir()),
+            groups=sum(1 for path in Path("/sys/fs/cgroup").glob(f"**/toolgym-{os.getpid()}-*") if path.is_dir()),
             memory_mb=own.memory_info().rss / 2**20,
         )
 
@@ -133,8 +133,17 @@ async def one_call(sandbox: LocalSandbox, number: int) -> str:
     return "as expected" if result.ok else result.status
 
 
+@pytest.fixture
+def own_temporary_folder(monkeypatch):
+    """Others on this machine may use sandboxes too. (Not `tmp_path`: the users of level `uid` must get through.)"""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
 @pytest.mark.parametrize("level", probe()["levels"])
-async def test_soak(level):
+async def test_soak(level, own_temporary_folder):
     try:
         LocalSandbox(level=level)
     except SandboxError as error:
