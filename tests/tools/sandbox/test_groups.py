@@ -178,7 +178,9 @@ async def test_files_on_a_shared_disk_are_watched(level):
     large = "data = b'x' * (4 << 20)\nfor n in range(400):\n    open(f'{n}', 'wb').write(data)"
     deep = "import os\nfor n in range(100_000):\n    os.mkdir('d'); os.chdir('d')"
     async with sandbox:
-        for code in (many, large, deep):
+        gone = "import os\ndata, kept = b'x' * (4 << 20), []\nfor n in range(100):\n    kept.append(open('a', 'wb'))\n"
+        gone += "    os.unlink('a')\n    for part in range(4): kept[-1].write(data)"
+        for code in (many, large, deep, gone):
             result = await sandbox.run(code, timeout=30)
             assert result.status is ExecutionStatus.DISK_LIMIT, code
             assert "24 MiB or 300 files" in result.message

@@ -143,6 +143,7 @@ class Confinement:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)  # changing the user cleared it
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # likewise: so that its open files can be counted
 
     def _limit(self) -> None:
         for kind, value in (

@@ -1,22 +1,25 @@
 """How much a program keeps on a disk that it shares with the host, where no file system of its own limits it.
 
-Counted are the files in its folder, and, where this process may look, those that it deleted and still holds open. A
-count stops as soon as it is over the limit, so it costs at most as many looks as files are allowed.
+Counted are the files in its folder, and those that it deleted and still holds open. A count stops as soon as it is over
+the limit, so it costs at most as many looks as files are allowed. A program can hide deleted files by mapping them into
+memory and closing them, or by a process that forbids others to look into it. So the last free space of the file system
+is watched besides.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
+
+from toolgym.tools.sandbox.local import kernel
 
 MAX_DEPTH = 200
 """A folder nested deeper than this counts as over the limit: it could not be looked through."""
 
 RESERVE = 1 << 30
 """Bytes of the file system that are left free, whoever fills it; half of what is free, where that is less."""
-
-_SYS_PTRACE = 19
 
 
 class Overdrawn(Exception):
@@ -48,7 +51,9 @@ class Account:
             raise Overdrawn
 
 
-def over_limit(folder: str, most_bytes: int, most_files: int, proc: int, processes: Iterable[int]) -> bool:
+def over_limit(
+    folder: str, most_bytes: int, most_files: int, proc: int, processes: Iterable[int], *, owner: int
+) -> bool:
     """Whether a program keeps more than it may.
 
     Args:
@@ -57,6 +62,7 @@ def over_limit(folder: str, most_bytes: int, most_files: int, proc: int, process
         most_files: files and folders allowed.
         proc: a /proc that shows its processes.
         processes: their numbers there.
+        owner: their user id, which this process takes on to look into them; 0: its own is theirs.
     """
     account = Account(most_bytes, most_files)
     try:
@@ -66,25 +72,14 @@ def over_limit(folder: str, most_bytes: int, most_files: int, proc: int, process
     try:
         device = os.fstat(top).st_dev
         _count(top, account, 0)
-        for pid in processes:
-            _count_deleted(proc, pid, device, account)
+        with kernel.files_as(owner) if owner else contextlib.nullcontext():
+            for pid in processes:
+                _count_deleted(proc, pid, device, account)
     except Overdrawn:
         return True
     finally:
         os.close(top)
     return False
-
-
-def sees_deleted(proc: int, *, own_user: bool) -> bool:
-    """Whether deleted files that a program holds open can be counted: with the same user, or the right to trace."""
-    if own_user:
-        return True
-    fd = os.open("self/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        text = os.read(fd, 65536).decode()
-    finally:
-        os.close(fd)
-    return bool(int(text.partition("CapEff:")[2].split()[0], 16) >> _SYS_PTRACE & 1)
 
 
 def free_bytes(folder: str) -> int:

@@ -149,8 +149,6 @@ def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
         yield "programs run as root, without capabilities; run as another user, or at a stronger level"
     if level is not Level.NAMESPACES:
         yield "no file system of its own, so disk space and inodes are watched and not limited by the kernel"
-        if not layers["sees_deleted"]:
-            yield "files that a program deletes and holds open are not counted; the disk's last free space is kept free"
         if 0 < layers["landlock"] < 6:
             yield "this kernel's Landlock does not keep signals inside; a program could kill this process"
 

@@ -6,12 +6,14 @@ a template process loads, uses the standard library alone: the template may run 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import platform
 import struct
+from collections.abc import Iterator
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -112,6 +114,18 @@ def drop_capabilities(*, but: int = 0) -> None:
         libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_NO_ROOT | _NO_ROOT_LOCKED), 0, 0, 0)
     header = struct.pack("Ii", 0x20080522, 0)
     check(libc.capset(header, struct.pack("6I", but, but, 0, 0, 0, 0)), "capset")
+
+
+@contextlib.contextmanager
+def files_as(uid: int) -> Iterator[None]:
+    """Meanwhile be another user, and the group of that number, in what concerns files, /proc included. For root."""
+    libc.setfsgid(uid)
+    libc.setfsuid(uid)
+    try:
+        yield
+    finally:
+        libc.setfsuid(os.geteuid())
+        libc.setfsgid(os.getegid())
 
 
 def close_from(first: int) -> None:

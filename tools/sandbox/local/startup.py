@@ -75,6 +75,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         same_numbers=jailed.fresh_proc,
         shared_pages=resident,
         leaves=leaves,
+        first_uid=config["first_uid"],
         disk=None if config["level"] == "namespaces" else (limits["disk_mb"] << 20, limits["inodes"]),
         work=config["work"],
     )

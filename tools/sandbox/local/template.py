@@ -26,7 +26,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import branch, disk, fetching, kernel, landlock, memory
+from toolgym.tools.sandbox.local import branch, fetching, kernel, landlock, memory
 from toolgym.tools.sandbox.local.host import Host
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.nursery import Birth, Nursery
@@ -80,7 +80,6 @@ class Template:
             "fresh_proc": confinement.fresh_proc,
             "watched": self._watchdog.watches,
             "cgroup": self._birth.leaves.layers if self._birth.leaves is not None else None,
-            "sees_deleted": self._sees_deleted(),
         }
         self._host.tell({"ready": True, "pid": os.getpid(), "layers": layers})
         while True:
@@ -114,10 +113,6 @@ class Template:
             if not lane.killed:
                 lane.killed, lane.why = status, why
         child.kill()
-
-    def _sees_deleted(self) -> bool:
-        own_user = not self._birth.confinement.first_uid
-        return self._eyes.disk is None or disk.sees_deleted(self._eyes.proc, own_user=own_user)
 
     # ------------------------------------------------------------------ requests
 

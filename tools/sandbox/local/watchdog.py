@@ -32,6 +32,7 @@ class Eyes:
         same_numbers: whether processes have the numbers there by which this process knows them.
         shared_pages: resident pages of this process, which every child shares.
         leaves: control groups, where the kernel limits memory; None: it is watched here.
+        first_uid: user id of the first slot, where each has its own; 0: all have this process's.
         disk: where children write to the host's disk: bytes and files that each may keep there; None: they do not.
         work: folder that theirs are in.
     """
@@ -40,6 +41,7 @@ class Eyes:
     same_numbers: bool
     shared_pages: int
     leaves: Leaves | None = None
+    first_uid: int = 0
     disk: tuple[int, int] | None = None
     work: str = ""
 
@@ -95,7 +97,8 @@ class Watchdog:
             return False
         pid = self._number(child)
         processes = memory.tree(self._eyes.proc, pid) if pid else []
-        over = disk.over_limit(child.folder, most_bytes, most_files, self._eyes.proc, processes)
+        owner = self._eyes.first_uid + child.slot if self._eyes.first_uid else 0
+        over = disk.over_limit(child.folder, most_bytes, most_files, self._eyes.proc, processes, owner=owner)
         now = time.monotonic()
         child.next_count = now + (now - began) / DISK_SHARE
         return over
