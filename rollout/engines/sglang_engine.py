@@ -49,6 +49,8 @@ class SGLangEngine(SGLangControl):
     goes on; SGLang's own watchdog would end it. (Start it from the main thread: only there can the signal be caught
     that a dying scheduler sends.) `close` ends SGLang's processes and no other children of this one.
 
+    A process can start it with `enable_metrics=True` once only: SGLang registers its counters for good.
+
     SGLang starts its processes by `spawn`: a script that uses this engine needs `if __name__ == "__main__":`.
 
     Args:

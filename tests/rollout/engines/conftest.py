@@ -339,7 +339,7 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
         engine = await _in_process()
         yield Subject(
             engine,
-            lambda: SGLangEngine(tiny_policy_path(), **CPU_ENGINE),
+            lambda: SGLangEngine(tiny_policy_path(), **(CPU_ENGINE | {"enable_metrics": False})),
             _float_model(engine.info.model_path),
             engine.update_weight_version,
             honours_seeds=engine.info.deterministic,

@@ -29,6 +29,8 @@ if os.environ.get("TOOLGYM_SGLANG_IN_PROCESS") != "1":
         done = subprocess.run(
             [
                 *(str(farm.python), "-W", "ignore", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+                # SGLang leaves a folder and some sockets to the garbage collector.
+                *("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
                 *("-o", "asyncio_default_fixture_loop_scope=session", "-o", "asyncio_default_test_loop_scope=session"),
                 *(str(here / "test_conformance.py"), str(here / "test_real_sglang_engine.py")),
             ],
