@@ -41,8 +41,8 @@ def rollout_command(
     engine: Annotated[
         str,
         typer.Option(
-            help="'tiny' (a small policy on the CPU), an SGLang server's URL, another server's (vLLM's) with its /v1, "
-            "or a model folder."
+            help="'tiny' (a small policy on the CPU), an SGLang server's URL (of several: with commas between; or a "
+            "router's), another server's (vLLM's) with its /v1, or a model folder."
         ),
     ] = "tiny",
     tokenizer: Annotated[

@@ -378,11 +378,12 @@ class SGLangServer(SGLangControl):
         assert self._workers is not None
         # Behind a router nobody tells which worker has it; the others drop the unknown id.
         targets = [flight.carrier] if flight.carrier in self._workers.all else self._workers.reachable
-        for one in targets:
-            if one is None:
-                continue
+
+        async def ask(one: Replica) -> None:
             with contextlib.suppress(ServerLostError):  # then so is the request
                 await self._call_one(one, "/abort_request", {"rid": flight.rid}, self._control_timeout)
+
+        await asyncio.gather(*map(ask, targets))
 
     # ---- control
 

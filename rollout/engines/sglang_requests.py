@@ -210,8 +210,13 @@ class SGLangRequests(Engine):
 
     async def resume(self) -> None:
         self._require_open()
-        await self._command("/continue_generation", {})
-        self._pause_mode = None
+        # Before, so that a replica that comes back at this moment is told to go on as well.
+        before, self._pause_mode = self._pause_mode, None
+        try:
+            await self._command("/continue_generation", {})
+        except BaseException:
+            self._pause_mode = before
+            raise
         self._running.set()
 
     async def close(self) -> None:

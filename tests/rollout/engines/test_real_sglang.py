@@ -291,3 +291,43 @@ async def test_a_slow_answer_is_given_up_and_ended_there(farm: Any) -> None:
             await asyncio.sleep(0.1)
         else:
             pytest.fail("the server still runs the request")
+
+
+async def test_a_rollout_goes_on_across_an_update_of_the_weights(engine: SGLangServer, other: Path) -> None:
+    """Partial rollouts: what runs is aborted, the weights change, and every turn goes on from its exact ids."""
+    first = engine.weight_version
+    old, new = load(engine.info.model_path), load(str(other))
+    tokenizer = load_tokenizer(engine.info.tokenizer_path)
+    config = RunConfig(group_size=4, sampling=SamplingParams(max_new_tokens=96), seed=4)
+    playing = asyncio.create_task(
+        rollout("CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=8, config=config)
+    )
+    while sum(engine.requests_in_flight.values()) < 8:
+        assert not playing.done()
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    await engine.pause(PauseMode.ABORT)
+    await engine.update_weights_from_disk(str(other), version="2")
+    await engine.resume()
+    done = await asyncio.wait_for(playing, 240)
+    assert [one.error for one in done] == [None] * 32
+    assert any(turn.resumes for one in done for turn in one.turns)
+    mixed = [
+        one
+        for one in done
+        if len({version for segment in one.segments if segment.is_policy for version in segment.weight_versions}) == 2
+    ]
+    assert mixed
+    batch = make_batch(done, pad_token_id=0)
+    width = batch.prompts.shape[1]
+    limit = await tolerance(engine)
+    policy = batch.response_mask.bool()
+    for model, version in ((old, first), (new, "2")):
+        with torch.no_grad():
+            logits = model(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
+            ).logits
+        log_probs = logits[:, width - 1 : -1].float().log_softmax(-1).gather(2, batch.responses[..., None])[..., 0]
+        own = policy & (batch.weight_versions == batch.version_numbers[version])
+        assert own.any()
+        assert (log_probs - batch.rollout_log_probs)[own].abs().max() < limit
