@@ -164,7 +164,7 @@ class Host:
             )
             return
         watching = loop.create_task(self._watch())
-        self._ready.set_result(about)
+        loop.call_soon(self._ready.set_result, about)
         try:
             loop.run_forever()
         finally:
