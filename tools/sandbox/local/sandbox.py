@@ -320,7 +320,8 @@ class LocalSandbox(Sandbox):
             self._paths = await asyncio.to_thread(runtime_paths, self._python)
             self._installed = await asyncio.to_thread(_installed, self._python, self._preload)
         if self._level is not Level.NAMESPACES and not self._work:
-            self._work = await asyncio.to_thread(tempfile.mkdtemp, prefix="toolgym-sandbox-")
+            # Without awaiting: of two templates that start at once, one would make a folder that nobody removes.
+            self._work = tempfile.mkdtemp(prefix="toolgym-sandbox-")
             os.chmod(self._work, 0o711)
         preload = list(self._installed) if kind == "full" else []
         config = {
