@@ -17,9 +17,11 @@ from toolgym.rollout.engines.sglang_http import (
     NoAnswerError,
     Reply,
     ServerLostError,
+    WorkerLostError,
     check_url,
     new_session,
     refusal,
+    retry_delay,
 )
 from toolgym.rollout.engines.sglang_replicas import Replica, Replicas, ReplicaState
 from toolgym.rollout.engines.sglang_requests import NOTHING, Flight
@@ -30,8 +32,6 @@ ATTEMPTS = 4
 """How often a server that is overloaded is asked at most."""
 BACKOFF = 0.25
 """Seconds before the first repetition; doubles each time."""
-RETRY_AFTER_LIMIT = 30.0
-"""Most seconds that a server's `Retry-After` is followed."""
 MOVES = 2
 """How often a request that was lost with its server is sent to another: it may be what kills them."""
 ROUTER_MOVES = 10
@@ -314,10 +314,10 @@ class SGLangServer(SGLangControl):
                 with replica.carrying(tokens):
                     reply = await self._send(replica, body | {"rid": rid}, headers)
                 if routed and "x-smg-error-code" in reply.headers and reply.status >= 500:
-                    raise _WorkerLostError(f"the router lost its worker: {error_text(reply.body)}", sent=True)
+                    raise WorkerLostError(f"the router lost its worker: {error_text(reply.body)}", sent=True)
             except ServerLostError as error:
                 delay = 0.0
-                if isinstance(error, _WorkerLostError):
+                if isinstance(error, WorkerLostError):
                     self._reroute(affinity)
                     delay = BACKOFF
                 else:
@@ -332,7 +332,7 @@ class SGLangServer(SGLangControl):
                 if reply.status == 200:
                     return read_generation(reply.body, params)
                 refusals += 1
-                wait = _retry_delay(reply, BACKOFF * 2 ** (refusals - 1))
+                wait = retry_delay(reply, BACKOFF * 2 ** (refusals - 1))
                 if wait is None or refusals == ATTEMPTS:
                     raise refusal(replica.url, "/generate", reply.status, reply.body)
                 delay = wait
@@ -456,21 +456,3 @@ class SGLangServer(SGLangControl):
             if one.url in names and one.state is ReplicaState.HEALTHY:
                 one.state = ReplicaState.OUTDATED
                 one.why = f"{one.url} did not take the last update of the weights"
-
-
-class _WorkerLostError(ServerLostError):
-    """A router answered that its worker did not."""
-
-
-def _retry_delay(reply: Reply, delay: float) -> float | None:
-    """Return the seconds after which the same request may be sent again; None when it may not."""
-    if reply.status not in (429, 503):
-        return None
-    named = reply.headers.get("retry-after")
-    if named is None:
-        # SGLang sends no Retry-After. Its other 503s (a running request timed out) would only do the same again.
-        return delay if "queue is full" in error_text(reply.body) else None
-    try:
-        return min(max(float(named), 0.0), RETRY_AFTER_LIMIT)
-    except ValueError:  # the header may also be a date
-        return delay

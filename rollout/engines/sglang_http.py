@@ -18,6 +18,8 @@ IDLE_CONNECTION = 3.0
 """Seconds that an idle connection is kept: less than the server's 5, or a request meets a closing connection."""
 
 
+RETRY_AFTER_LIMIT = 30.0
+"""Most seconds that a server's `Retry-After` is followed."""
 LARGE_PROMPT = 50_000
 """Tokens of a prompt from which its request is sent in pieces."""
 
@@ -32,6 +34,10 @@ class ServerLostError(EngineUnavailableError):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class WorkerLostError(ServerLostError):
+    """A router answered that its worker did not."""
 
 
 class NoAnswerError(EngineError):
@@ -149,3 +155,17 @@ def refusal(name: str, path: str, status: int, body: Any) -> ConfigError | Engin
     if status in (401, 403):
         return EngineError(f"{name}{path} answered {status}: {text}. Pass the server's api_key")
     return EngineError(f"{name}{path} answered {status}: {text}")
+
+
+def retry_delay(reply: Reply, delay: float) -> float | None:
+    """Return the seconds after which the same request may be sent again; None when it may not."""
+    if reply.status not in (429, 503):
+        return None
+    named = reply.headers.get("retry-after")
+    if named is None:
+        # SGLang sends no Retry-After. Its other 503s (a running request timed out) would only do the same again.
+        return delay if "queue is full" in error_text(reply.body) else None
+    try:
+        return min(max(float(named), 0.0), RETRY_AFTER_LIMIT)
+    except ValueError:  # the header may also be a date
+        return delay

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
 from toolgym.rollout.engines.decoding import DecodingBatch, Row, check_model
+from toolgym.rollout.engines.loading import inspect_model, load_model
 from toolgym.rollout.engines.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
 from toolgym.tools.errors import ConfigError, EngineError, missing_extra
@@ -26,7 +27,6 @@ from toolgym.tools.errors import ConfigError, EngineError, missing_extra
 try:
     import torch
     from torch import nn
-    from transformers import AutoModelForCausalLM
 except ImportError as error:
     raise missing_extra("rollout", "The embedded engine", error) from error
 
@@ -291,24 +291,8 @@ class TransformersEngine(Engine):
     # ---- callers' side of the thread
 
     def _adopt(self, model: nn.Module) -> None:
-        config = getattr(model, "config", None)
-        embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-        if config is None or not isinstance(embedding, nn.Module):
-            raise ConfigError(
-                f"a model must be a causal LM of transformers, or a path to one, got {type(model).__name__}"
-            )
-        device = next(model.parameters()).device
-        if self._wanted_device is not None and self._wanted_device.type != device.type:
-            raise ConfigError(f"the module is on {device}, not on {self._wanted_device}: move it before passing it")
-        text_config = config.get_text_config(decoder=True)
-        longest = self._wanted_context or getattr(text_config, "max_position_embeddings", None)
-        if not isinstance(longest, int):
-            raise ConfigError(
-                f"the config of {type(model).__name__} has no max_position_embeddings: pass context_length"
-            )
-        self._vocab_size = int(embedding.weight.shape[0])
-        self._context_length = longest
-        self._device = device
+        facts = inspect_model(model, self._wanted_device, self._wanted_context)
+        self._vocab_size, self._context_length, self._device = facts
         self._model = model
 
     def _start(self) -> None:
@@ -317,7 +301,7 @@ class TransformersEngine(Engine):
             if self._thread is not None:
                 return
             if not isinstance(self._source, nn.Module):
-                self._adopt(self._load(self._source))
+                self._adopt(load_model(self._source, self._wanted_dtype, self._wanted_device))
             check_model(self.model, self._device)
             self._refuse_closed()  # it may have been given up meanwhile
             self._thread = threading.Thread(target=self._run, name="toolgym-engine", daemon=True)
@@ -328,25 +312,6 @@ class TransformersEngine(Engine):
     def _refuse_closed(self) -> None:
         if self._closing:
             raise EngineError("the engine was closed; make a new one")
-
-    def _load(self, source: str | Path) -> nn.Module:
-        try:
-            model: nn.Module
-            model, loaded = AutoModelForCausalLM.from_pretrained(
-                source, dtype=self._wanted_dtype or "auto", output_loading_info=True
-            )
-        except Exception as error:  # each broken file breaks something else in there
-            why = " ".join(str(error).split()) or type(error).__name__
-            if "ignore_mismatched_sizes" in why:  # it says only that a report above says more
-                why = "its weights have other shapes than its config.json says"
-            raise ConfigError(f"the model {str(source)!r} cannot be loaded: {why}") from error
-        missing = loaded["missing_keys"]
-        if missing:
-            raise ConfigError(
-                f"the model {str(source)!r} lacks {len(missing)} weights, {min(missing)!r} among them: they would be "
-                "random numbers"
-            )
-        return model.to(self._wanted_device or "cpu").eval()
 
     def _require_open(self) -> None:
         """Refuse a call that nothing would answer. Needs the lock."""
