@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import importlib.util
 import json
+import pickle
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
 
-from toolgym.rollout.engines import FinishReason, Generation, SamplingParams, SGLangServer
+from toolgym.rollout.engines import FinishReason, Generation, SamplingParams, SGLangEngine, SGLangServer
+from toolgym.rollout.engines.sglang_control import parse_metrics
+from toolgym.rollout.engines.sglang_weights import payload, tensor_buckets
 from toolgym.rollout.engines.sglang_wire import error_text, read_generation, request_body
-from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, MissingExtraError
 
 SHORT = SamplingParams(max_new_tokens=2)
 MODEL_INFO = {"model_path": "org/model", "tokenizer_path": "org/model", "weight_version": "default"}
@@ -410,3 +416,44 @@ async def test_another_event_loop_is_refused() -> None:
 )
 def test_messages_are_found_in_every_shape_of_error(body: Any, text: str) -> None:
     assert error_text(body) == text
+
+
+async def test_sglang_in_process_says_what_to_install() -> None:
+    if importlib.util.find_spec("sglang") is not None:
+        pytest.skip("sglang is installed here")
+    engine = SGLangEngine("model")
+    with pytest.raises(MissingExtraError, match=r"'sglang'.*pip install 'toolgym\[sglang\]'"):
+        await engine.start()
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "samples"),
+    [
+        ("# HELP x y\n# TYPE x gauge\nx 1.5\n", {"x": 1.5}),
+        ('sglang:n{model="a b",le="+Inf"} 3 1700000000\n', {'sglang:n{model="a b",le="+Inf"}': 3.0}),
+        ("x +Inf\n\n", {"x": float("inf")}),
+        ("", {}),
+    ],
+)
+def test_metrics_are_read(text: str, samples: dict[str, float]) -> None:
+    assert parse_metrics(text) == samples
+
+
+@pytest.mark.parametrize("text", ["<html>", {"a": 1}, "x"])
+def test_what_are_no_metrics_is_told(text: Any) -> None:
+    with pytest.raises(EngineError, match="Prometheus"):
+        parse_metrics(text)
+
+
+def test_weights_are_sent_in_buckets() -> None:
+    weights = {"a": torch.ones(10), "b": torch.ones(10), "c": torch.arange(20.0)[10:]}
+    buckets = tensor_buckets(weights, 80)
+    assert [[name for name, _ in bucket] for bucket in buckets] == [["a", "b"], ["c"]]
+    data = base64.b64decode(payload(buckets[1]))
+    ((name, tensor),) = pickle.loads(data)
+    assert name == "c"
+    assert torch.equal(tensor, weights["c"])
+    assert tensor.untyped_storage().nbytes() == 40  # not the whole storage behind the view
+    with pytest.raises(ConfigError, match="at least one"):
+        tensor_buckets({}, 80)
