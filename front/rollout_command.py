@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from toolgym.open_engine import open_engine
 from toolgym.report import conversation, pick_conversation, summary_table
 from toolgym.rollout.rules import History, TruncatedTurn
-from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError, nearest
+from toolgym.tools.errors import BatchError, ConfigError
 
 TRAJECTORIES, BATCH = "trajectories.jsonl", "batch.safetensors"
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from toolgym.envs.task import Task
-    from toolgym.rollout.engines.base import Engine
+    from toolgym.rollout.chat import Chat
     from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.runner import Runner
     from toolgym.rollout.trajectory import Trajectory
@@ -48,6 +49,16 @@ def rollout_command(
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or name, if the server's own path is not on this machine.")
     ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="TOOLGYM_API_KEY", help="Key for servers that want one.", show_default=False)
+    ] = None,
+    parser: Annotated[
+        str,
+        typer.Option(
+            help="How the model writes tool calls: a parser's name, 'sglang:NAME' for one of SGLang's, or 'auto': as "
+            "the chat template shows it; if it does not, the env's own."
+        ),
+    ] = "auto",
     task_file: Annotated[
         Path | None, typer.Option(help="JSON Lines file of tasks in verl's row shape, instead of the env's own.")
     ] = None,
@@ -85,8 +96,11 @@ def rollout_command(
     from toolgym.rollout.rules import Limits
     from toolgym.rollout.runner import RunConfig
     from toolgym.tools.config import from_config
+    from toolgym.tools.parsers import get_parser
 
     spec(env)  # a typo is told before anything is loaded
+    if parser != "auto":
+        get_parser(parser)
     source = load_tasks(task_file) if task_file is not None else None
     env_kwargs: dict[str, Any] = {}
     if tool_config is not None:
@@ -105,7 +119,7 @@ def rollout_command(
         seed=seed,
     )
     try:
-        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, config, record))
+        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, api_key, parser, config, record))
     except KeyboardInterrupt:
         typer.echo("interrupted before the first episode", err=True)
         status = STOPPED_BY + signal.SIGINT
@@ -119,10 +133,14 @@ async def _main(
     out: Path,
     engine_name: str,
     tokenizer_name: str | None,
+    api_key: str | None,
+    parser: str,
     config: Any,
     record: Path | None,
 ) -> int:
     from toolgym.envs.registry import make
+    from toolgym.envs.tool_env import ToolEnv
+    from toolgym.rollout.chat import Chat
     from toolgym.rollout.recording import RecordingRunner
     from toolgym.rollout.runner import Runner
     from toolgym.rollout.trajectory_file import TrajectoryWriter
@@ -139,13 +157,18 @@ async def _main(
         if source is None:
             raise ConfigError(f"env {env_id!r} has no tasks of its own; give some with --task-file")
         tasks: list[Task] = source.take(num_tasks, seed=config.seed or 0)
+        parses, schemas = isinstance(probe, ToolEnv), probe.tool_schemas
+    if not parses and parser != "auto":
+        raise ConfigError(f"env {env_id!r} parses no tool calls; leave --parser away")
     _require_writable(out / TRAJECTORIES)
     async with contextlib.AsyncExitStack() as stack:
         for made in env_kwargs.get("tools", ()):
             stack.push_async_callback(made.close)
         with errors.status(f"starting engine {engine_name}"):
-            engine, tokenizer = await _open_engine(engine_name, tokenizer_name)
+            engine, tokenizer = await open_engine(engine_name, tokenizer_name, api_key)
         stack.push_async_callback(engine.close)
+        if parses:
+            env_kwargs |= _parsing(parser, Chat(tokenizer, schemas, config.template_kwargs))
         started = time.monotonic()
         runner: Runner | RecordingRunner = Runner(env_id, engine, tokenizer, config, env_kwargs=env_kwargs)
         if record is not None:
@@ -162,6 +185,15 @@ async def _main(
     return _report(trajectories, len(tasks) * config.group_size, seconds, stopped_by, tokenizer, out)
 
 
+def _parsing(parser: str, chat: Chat) -> dict[str, Any]:
+    """What a `ToolEnv` must know to read the turns of a model with this chat template."""
+    from toolgym.tools.parsers import parser_for_template
+
+    found = parser_for_template(chat.tokenizer.get_chat_template(None, chat.tools or None)) if parser == "auto" else parser
+    opens = chat.facts.generation_prompt.rstrip().endswith("<think>")
+    return ({} if found is None else {"parser": found}) | ({"prompt_opens_thinking": True} if opens else {})
+
+
 def _require_writable(path: Path) -> None:
     """Find out before the engine starts, and leave what an earlier run wrote there until it has."""
     try:
@@ -170,67 +202,6 @@ def _require_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot write trajectories to {str(path)!r}: {error}") from error
-
-
-async def _open_engine(name: str, tokenizer_name: str | None) -> tuple[Engine, PreTrainedTokenizerBase]:
-    from toolgym.rollout.tiny import tiny_policy_path
-    from toolgym.rollout.tokenizer import load_tokenizer
-
-    engine: Engine
-    if name.startswith(("http://", "https://")) and name.rstrip("/").endswith("/v1"):
-        return await _open_completions(name, tokenizer_name)
-    if name.startswith(("http://", "https://")):
-        from toolgym.rollout.engines.sglang import SGLangServer
-
-        server = SGLangServer(*(url.strip() for url in name.split(",")))
-        try:
-            await server.start()
-        except BaseException:
-            await server.close()
-            raise
-        source = tokenizer_name or server.info.tokenizer_path
-        engine = server
-    else:
-        from transformers.utils import logging as transformers_logging
-
-        from toolgym.rollout.engines.transformers import TransformersEngine
-
-        transformers_logging.disable_progress_bar()  # it would break into ours
-        transformers_logging.set_verbosity_error()  # what matters is raised
-        folder = tiny_policy_path() if name == "tiny" else Path(name)
-        if not name or not folder.is_dir():
-            siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
-            near = nearest(
-                name, ["tiny", *(str(folder.with_name(one.name)) for one in siblings if one.is_dir() and name)]
-            )
-            raise UnknownNameError(
-                f"--engine takes 'tiny', an http:// URL or a model folder; {name!r} is none of these{near}"
-            )
-        engine = TransformersEngine(folder)
-        await engine.start()
-        source = tokenizer_name or str(folder)
-    try:
-        return engine, load_tokenizer(source)
-    except BaseException:
-        await engine.close()
-        raise
-
-
-async def _open_completions(url: str, tokenizer_name: str | None) -> tuple[Engine, PreTrainedTokenizerBase]:
-    """Open a server by its OpenAI-compatible address."""
-    from toolgym.rollout.engines.openai_compatible import OpenAICompatible
-    from toolgym.rollout.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(tokenizer_name) if tokenizer_name is not None else None
-    engine = OpenAICompatible(url, vocab_size=len(tokenizer) if tokenizer is not None else None)
-    await engine.start()
-    if tokenizer is not None:
-        return engine, tokenizer
-    try:
-        return engine, load_tokenizer(engine.model.root or engine.model.name)
-    except BaseException:
-        await engine.close()
-        raise
 
 
 async def _play(

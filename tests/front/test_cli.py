@@ -13,7 +13,10 @@ import time
 import pytest
 
 from toolgym.cli import main
-from toolgym.rollout import load_batch, read_trajectories
+from toolgym.rollout import load_batch, read_trajectories, tiny_policy_path
+from toolgym.rollout.chat import Chat
+from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout_command import _parsing
 from toolgym.version import __version__
 
 COMMAND = [sys.executable, "-m", "toolgym"]
@@ -85,6 +88,7 @@ def test_tasks_and_tools_from_files(tmp_path):
         ),
         (["--engine", "{folder}/modl"], "/model'?"),
         (["--top-p", "3"], "top_p must be above 0"),
+        (["--parser", "hermse"], "did you mean 'hermes'"),
         (["--out", "{folder}/tasks.jsonl/x"], "cannot write trajectories"),
         (["--env", ":x"], "not the name of a module"),
         (["--engine", ""], "none of these"),
@@ -109,6 +113,37 @@ def test_what_is_wrong_is_one_line_that_helps(tmp_path, monkeypatch, capfd, argu
     assert said in stderr
     assert stderr.lstrip("\n").startswith("error: ")
     assert stderr.strip().count("\n") == 0
+
+
+def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
+    def calls(*arguments):
+        done = run("rollout", "--tasks", "4", "--out", str(tmp_path), "--max-new-tokens", "96", *arguments)
+        assert done.returncode == 0, done.stderr
+        return sum(len(one.tool_calls) for one in read_trajectories(tmp_path / "trajectories.jsonl"))
+
+    assert calls() == calls("--parser", "hermes") > 0
+    assert calls("--parser", "mistral") == 0
+
+
+def test_what_an_env_is_told_of_a_chat_template(tokenizer_with):
+    def told(parser, template):
+        return _parsing(parser, Chat(tokenizer_with(template)))
+
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    opened = plain + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    assert told("auto", plain) == {}
+    assert told("auto", opened + '{# <tool_call> "arguments" #}') == {"parser": "hermes", "prompt_opens_thinking": True}
+    assert told("glm45", opened) == {"parser": "glm45", "prompt_opens_thinking": True}
+
+
+@pytest.fixture
+def tokenizer_with():
+    def make(template):
+        tokenizer = load_tokenizer(tiny_policy_path())
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make
 
 
 def test_a_typo_is_told_with_exit_status_1():
