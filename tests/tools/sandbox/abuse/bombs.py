@@ -296,8 +296,8 @@ except OSError:
 try:
     for n in range(1, 80_001):
         if n % 1000 == 1:
-            os.mkdir(f"many-{n // 1000}")
-        os.close(os.open(f"many-{n // 1000}/{n}", os.O_CREAT | os.O_WRONLY))
+            os.mkdir(f"many-{(n - 1) // 1000}")
+        os.close(os.open(f"many-{(n - 1) // 1000}/{n}", os.O_CREAT | os.O_WRONLY))
         if n % 500 == 0:
             say("held", n)
 except OSError:
