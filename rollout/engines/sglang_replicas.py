@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 MAX_AFFINITIES = 65_536
 """Most affinities remembered; the one that was used longest ago is forgotten first, and costs one prefill."""
 HEALTH_FAILURES = 3
-"""Health checks in a row without a good answer that take a replica out; one refused connection is enough."""
+"""Health checks in a row without a good answer that take a replica out, while another is healthy. One refused
+connection is enough."""
 FIRST_RETRY = 0.25
 """Seconds until a lost replica is asked for the first time; doubles each time up to the interval."""
 
@@ -220,7 +221,9 @@ class Replicas:
             self.lost(replica, str(error))
         except (EngineError, NoAnswerError) as error:
             replica.failures += 1
-            if replica.state is ReplicaState.HEALTHY and replica.failures >= HEALTH_FAILURES:
+            # The last one is not given up for being slow: there is nobody to take over what it has begun.
+            others = [one for one in self.healthy if one is not replica]
+            if replica.state is ReplicaState.HEALTHY and others and replica.failures >= HEALTH_FAILURES:
                 self.lost(replica, f"{replica.failures} health checks in a row failed, the last one: {error}")
         else:
             if state is ReplicaState.HEALTHY:

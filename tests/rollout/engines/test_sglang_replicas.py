@@ -225,6 +225,19 @@ async def test_a_server_that_hangs_is_given_up_by_its_health() -> None:
         await until(lambda: engine.replicas[home.url] is ReplicaState.HEALTHY)
 
 
+async def test_the_last_server_is_not_given_up_for_being_slow() -> None:
+    one = Fake()
+    async with fakes(one), client(one, health_interval=0.02) as engine:
+        one.go.clear()
+        one.healthy = False
+        task = asyncio.create_task(ask(engine, "a"))
+        await asyncio.sleep(0.5)
+        assert engine.replicas[one.url] is ReplicaState.HEALTHY
+        one.go.set()
+        assert (await task).token_ids == (5, 6)
+        assert len(one.seen) == 1
+
+
 async def test_a_request_that_kills_its_servers_is_not_sent_for_ever() -> None:
     class Poisoned(Fake):
         poisoned = 0
