@@ -44,6 +44,9 @@ def test_the_layout_of_the_module_docstring():
     assert batch.attention_mask.tolist() == [[1] * 8, [0, 0, 1, 1, 0, 0, 0, 0]]
     assert batch.position_ids.tolist() == [list(range(8)), [0, 0, 0, 1, 0, 0, 0, 0]]
     assert batch.rollout_log_probs.tolist() == [[-0.5, -1.5, 0, 0, -0.5], [-0.5, 0, 0, 0, 0]]
+    assert batch.weight_versions.tolist() == [[0, 0, -1, -1, 0], [0, -1, -1, -1, -1]]
+    assert batch.version_numbers == {"0": 0}
+    assert batch.trajectory_ids.tolist() == [0, 1]
     assert batch.rewards.tolist() == [0.5, 1.0]
     assert batch.group_ids.tolist() == [1, 2]
     assert batch.ids == ("long", "short")
@@ -105,6 +108,9 @@ def changed(name, row, column, value):
         ("rollout_log_probs", 0, 2, -1.0, "did not sample"),
         ("rollout_log_probs", 0, 0, 0.5, "at most 0"),
         ("rollout_log_probs", 0, 0, float("nan"), "finite"),
+        ("weight_versions", 0, 2, 0, "-1 where the policy did not sample"),
+        ("weight_versions", 0, 0, -1, "in version_numbers"),
+        ("weight_versions", 0, 0, 3, "in version_numbers"),
     ],
 )
 def test_the_checker_finds_every_broken_invariant(name, row, column, value, said):
@@ -136,6 +142,61 @@ def test_the_checker_finds_rows_that_do_not_lead_back():
             check_batch(batch, [other, SHORT])
     with pytest.raises(BatchError, match="2 rows came from trajectories that make 1"):
         check_batch(batch, [LONG])
+
+
+def versions(*names):
+    return TokenSequence((1,), (Segment(tuple(range(len(names))), True, (-1.0,) * len(names), names),))
+
+
+def test_versions_are_numbered_by_the_documented_rule():
+    one = dataclasses.replace(LONG, sequences=(versions("default", "1", "007", "3", "1", "step-9", "9" * 30),))
+    batch = make_batch([one, SHORT], pad_token_id=PAD)
+    numbers = {"default": 2, "1": 1, "007": 4, "3": 3, "step-9": 5, "9" * 30: 6, "0": 0}
+    assert batch.version_numbers == numbers
+    assert batch.weight_versions[0].tolist() == [2, 1, 4, 3, 1, 5, 6]
+    default = dataclasses.replace(LONG, sequences=(versions("1", "default"),))
+    assert make_batch([default], pad_token_id=PAD).version_numbers == {"1": 1, "default": 0}
+
+
+PARTS = dataclasses.replace(
+    trajectory([1], [[2]], name="parts", reward=0.25, group=7),
+    sequences=(
+        trajectory([1], [[2]]).sequence,
+        TokenSequence((1, 2, 3), (Segment((4,), True, (-1.0,), ("5",)),), "template"),
+        TokenSequence((1, 9), (), "KeepToolResults"),
+    ),
+)
+
+
+def test_every_sequence_is_a_row_that_shares_reward_and_group(tmp_path):
+    batch = make_batch([LONG, PARTS, SHORT], pad_token_id=PAD)
+    assert batch.ids == ("long", "parts/0", "parts/1", "short")  # what was sent and got no answer has nothing to train
+    assert batch.trajectory_ids.tolist() == [0, 1, 1, 2]
+    assert batch.rewards.tolist() == [0.5, 0.25, 0.25, 1.0]
+    assert batch.group_ids.tolist() == [1, 7, 7, 2]
+    assert batch.responses[1:3].tolist() == [[2, 0, 0, 0, 0], [4, 0, 0, 0, 0]]
+    batch.save(tmp_path / "batch.safetensors")
+    back = load_batch(tmp_path / "batch.safetensors")
+    assert back.version_numbers == batch.version_numbers == {"0": 0, "5": 5}
+    check_batch(back, [LONG, PARTS, SHORT])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trajectory_ids": torch.tensor([0, 1, 2, 3])}, "does not lead back.*trajectory"),
+        ({"trajectory_ids": torch.tensor([0, 1, 0, 2])}, "count the trajectories"),
+        ({"rewards": torch.tensor([0.5, 0.25, 0.5, 1.0])}, "share its reward"),
+        ({"group_ids": torch.tensor([1, 7, 2, 2])}, "share its group"),
+        ({"ids": ("long", "parts/0", "parts/0", "short")}, "two rows have the id 'parts/0'"),
+        ({"version_numbers": {"0": 5, "5": 5}}, "different numbers"),
+        ({"version_numbers": {"5": 0, "0": 5}}, "weight versions differ"),
+    ],
+)
+def test_the_checker_looks_at_rows_of_one_trajectory_and_at_versions(change, said):
+    batch = make_batch([LONG, PARTS, SHORT], pad_token_id=PAD)
+    with pytest.raises(BatchError, match=said):
+        check_batch(dataclasses.replace(batch, **change), [LONG, PARTS, SHORT])
 
 
 ids = st.lists(st.integers(0, 500), min_size=1, max_size=12)

@@ -72,6 +72,31 @@ def test_there_and_back_is_equal():
     assert Trajectory.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
+def test_several_sequences_have_no_one_prompt():
+    one = trajectory()
+    many = dataclasses.replace(one, sequences=(*one.sequences, TokenSequence((1,), one.segments, "template")))
+    assert many.policy_tokens == 6
+    assert Trajectory.from_json(json.loads(json.dumps(many.to_json()))) == many
+    for name in ("sequence", "prompt_ids", "segments", "response_ids", "response_mask", "logprobs", "weight_versions"):
+        with pytest.raises(ConfigError, match="has 2 token sequences"):
+            getattr(many, name)
+    none = dataclasses.replace(one, sequences=())
+    assert (none.prompt_ids, none.response_ids, none.policy_tokens) == ((), [], 0)
+
+
+def test_files_of_version_1_are_read():
+    one = trajectory()
+    row = one.to_json() | {"format_version": 1}
+    [only] = row.pop("sequences")
+    row |= {"prompt_ids": only["prompt_ids"], "segments": only["segments"]}
+    for turn in row["turns"]:
+        for added in ("sequence", "resumes", "truncated", "closing_tokens"):
+            del turn[added]
+    assert Trajectory.from_json(row) == one
+    empty = row | {"prompt_ids": [], "segments": []}
+    assert Trajectory.from_json(empty).sequences == ()
+
+
 def test_the_keys_of_verls_dump_are_there():
     row = trajectory().to_json()
     assert {k: row[k] for k in ("input", "output", "gts", "score", "step")} == {

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import itertools
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import (
+    CutToolResults,
+    KeepToolResults,
     RunConfig,
     SamplingParams,
     TrajectoryWriter,
@@ -19,6 +25,8 @@ from toolgym.rollout import (
     rollout,
     tiny_policy_path,
 )
+from toolgym.rollout.engines.base import PauseMode
+from toolgym.rollout.tokenizer import load_tokenizer
 
 
 class Listening(TransformersEngine):
@@ -33,8 +41,6 @@ class Listening(TransformersEngine):
 
 
 async def play(num_tasks, group_size, temperature=1.0, seed=0):
-    from toolgym.rollout.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(tiny_policy_path())
     config = RunConfig(
         group_size=group_size, sampling=SamplingParams(max_new_tokens=96, temperature=temperature), seed=seed
@@ -50,8 +56,6 @@ async def play(num_tasks, group_size, temperature=1.0, seed=0):
 
 @pytest.fixture(scope="module")
 def played():
-    import asyncio
-
     return asyncio.run(play(24, 4))
 
 
@@ -133,3 +137,100 @@ async def test_a_seed_repeats_a_run_and_greedy_needs_none():
     assert [one.response_ids for one in first] != [one.response_ids for one in other]
     _, _, greedy = await play(2, 3, temperature=0.0)
     assert greedy[0].response_ids == greedy[1].response_ids == greedy[2].response_ids
+
+
+class Interrupted(Listening):
+    """Aborts everything and changes the weights, after so many tokens of the run and once more later."""
+
+    def __init__(self, model, *, changed):
+        super().__init__(model)
+        self.heard = {}
+        self.changed = changed
+
+    async def interrupt(self):
+        for version, weights in self.changed.items():
+            while sum(request.row.token_ids != [] for request in list(self._running)) < 4:
+                await asyncio.sleep(0.001)
+            await self.pause(PauseMode.ABORT)
+            await self.update_weights(weights, version=version)
+            await self.resume()
+
+
+async def test_weights_that_change_in_the_middle_of_turns_leave_every_token_exact():
+    tokenizer = load_tokenizer(tiny_policy_path())
+    models = {"": AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32).eval()}
+    for version in ("1", "2"):
+        models[version] = copy.deepcopy(models[""])
+        generator = torch.Generator().manual_seed(int(version))
+        with torch.no_grad():
+            for value in models[version].parameters():
+                value += 0.02 * value.abs().mean() * torch.randn(value.shape, generator=generator)
+    config = RunConfig(group_size=4, sampling=SamplingParams(max_new_tokens=96), seed=1)
+    changed = {version: models[version].state_dict() for version in ("1", "2")}
+    async with Interrupted(tiny_policy_path(), changed=changed) as engine:
+        models[engine.weight_version] = models.pop("")
+        interrupting = asyncio.create_task(engine.interrupt())
+        done = await rollout(
+            "CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=4, config=config
+        )
+        await asyncio.wait_for(interrupting, 60)
+    assert not any(one.failed for one in done)
+    resumed = [turn for one in done for turn in one.turns if turn.resumes]
+    assert resumed
+    assert all(turn.finish_reason != "abort" for one in done for turn in one.turns)
+    within = [
+        pair for one in done for pair in itertools.pairwise(one.segments) if pair[0].is_policy and pair[1].is_policy
+    ]
+    assert any(a.weight_versions[-1] != b.weight_versions[0] for a, b in within)
+
+    batch = make_batch(done, pad_token_id=0)
+    assert set(batch.version_numbers) == set(models)
+    width = batch.prompts.shape[1]
+    for version, model in models.items():
+        with torch.no_grad():
+            logits = model(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
+            ).logits
+        log_probs = logits[:, width - 1 : -1].float().log_softmax(-1).gather(2, batch.responses[..., None])[..., 0]
+        difference = (log_probs - batch.rollout_log_probs).abs()
+        own = batch.weight_versions == batch.version_numbers[version]
+        assert own.any()
+        assert difference[own].max() < 1e-3
+        others = batch.response_mask.bool() & ~own
+        assert difference[others].max() > 1e-2  # so that the test could tell
+
+
+@pytest.mark.parametrize("history", ["append", "template"])
+async def test_a_whole_run_with_context_policies_is_exact(history):
+    tokenizer = load_tokenizer(tiny_policy_path())
+    config = RunConfig(
+        group_size=4,
+        sampling=SamplingParams(max_new_tokens=64),
+        seed=2,
+        history=history,
+        on_truncated_turn="close",
+        context=[CutToolResults(64), KeepToolResults(1)],
+    )
+    engine = Listening(tiny_policy_path())
+    engine.heard = {}
+    async with engine:
+        done = await rollout(
+            "CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=12, config=config
+        )
+    assert not any(one.failed for one in done)
+    sampled = 0
+    for one in done:
+        heard = iter([value for name, value in engine.heard.items() if name.startswith(one.id)])
+        for sequence in one.sequences:
+            context = list(sequence.prompt_ids)
+            for segment in sequence.segments:
+                if segment.is_policy:
+                    sent, generation = next(heard)
+                    assert (sent, generation.token_ids) == (context, segment.token_ids)
+                    sampled += len(segment.token_ids)
+                context += segment.token_ids
+        assert list(heard) == []
+    batch = make_batch(done, pad_token_id=0)
+    assert int(batch.response_mask.sum()) == sampled
+    if history == "append":
+        assert any(len(one.sequences) > 1 for one in done)
