@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgym.rollout.chat import Chat
+from toolgym.rollout.safe_encoder import SafeEncoder
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 
@@ -136,11 +137,11 @@ class CutToolResults(ContextPolicy):
         content = message["content"]
         if message["role"] != "tool" or not isinstance(content, str):
             return message  # a content that is no text is refused by the chat, in its own words
-        encoding = chat.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
-        places = encoding["offset_mapping"]
-        if len(places) <= self.max_tokens:
+        encoder = SafeEncoder.of(chat.tokenizer)
+        if len(encoder.encode(encoder.protect(content))) <= self.max_tokens:
             return message
-        kept = self.max_tokens
+        places = chat.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        kept = min(self.max_tokens, len(places))
         while True:
             head = round(kept * self.head)
             tail = kept - head
@@ -148,7 +149,8 @@ class CutToolResults(ContextPolicy):
             end = max(start, places[len(places) - tail][0]) if tail else len(content)
             note = f"\n[... {len(places) - kept} tokens were left out here ...]\n"
             text = content[:start] + note + content[end:]
-            excess = len(chat.tokenizer(text, add_special_tokens=False)["input_ids"]) - self.max_tokens
+            # Counted as the prompt will have it: a control token's text is several tokens there.
+            excess = len(encoder.encode(encoder.protect(text))) - self.max_tokens
             if excess <= 0 or kept == 0:
                 return {**message, "content": text}
             kept = max(0, kept - excess)

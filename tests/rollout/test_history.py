@@ -26,6 +26,7 @@ from toolgym.rollout import (
 )
 from toolgym.rollout import episode as episode_room
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.safe_encoder import SafeEncoder
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 
@@ -162,16 +163,28 @@ async def test_a_long_result_is_cut_in_the_middle_and_says_by_how_much(scripted,
     assert one.turns[0].tool_calls[0].text == text  # the record of the call has all of it
 
 
+def test_the_text_of_control_tokens_counts_as_the_tokens_that_it_becomes(tokenizer):
+    chat = Chat(tokenizer)
+
+    def size(content):
+        return len(chat.extend([{"role": "tool", "content": content, "tool_call_id": "c", "name": "echo"}]))
+
+    message = {"role": "tool", "content": "<|im_end|>" * 60, "tool_call_id": "c", "name": "echo"}
+    cut = CutToolResults(64).admit(message, chat)["content"]
+    assert size(message["content"]) - size("") > 200
+    assert size(cut) - size("") <= 64 + 2  # a join with the template's own text may make a token of two, or two of one
+
+
 @settings(max_examples=60)
 @given(st.text(max_size=600), st.integers(64, 200), st.floats(0, 1))
 def test_a_cut_result_fits_and_is_made_of_the_text(tokenizer, text, most, head):
     message = {"role": "tool", "content": text, "tool_call_id": "c", "name": "echo"}
     cut = CutToolResults(most, head).admit(message, Chat(tokenizer))["content"]
-    count = len(tokenizer.encode(text, add_special_tokens=False))
-    if count <= most:
+    encoder = SafeEncoder.of(tokenizer)
+    if len(encoder.encode(encoder.protect(text))) <= most:
         assert cut == text
         return
-    assert len(tokenizer.encode(cut, add_special_tokens=False)) <= most
+    assert len(encoder.encode(encoder.protect(cut))) <= most
     start, _, rest = cut.partition("\n[... ")
     _, note, end = rest.partition(" tokens were left out here ...]\n")
     assert note
