@@ -147,8 +147,8 @@ def _remove(folder: Path) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the groups of processes that are gone."""
-    for entry in folder.iterdir():
+    """Remove the groups of processes that are gone, here and in the groups beside: those of other jobs, for example."""
+    for entry in [*folder.glob("toolgym-*"), *folder.parent.glob("*/toolgym-*")]:
         match = _NAME.fullmatch(entry.name)
         if match and match[3] == str(_pid_namespace()) and _signature(int(match[1])) != "-".join(match.groups()):
             _remove(entry)
