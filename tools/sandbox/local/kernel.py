@@ -23,7 +23,8 @@ MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
-_PR_SET_SECUREBITS, _NO_ROOT, _NO_ROOT_LOCKED = 28, 1, 2
+PR_SET_SECUREBITS, SECURE_NO_ROOT = 28, 1 | 2  # and locked
+CAPABILITY_VERSION = 0x20080522
 
 SYS_CHROOT = 1 << 18
 
@@ -100,20 +101,6 @@ def pivot_root(new: str, old: str) -> None:
     if _PIVOT_ROOT < 0:
         raise OSError(errno.ENOSYS, f"pivot_root on {MACHINE}")
     check(syscall(_PIVOT_ROOT, new.encode(), old.encode()), "pivot_root")
-
-
-def drop_capabilities(*, but: int = 0) -> None:
-    """Empty the effective, permitted and inheritable sets, so that no later `execve` can fill them again.
-
-    Needs no-new-privileges. For user id 0, which `execve` would otherwise favour, that favour is switched off first.
-
-    Args:
-        but: capabilities to keep, a bit each (of the first 32), until the next `execve`.
-    """
-    if os.geteuid() == 0:
-        libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_NO_ROOT | _NO_ROOT_LOCKED), 0, 0, 0)
-    header = struct.pack("Ii", 0x20080522, 0)
-    check(libc.capset(header, struct.pack("6I", but, but, 0, 0, 0, 0)), "capset")
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ import struct
 from collections.abc import Iterable
 
 from toolgym.tools.sandbox.local import kernel
+from toolgym.tools.sandbox.local.script import AT_FDCWD, Script, high_descriptor
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_CREATE, _RESTRICT_SELF = 444, 446
 _PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
@@ -44,7 +45,7 @@ def separate() -> None:
         kernel.syscall(_CREATE, attributes, ctypes.c_size_t(24), ctypes.c_uint(0)), "landlock_create_ruleset"
     )
     try:
-        kernel.check(kernel.syscall(_RESTRICT, ruleset, ctypes.c_uint(0)), "landlock_restrict_self")
+        kernel.check(kernel.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint(0)), "landlock_restrict_self")
     finally:
         os.close(ruleset)
 
@@ -68,34 +69,33 @@ class Ruleset:
                 if not os.path.exists(path):
                     continue
                 allowed = access if os.path.isdir(path) else access & ~READ_DIR
-                self._rules.append((os.open(path, os.O_PATH | os.O_CLOEXEC), allowed & self._handled))
+                self._rules.append((high_descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)), allowed & self._handled))
 
-    def apply(self, writable: Iterable[str], *, network: bool) -> None:
-        """Restrict this process for good. Needs no-new-privileges.
+    @property
+    def descriptors(self) -> list[int]:
+        """Handles of the files that rules are about, which `write` needs."""
+        return [fd for fd, _ in self._rules]
+
+    def write(self, script: Script, writable: Iterable[str], free: int, *, network: bool) -> None:
+        """Add to a script the calls that restrict whoever makes them, for good. They need no-new-privileges.
 
         Args:
-            writable: further folders in which everything but devices may be made, changed and removed.
+            script: where to add them.
+            writable: further folders, opened by the script, in which everything but devices may be made and removed.
+            free: the lowest descriptor that is free at that point of the script.
             network: whether TCP may be used; where it may not, the kernel refuses bind and connect since ABI 4.
         """
         net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT
         scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= 6 else 0
         attributes = struct.pack("QQQ", self._handled, net, scoped)
         size = 24 if self._abi >= 6 else 16 if self._abi >= 4 else 8
-        ruleset = kernel.check(
-            kernel.syscall(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0)), "landlock_create_ruleset"
-        )
+        script.add("landlock_create_ruleset", attributes, size, 0, expect=free)
         for fd, access in self._rules:
-            self._add(ruleset, fd, access)
+            script.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0)
         for folder in writable:
-            fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-            self._add(ruleset, fd, self._writable)
-            os.close(fd)
-        kernel.check(kernel.syscall(_RESTRICT, ruleset, ctypes.c_uint(0)), "landlock_restrict_self")
-        os.close(ruleset)
-
-    @staticmethod
-    def _add(ruleset: int, fd: int, access: int) -> None:
-        rule = struct.pack("=Qi", access, fd)
-        kernel.check(
-            kernel.syscall(_ADD, ruleset, ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint(0)), "landlock_add_rule"
-        )
+            handle = free + 1
+            script.add("openat", AT_FDCWD, folder, os.O_PATH | os.O_CLOEXEC, 0, expect=handle, about=folder)
+            script.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", self._writable, handle), 0)
+            script.add("close", handle)
+        script.add("landlock_restrict_self", free, 0)
+        script.add("close", free)

@@ -68,7 +68,7 @@ class Lane:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a frame, as far as it goes now; `flush` sends the rest."""
-        self._outbox += wire.encode(request)
+        self._outbox += wire.encode_down(request)
         self.flush()
 
     def flush(self) -> None:

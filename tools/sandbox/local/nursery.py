@@ -15,6 +15,7 @@ from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.leaves import Leaves
 from toolgym.tools.sandbox.local.reactor import Reactor
+from toolgym.tools.sandbox.local.script import Script, move_descriptor
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Nursery:
     def __init__(self, reactor: Reactor, birth: Birth) -> None:
         self._reactor, self._birth = reactor, birth
         self._namespaces = birth.confinement.namespaces
+        # In namespaces, all children do the same.
+        self._script = birth.confinement.script(0, "") if self._namespaces else None
+        self._settling = birth.confinement.settling()
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._children: set[Child] = set()
         self._inits = init.InitMaker() if birth.pid_namespace >= 0 else None
@@ -125,18 +129,19 @@ class Nursery:
         self._next_slot = max(self._next_slot, slot + 1)
         if self._birth.leaves is not None:
             self._birth.leaves.prepare(slot)
-        folder = "/tmp"
+        folder = self._birth.confinement.home
         if not self._namespaces:
             folder = f"{self._birth.work}/{slot}"
             os.mkdir(folder, 0o700)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         ours, theirs = socket.socketpair()
+        script = self._script or self._birth.confinement.script(slot, folder)
         first = self._enter_pid_namespace()
         try:
             pid = kernel.fork()
             if pid == 0:
-                self._be_child(slot, folder, theirs.detach(), out_write, err_write)
+                self._be_child(script, slot, folder, theirs.detach(), out_write, err_write)
         except OSError:
             if first:
                 os.kill(first, signal.SIGKILL)
@@ -166,14 +171,15 @@ class Nursery:
             kernel.setns(self._birth.pid_namespace, kernel.CLONE_NEWPID)
             raise
 
-    def _be_child(self, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
+    def _be_child(self, script: Script, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
         try:
             if self._birth.leaves is not None:
                 self._birth.leaves.enter(slot)
-            os.dup2(self._devnull, 0)
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            folder = self._birth.confinement.apply(slot, folder, control)
+            move_descriptor(self._devnull, 0)
+            move_descriptor(out, 1)
+            move_descriptor(err, 2)
+            move_descriptor(control, CONTROL_FD)
+            script.run()
             if folder != "/tmp":
                 os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
             request = wire.receive(CONTROL_FD)
@@ -187,8 +193,8 @@ class Nursery:
             os._exit(252)
 
     def _carry_out(self, request: Mapping[str, Any]) -> NoReturn:
-        self._birth.confinement.settle(session=request["op"] != "run")
         self._birth.confinement.limit_memory(request["memory_mb"])
         if request["op"] == "run":
+            self._settling.run()
             program.run(request, base="/tmp" if self._namespaces else ".")
         repl.serve(request)

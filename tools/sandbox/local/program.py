@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import atexit
 import base64
 import builtins
@@ -25,6 +26,9 @@ from toolgym.tools.sandbox.local import confine, wire
 
 SOURCE = "main.py"
 
+# Numbers, and the plain functions: the module `signal` makes an enum's members of all that comes and goes.
+_INTERRUPT, _IGNORE = int(signal.SIGINT), int(signal.SIG_IGN)
+
 MOST_FRAMES = 4000
 """Of a traceback, how many are shown."""
 
@@ -36,9 +40,11 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
         request: see `template`.
         base: the folder that absolute names of files to fetch, which begin with /tmp, mean.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the template ignores it, and so would all programs
-    os.environ.update(request.get("env") or {})
-    place_files(request.get("files") or {})
+    catch_interrupts()
+    if request.get("env"):
+        os.environ.update(request["env"])
+    if request.get("files"):
+        place_files(request["files"])
     if request.get("fetch"):
         _hand_over_folder(base)
     _connect_stdin(request.get("stdin") or "")
@@ -58,6 +64,49 @@ def place_files(files: Mapping[str, str]) -> None:
             file.write(base64.b64decode(data))
 
 
+def catch_interrupts() -> None:
+    """SIGINT is a `KeyboardInterrupt` again: the template ignores it, and so would all programs."""
+    _signal.signal(_INTERRUPT, _signal.default_int_handler)
+
+
+def ignore_interrupts() -> None:
+    """SIGINT does nothing."""
+    _signal.signal(_INTERRUPT, _IGNORE)
+
+
+_streams: list[Any] = []
+_template_exits = 0
+
+
+def prepare() -> None:
+    """In the template: make what all programs get alike, so that they need not."""
+    global _template_exits
+    _template_exits = _thread_exits()
+    kept = {fd: os.dup(fd) for fd in (1, 2)}
+    ends = os.pipe()  # what streams find out about their files, they find out now
+    for fd in kept:
+        os.dup2(ends[1], fd)
+    _streams[:] = _open_streams()
+    for fd, copy in kept.items():
+        os.dup2(copy, fd)
+    for fd in (*ends, *kept.values()):
+        os.close(fd)
+
+
+def _open_streams() -> list[Any]:
+    """Standard input, output and error. Lines are flushed, so that a killed program's are kept."""
+    return [
+        open(0, encoding="utf-8", errors="surrogateescape", closefd=False),
+        open(1, "w", encoding="utf-8", errors="strict", buffering=1, closefd=False),
+        open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False),
+    ]
+
+
+def _thread_exits() -> int:
+    """How many functions wait for the end of all threads."""
+    return len(getattr(threading, "_threading_atexits", ()))
+
+
 def fresh_main(name: str) -> types.ModuleType:
     """Make a new `__main__`, with streams and random state of its own.
 
@@ -73,17 +122,10 @@ def fresh_main(name: str) -> types.ModuleType:
         numpy_random.seed()
     sys.argv[:] = [name]
     sys.path.insert(0, os.getcwd())
-    # The template's own streams were made for other files. Lines are flushed, so that a killed program's are kept.
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = _stream(1, "strict"), _stream(2, "backslashreplace")
-    for name in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{name}__", getattr(sys, name))
+    sys.stdin, sys.stdout, sys.stderr = _streams or _open_streams()
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     gc.enable()
     return main
-
-
-def _stream(fd: int, errors: str) -> Any:
-    return open(fd, "w", encoding="utf-8", errors=errors, buffering=1, closefd=False)
 
 
 def _run_python(code: str) -> NoReturn:
@@ -161,8 +203,9 @@ def _finish(status: int, why: str) -> NoReturn:
 
     A negative status stands for the signal that the program dies of.
     """
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
+    if threading.active_count() > 1 or _thread_exits() > _template_exits:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

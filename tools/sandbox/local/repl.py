@@ -9,7 +9,6 @@ import linecache
 import os
 import resource
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -37,8 +36,10 @@ _MIME_METHODS = {
 
 def serve(request: Mapping[str, Any]) -> NoReturn:
     """Become a session."""
-    os.environ.update(request.get("env") or {})
-    program.place_files(request.get("files") or {})
+    if request.get("env"):
+        os.environ.update(request["env"])
+    if request.get("files"):
+        program.place_files(request["files"])
     session = Repl()
     wire.send_all(confine.CONTROL_FD, wire.encode({"ready": True}))
     session.run()
@@ -58,19 +59,19 @@ class Repl:
     def run(self) -> NoReturn:
         """Answer requests until the control socket closes."""
         while True:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            program.ignore_interrupts()
             request = wire.receive(confine.CONTROL_FD)
             if request is None:
                 os._exit(0)
             try:
                 answer = getattr(self, f"_on_{request['op']}")(request)
             except BaseException as error:  # noqa: BLE001  a request that fails is an answer
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                program.ignore_interrupts()
                 answer = {"failed": f"{type(error).__name__}: {error}"}
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            program.ignore_interrupts()
             wire.send_all(confine.CONTROL_FD, wire.encode(answer))
 
     # ------------------------------------------------------------------ cells
@@ -87,7 +88,7 @@ class Repl:
             result = self._execute(code, name)
             self._collect_figures()
         except BaseException as raised:  # noqa: BLE001  whatever the cell raised is its own
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            program.ignore_interrupts()
             error, why = _describe(raised), program.limit_of(raised)
         return {"result": result, "error": error, "why": why, "display": self._shown}
 
@@ -100,7 +101,7 @@ class Repl:
             statement = tree.body.pop()
             assert isinstance(statement, ast.Expr)
             last = ast.Expression(statement.value)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        program.catch_interrupts()
         if tree.body:
             self._evaluate(tree, name, "exec")
         if last is None:
@@ -151,7 +152,7 @@ class Repl:
 
     def _on_exec(self, request: Mapping[str, Any]) -> dict[str, Any]:
         data = (request.get("stdin") or "").encode("utf-8", "surrogatepass")
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        program.catch_interrupts()
         try:
             process = subprocess.Popen(request["argv"], stdin=subprocess.PIPE)
         except OSError as error:

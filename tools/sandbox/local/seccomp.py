@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable
 
 from toolgym.tools.sandbox.local import kernel
+from toolgym.tools.sandbox.local.script import Script
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -217,6 +218,13 @@ def install(program: bytes) -> None:
     kernel.check(
         kernel.libc.prctl(kernel.PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(head), 0, 0), "seccomp filter"
     )
+
+
+def write(script: Script, program: bytes) -> None:
+    """Add to a script the call that installs a filter."""
+    code = script.keep(program)
+    head = struct.pack("HxxxxxxQ", len(program) // 8, code)
+    script.add("prctl", kernel.PR_SET_SECCOMP, 2, head, 0, 0)
 
 
 def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import branch, jail, kernel, memory, seccomp, wire
+from toolgym.tools.sandbox.local import branch, jail, kernel, memory, program, seccomp, wire
 from toolgym.tools.sandbox.local.confine import Confinement
 from toolgym.tools.sandbox.local.landlock import Ruleset, abi
 from toolgym.tools.sandbox.local.leaves import Leaves
 from toolgym.tools.sandbox.local.nursery import Birth
+from toolgym.tools.sandbox.local.script import high_descriptor
 from toolgym.tools.sandbox.local.template import Template
 from toolgym.tools.sandbox.local.watchdog import Eyes
 
@@ -81,6 +82,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     )
     template = Template(host, birth, warm=config["warm"], can_fork=config["level"] != "landlock", eyes=eyes)
     _filter_calls(namespaces=config["level"] == "namespaces")
+    program.prepare()
     _forget_ourselves()
     template.serve()
 
@@ -182,7 +184,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
         processes=limits["processes"],
         open_files=limits["open_files"],
         data_pages=private_pages,
-        proc=jailed.host_proc,
+        proc=high_descriptor(jailed.host_proc) if jailed.host_proc >= 0 else -1,
         proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
     )

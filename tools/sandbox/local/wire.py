@@ -1,8 +1,13 @@
-"""Frames between the host, a template process and its children: four bytes of length, then JSON in ASCII."""
+"""Frames between the host, a template process and its children: four bytes of length, then a message.
+
+Messages are JSON in ASCII; but those from a template to a child, which trusts it, are in Python's own `marshal` form:
+reading that touches fewer of the pages that the child shares.
+"""
 
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -14,9 +19,18 @@ MAX_FROM_CHILD = 64 * 1024 * 1024
 """Bytes of one frame from a child. A child is hostile; a longer frame ends it."""
 
 
+_AT_ONCE = 64 * 1024
+
+
 def encode(message: Mapping[str, Any]) -> bytes:
     """One frame."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    return HEADER.pack(len(body)) + body
+
+
+def encode_down(message: Mapping[str, Any]) -> bytes:
+    """One frame from a template to a child."""
+    body = marshal.dumps(dict(message))
     return HEADER.pack(len(body)) + body
 
 
@@ -61,14 +75,23 @@ def send_all(fd: int, data: bytes) -> None:
 
 
 def receive(fd: int) -> dict[str, Any] | None:
-    """Read one frame from a blocking descriptor; None at its end."""
-    head = _read_exactly(fd, HEADER.size)
-    if head is None:
-        return None
-    body = _read_exactly(fd, HEADER.unpack(head)[0])
-    if body is None:
-        return None
-    message: dict[str, Any] = json.loads(body)
+    """In a child: read one frame of the template's from a blocking descriptor; None at its end.
+
+    The template sends the next one when this one is answered, so there is never more to read than one.
+    """
+    data = os.read(fd, _AT_ONCE)
+    if len(data) < HEADER.size:
+        more = _read_exactly(fd, HEADER.size - len(data)) if data else None
+        if more is None:
+            return None
+        data += more
+    missing = HEADER.size + HEADER.unpack_from(data)[0] - len(data)
+    if missing:
+        more = _read_exactly(fd, missing)
+        if more is None:
+            return None
+        data += more
+    message: dict[str, Any] = marshal.loads(memoryview(data)[HEADER.size :])
     return message
 
 
