@@ -38,6 +38,15 @@ async def until(holds: Any, seconds: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
+async def begun(engine: Any, *affinities: str) -> None:
+    """Wait until requests with these affinities, sent before, have begun: later ones are served behind them."""
+    await asyncio.sleep(0.05)
+    few = SamplingParams(max_new_tokens=6)
+    await asyncio.gather(
+        *(engine.generate([1, 2, 3], few, request_id=f"begun {name}", affinity=name) for name in affinities)
+    )
+
+
 LONG = SamplingParams(max_new_tokens=450)
 SHORT = SamplingParams(max_new_tokens=24)
 
@@ -137,8 +146,8 @@ async def test_without_a_seed_equal_requests_differ(subject: Any) -> None:
 
 
 async def test_aborting_a_running_request_keeps_what_it_has(subject: Any) -> None:
-    task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a"))
-    await asyncio.sleep(0.1)
+    task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a", affinity="a"))
+    await begun(subject.engine, "a")
     await subject.engine.abort("a")
     generation = await asyncio.wait_for(task, 10)
     assert generation.finish_reason is FinishReason.ABORT
@@ -190,7 +199,7 @@ async def test_a_request_goes_on_across_a_version_change(subject: Any, mode: Pau
         asyncio.create_task(subject.engine.generate(prompt(n, 5), LONG, request_id=str(n), affinity=str(n)))
         for n in range(3)
     ]
-    await asyncio.sleep(0.2)
+    await begun(subject.engine, "0", "1", "2")
     await subject.engine.pause(mode)
     late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
     await subject.new_version("next")
@@ -214,7 +223,7 @@ async def test_a_pause_that_aborts_gives_back_what_there_is(subject: Any, first:
         asyncio.create_task(subject.engine.generate(prompt(n, 5), LONG, request_id=str(n), affinity=str(n)))
         for n in range(3)
     ]
-    await asyncio.sleep(0.2)
+    await begun(subject.engine, "0", "1", "2")
     if first is not None:
         await subject.engine.pause(first)
     await subject.engine.pause(PauseMode.ABORT)

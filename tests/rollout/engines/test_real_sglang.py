@@ -38,6 +38,12 @@ def load(path: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
+async def begun(engine: SGLangServer) -> None:
+    """Wait until the requests that were sent before have begun: later ones are served behind them."""
+    await asyncio.sleep(0.05)
+    await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=6), request_id="begun")
+
+
 def gap(model: Any, ids: list[int], generation: Generation) -> float:
     """Largest difference between the sampler's logprobs and those of a plain forward pass."""
     with torch.no_grad():
@@ -144,7 +150,7 @@ async def test_partials_go_on_under_new_weights(engine: SGLangServer, other: Pat
     tasks = [
         asyncio.create_task(engine.generate([*PROMPT, n], LONG, request_id=str(n), affinity=str(n))) for n in range(6)
     ]
-    await asyncio.sleep(0.4)
+    await begun(engine)
     await engine.pause(PauseMode.ABORT)
     partials = await asyncio.wait_for(asyncio.gather(*tasks), 10)
     await engine.update_weights_from_disk(str(other), version="2")
@@ -166,7 +172,7 @@ async def test_partials_go_on_under_new_weights(engine: SGLangServer, other: Pat
 async def test_a_retracted_request_is_computed_anew(engine: SGLangServer, other: Path) -> None:
     limit = await tolerance(engine)
     task = asyncio.create_task(engine.generate(PROMPT, LONG, request_id="a"))
-    await asyncio.sleep(0.4)
+    await begun(engine)
     await engine.pause(PauseMode.RETRACT)
     await engine.update_weights_from_tensors(state(other), version="3", bucket_bytes=2**20)
     await engine.resume()
@@ -187,7 +193,7 @@ async def test_a_pause_in_place_leaves_no_stale_prefix(engine: SGLangServer, oth
     await engine.generate(PROMPT, SHORT, request_id="a")
     assert (await engine.generate(PROMPT, SHORT, request_id="a")).cached_tokens > 90
     task = asyncio.create_task(engine.generate(PROMPT, LONG, request_id="long"))
-    await asyncio.sleep(0.4)
+    await begun(engine)
     await engine.pause(PauseMode.IN_PLACE)
     await engine.update_weights_from_tensors(state(other), version="4")
     await engine.resume()
@@ -253,7 +259,7 @@ async def test_the_cache_can_be_flushed(engine: SGLangServer) -> None:
     await engine.flush_cache()
     assert (await engine.generate(PROMPT, SHORT, request_id="a")).cached_tokens == 0
     task = asyncio.create_task(engine.generate(PROMPT, LONG, request_id="a"))
-    await asyncio.sleep(0.3)
+    await begun(engine)
     with pytest.raises(EngineError, match="flush_cache"):
         await engine.flush_cache()
     await engine.abort("a")
@@ -305,7 +311,7 @@ async def test_a_rollout_goes_on_across_an_update_of_the_weights(engine: SGLangS
     while sum(engine.requests_in_flight.values()) < 8:
         assert not playing.done()
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
+    await begun(engine)
     await engine.pause(PauseMode.ABORT)
     await engine.update_weights_from_disk(str(other), version="2")
     await engine.resume()
