@@ -189,7 +189,9 @@ def _parsing(parser: str, chat: Chat) -> dict[str, Any]:
     """What a `ToolEnv` must know to read the turns of a model with this chat template."""
     from toolgym.tools.parsers import parser_for_template
 
-    found = parser_for_template(chat.tokenizer.get_chat_template(None, chat.tools or None)) if parser == "auto" else parser
+    found = (
+        parser_for_template(chat.tokenizer.get_chat_template(None, chat.tools or None)) if parser == "auto" else parser
+    )
     opens = chat.facts.generation_prompt.rstrip().endswith("<think>")
     return ({} if found is None else {"parser": found}) | ({"prompt_opens_thinking": True} if opens else {})
 
