@@ -18,9 +18,9 @@ from toolgym.rollout.chat import Chat
 from toolgym.rollout.safe_encoder import SafeEncoder
 from toolgym.rollout.template import ChatTemplate
 from toolgym.rollout.template_proof import TemplateFacts, prove
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.tokenizer import holds_tokenizer, load_tokenizer
 from toolgym.rollout.turn_ends import called
-from toolgym.tools.errors import ConfigError, TemplateError, UnknownNameError, missing_extra
+from toolgym.tools.errors import ConfigError, TemplateError, missing_extra
 from toolgym.tools.message import Message, assistant, system, tool, user
 from toolgym.tools.schema import ToolSchema
 
@@ -209,7 +209,7 @@ def _conversations(chat: Chat, name: str, mark: str) -> list[_Conversation]:
         return assistant(f"{name}({argument}" * count)
 
     def thinking(message: Message) -> Message:
-        return {**message, "reasoning_content": "Let me see.\nIt is a word."}  # type: ignore[typeddict-unknown-key]
+        return {**message, "reasoning_content": "Let me see.\nIt is a word."}
 
     def results(*contents: str) -> list[Message]:
         return [tool(text, tool_call_id=f"call_{at}", name=name) for at, text in enumerate(contents)]
@@ -259,22 +259,18 @@ def tokenizer_for(source: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
 
     Raises:
         UnknownNameError: there is no such folder or file.
-        ConfigError: it holds neither a tokenizer nor a chat template.
+        ConfigError: it holds neither a tokenizer nor a chat template, or one that cannot be read.
     """
     path = Path(source)
     if path.is_file():
         if path.suffix not in (".jinja", ".jinja2", ".j2"):
             raise ConfigError(f"expected a folder or a .jinja file, got the file {str(source)!r}")
-        return byte_tokenizer(path.read_text(encoding="utf-8")), _GUESSED
-    try:
-        return load_tokenizer(source), "the model's own"
-    except UnknownNameError:
-        raise
-    except ConfigError:
-        template = _template_in(path) if path.is_dir() else None
-        if template is None:
-            raise
-        return byte_tokenizer(template), _GUESSED
+        return byte_tokenizer(_read(path)), _GUESSED
+    if path.is_dir() and not holds_tokenizer(path):  # one that is there and broken is the user's to mend
+        template = _template_in(path)
+        if template is not None:
+            return byte_tokenizer(template), _GUESSED
+    return load_tokenizer(source), "the model's own"
 
 
 _GUESSED = "none was found: bytes, and the markers that stand in the template"
@@ -285,7 +281,7 @@ def _template_in(folder: Path) -> str | None:
         file = folder / name
         if not file.is_file():
             continue
-        text = file.read_text(encoding="utf-8")
+        text = _read(file)
         if file.suffix == ".jinja":
             return text
         try:
@@ -295,6 +291,13 @@ def _template_in(folder: Path) -> str | None:
         if isinstance(template, str):
             return template
     return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {str(file)!r}, which should be text in UTF-8: {error}") from error
 
 
 def byte_tokenizer(template: str, special: Sequence[str] = ()) -> PreTrainedTokenizerFast:

@@ -15,6 +15,11 @@ _FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 """What a tokenizer may be saved as. From a folder without any, transformers would make one that knows no words."""
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer was saved in a folder, in whatever form and state."""
+    return any(item.match(pattern) for item in list(folder.iterdir()) for pattern in _FILES)
+
+
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer.
 
@@ -32,7 +37,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if not path.is_dir() and (path.is_absolute() or str(source).startswith(".")):
         siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UnknownNameError(f"no model folder at {str(source)!r}{nearest(path.name, siblings)}")
-    if path.is_dir() and not any(item.match(pattern) for item in list(path.iterdir()) for pattern in _FILES):
+    if path.is_dir() and not holds_tokenizer(path):
         raise ConfigError(
             f"cannot load a tokenizer from {str(source)!r}: it holds no tokenizer.json, nor an older form"
         )

@@ -183,3 +183,21 @@ def test_wrong_usage(tmp_path, arguments, said):
     done = check(*(places.get(one, one) for one in arguments))
     assert done.exit_code == 2
     assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_broken_tokenizer_is_told_and_not_guessed_around(tmp_path):
+    shutil.copy(tiny_policy_path() / "chat_template.jinja", tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((tiny_policy_path() / "tokenizer.json").read_bytes()[:500])
+    done = check(tmp_path)
+    assert done.exit_code == 2
+    assert "cannot load a tokenizer" in done.output
+    assert "verdict" not in done.output
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_template_that_is_no_text(tmp_path, as_folder):
+    file = tmp_path / "chat_template.jinja"
+    file.write_bytes(b"\xad\xff\x00")
+    done = check(tmp_path if as_folder else file)
+    assert done.exit_code == 2
+    assert "UTF-8" in done.output
