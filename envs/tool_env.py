@@ -368,7 +368,7 @@ def _message(text: str, parsed: ParsedTurn) -> Message:
         message["content"] = parsed.content.strip()
         message["tool_calls"] = [call.to_message() for call in parsed.calls]
     if parsed.reasoning is not None:
-        return {**message, "reasoning_content": parsed.reasoning}  # type: ignore[typeddict-unknown-key]
+        return {**message, "reasoning_content": parsed.reasoning}
     return message
 
 

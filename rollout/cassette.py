@@ -39,7 +39,7 @@ from typing import IO, Any, Self
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.playing import EpisodeName, current_episode
-from toolgym.rollout.trajectory import Trajectory, _plain
+from toolgym.rollout.trajectory import Trajectory, plain
 from toolgym.tools import deadline, errors
 from toolgym.tools.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EngineError, UnknownNameError, nearest
@@ -397,11 +397,6 @@ def scrub(text: str) -> str:
     """Replace credentials: those of a URL, and bearer tokens."""
     text = re.sub(r"(://)[^/\s@]+@", rf"\1{REDACTED}@", text)
     return re.sub(r"(?i)(bearer\s+)(?!\[)[^\s'\",}]+", rf"\1{REDACTED}", text)
-
-
-def plain(value: Any) -> Any:
-    """Plain JSON of a value; odd ones are read as in a trajectory's own file."""
-    return _plain(value)
 
 
 def redacted(value: Any) -> Any:

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.rollout.cassette import Cassette, CassetteWriter, make_error, plain, redacted, tool_key
+from toolgym.rollout.cassette import Cassette, CassetteWriter, make_error, redacted, tool_key
 from toolgym.rollout.playing import current_episode
+from toolgym.rollout.trajectory import plain
 from toolgym.rollout.watching import watch
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.deadline import DeadlineError

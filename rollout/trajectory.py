@@ -305,7 +305,7 @@ class Trajectory:
         verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, and `score`
         the reward.
         """
-        own = _plain(self)
+        own = plain(self)
         del own["prompt_text"], own["response_text"], own["ground_truth"], own["reward"]
         verl = {
             "input": self.prompt_text,
@@ -343,20 +343,20 @@ class Trajectory:
             raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """Copy a value as plain JSON. What JSON cannot hold, as a tool may have in its metrics, becomes its text."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > MAX_DEPTH:
         return f"... [nested more than {MAX_DEPTH} levels deep]"
     if isinstance(value, enum.Enum):
-        return _plain(value.value, depth + 1)
+        return plain(value.value, depth + 1)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name), depth + 1) for item in dataclasses.fields(value)}
+        return {item.name: plain(getattr(value, item.name), depth + 1) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
+        return {str(key): plain(one, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one, depth + 1) for one in value]
+        return [plain(one, depth + 1) for one in value]
     number = getattr(value, "item", None)  # NumPy's and torch's scalars
     if callable(number) and getattr(value, "shape", None) == ():
         return number()
