@@ -34,6 +34,8 @@ def replay_command(
     from toolgym.rollout.trajectory_file import TrajectoryWriter
     from toolgym.tools.errors import ConfigError
 
+    if out is not None and out.resolve() == file.resolve():
+        raise ConfigError(f"--out {str(out)!r} is the recording itself, which would be lost: name another file")
     cassette = Cassette.load(file, allow_edited=allow_edited)
     run = cassette.run
     if run is None:

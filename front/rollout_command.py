@@ -160,7 +160,11 @@ async def _main(
         parses, schemas = isinstance(probe, ToolEnv), probe.tool_schemas
     if not parses and parser != "auto":
         raise ConfigError(f"env {env_id!r} parses no tool calls; leave --parser away")
-    _require_writable(out / TRAJECTORIES)
+    _require_writable("trajectories", out / TRAJECTORIES)
+    if record is not None:
+        if record.resolve() in [(out / name).resolve() for name in (TRAJECTORIES, BATCH)]:
+            raise ConfigError(f"--record {str(record)!r} is where the results of --out go: name another file")
+        _require_writable("the recording", record)
     async with contextlib.AsyncExitStack() as stack:
         for made in env_kwargs.get("tools", ()):
             stack.push_async_callback(made.close)
@@ -196,14 +200,14 @@ def _parsing(parser: str, chat: Chat) -> dict[str, Any]:
     return ({} if found is None else {"parser": found}) | ({"prompt_opens_thinking": True} if opens else {})
 
 
-def _require_writable(path: Path) -> None:
+def _require_writable(what: str, path: Path) -> None:
     """Find out before the engine starts, and leave what an earlier run wrote there until it has."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write trajectories to {str(path)!r}: {error}") from error
+        raise ConfigError(f"cannot write {what} to {str(path)!r}: {error}") from error
 
 
 async def _play(

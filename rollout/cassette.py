@@ -51,6 +51,8 @@ FORMAT_VERSION = 1
 ENDED = re.compile(r',"digest":"([0-9a-f]{32})"}$')
 SECRET = re.compile(r"(?i)api[_-]?key|secret|passw|authorization|auth[_-]?token|access[_-]?token|credential|bearer")
 REDACTED = "[redacted]"
+RUN = ("env", "env_is_id", "env_kwargs", "config", "config_left_out", "tokenizer", "tasks")
+"""What a `run` line must have."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -211,7 +213,7 @@ class Cassette:
         for number, value in _lines(made.path, allow_edited=allow_edited):
             try:
                 made._take(number, value, prompts)
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(f"{path}, line {number}: not a line of a recording: {error!r}") from error
         for same in made._found.values():
             same.sort(key=lambda one: one.number)
@@ -222,6 +224,9 @@ class Cassette:
         if kind == "engine":
             self.engine = value
         elif kind == "run":
+            absent = [name for name in RUN if name not in value]
+            if absent:
+                raise ValueError(f"the run has no {absent[0]!r}")
             self.run = value
         elif kind == "tools":
             self.tools = value["tools"]
@@ -246,7 +251,7 @@ class Cassette:
             outcome: dict[str, Any] = {name: value[name] for name in ("reply", "error", "ended") if name in value}
             if len(outcome) != 1:
                 raise ValueError("one of reply, error and ended must be there")
-            self._found[key].append(Recorded(number, episode, value["number"], asked, outcome))
+            self._found[key].append(Recorded(number, episode, int(value["number"]), asked, outcome))
         elif kind != "header":
             raise ValueError(f"unknown kind {kind!r}")
 
@@ -311,7 +316,7 @@ def _lines(path: Path, *, allow_edited: bool) -> Iterator[tuple[int, dict[str, A
                 value = json.loads(body)
                 if number == 1 and (value.get("kind"), value.get("format")) != ("header", FORMAT):
                     raise ConfigError(f"{str(path)!r} is not a recording of toolgym")
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, RecursionError) as error:
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(f"{path}, line {number}: not a line of a recording: {error}") from error

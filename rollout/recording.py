@@ -15,6 +15,7 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.registry import make
 from toolgym.envs.task import Task
 from toolgym.rollout.cassette import CassetteWriter, redacted
+from toolgym.rollout.context import ContextPolicy, CutToolResults, KeepToolResults
 from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.engines.cassette import RecordingEngine
 from toolgym.rollout.recorded_tools import record_tools
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 REBUILT = ("tools", "tool_config", "tasks")
 """Arguments of an env that a replay makes itself from the recording, and that are not written."""
+
+POLICIES: dict[str, type[ContextPolicy]] = {made.__name__: made for made in (CutToolResults, KeepToolResults)}
+"""Context policies that JSON can hold. Others, which call functions of the user's, are left out."""
 
 
 class RecordingRunner:
@@ -170,7 +174,7 @@ def config_to_json(config: RunConfig) -> tuple[dict[str, Any], list[str]]:
     """A run's config as JSON, and the names of the fields that JSON cannot hold (functions, for example)."""
     written, left_out = {}, []
     for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
+        value = config.context_policies if item.name == "context" else getattr(config, item.name)
         try:
             plain = json.loads(json.dumps(value, default=_parts))
             if _restored(item.name, plain) != value:
@@ -190,11 +194,17 @@ def config_from_json(written: Mapping[str, Any]) -> RunConfig:
     """
     try:
         return RunConfig(**{name: _restored(name, value) for name, value in written.items()})
-    except (TypeError, AttributeError) as error:
+    except ConfigError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the recording's run config is not one of this library: {error}") from error
 
 
 def _parts(value: Any) -> Any:
+    if isinstance(value, ContextPolicy):
+        if type(value) not in POLICIES.values():
+            raise TypeError(f"{value.name} may hold anything")
+        return {"policy": value.name, **{item.name: getattr(value, item.name) for item in dataclasses.fields(value)}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     raise TypeError(f"{type(value).__name__} is not plain")
@@ -206,6 +216,8 @@ def _restored(name: str, value: Any) -> Any:
         return SamplingParams(**{**value, "stop_token_ids": tuple(value["stop_token_ids"])})
     if name == "limits":
         return Limits(**value)
+    if name == "context":
+        return tuple(_policy(**one) for one in value)
     default: Any = getattr(RunConfig(), name)
     rebuild: Callable[..., Any] = type(default)
     if isinstance(default, enum.Enum):
@@ -213,3 +225,7 @@ def _restored(name: str, value: Any) -> Any:
     if dataclasses.is_dataclass(default) and isinstance(value, dict):
         return rebuild(**value)
     return tuple(value) if isinstance(default, tuple) else value
+
+
+def _policy(policy: str, **fields: Any) -> ContextPolicy:
+    return POLICIES[policy](**fields)

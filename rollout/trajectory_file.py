@@ -110,7 +110,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                 value = json.loads(line)
                 if not isinstance(value, dict):
                     raise ConfigError(f"expected a JSON object, got {type(value).__name__}")
-            except ValueError as error:  # a ConfigError is one, too
+            except (ValueError, RecursionError) as error:  # a ConfigError is a ValueError, too
                 if not line.endswith(b"\n"):
                     _log.warning("%s: line %d was cut off and is skipped", path, number)
                     return

@@ -17,11 +17,14 @@ from toolgym.cli import main
 from toolgym.envs import ArithmeticTasks, CodeInterpreterEnv, Task, ToolEnv
 from toolgym.rollout import (
     CassetteEngine,
+    CutToolResults,
+    KeepToolResults,
     Limits,
     RecordingEngine,
     RecordingRunner,
     RunConfig,
     SamplingParams,
+    Summarize,
     TransformersEngine,
     read_trajectories,
     replay,
@@ -31,7 +34,7 @@ from toolgym.rollout.cassette import Cassette, CassetteMissError, CassetteWriter
 from toolgym.rollout.engines import FinishReason, Generation, OpenAICompatible, PauseMode
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.playing import current_episode, playing
-from toolgym.rollout.recording import tokenizer_fingerprint
+from toolgym.rollout.recording import config_from_json, tokenizer_fingerprint
 from toolgym.rollout.replaying import first_difference
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.tools import BaseTool, ToolResult
@@ -721,6 +724,53 @@ async def test_what_a_recording_cannot_hold_is_asked_for(tmp_path, tokenizer, sc
     assert (await replay(path, tokenizer, env=CodeInterpreterEnv, config=config)).equal
 
 
+async def test_context_policies_are_part_of_the_recording(tmp_path, tokenizer, scripted):
+    context = [CutToolResults(64, head=0.25), KeepToolResults(1, placeholder="gone")]
+    config = RunConfig(sampling=SamplingParams(max_new_tokens=300), history="template", context=context)
+    calls = [call("odd", do="work", number=number) for number in (1, 2, 3)]
+    done, _, path = await record_and_replay(tmp_path, tokenizer, scripted(says(*calls, "#### 6")), config=config)
+    assert {one.cause for trajectory in done for one in trajectory.sequences} == {"start", "KeepToolResults"}
+    run = Cassette.load(path).run
+    assert run["config_left_out"] == []
+    assert config_from_json(run["config"]).context_policies == tuple(context)
+
+
+class MyPolicy(KeepToolResults):
+    """One of the user's, of which a recording cannot know what else it does."""
+
+
+@pytest.mark.parametrize("policy", [Summarize(asyncio.sleep), MyPolicy(1)])
+async def test_context_policies_of_the_users_are_asked_for(tmp_path, tokenizer, scripted, policy):
+    path = tmp_path / "run.jsonl"
+    config = RunConfig(sampling=SamplingParams(max_new_tokens=300), context=policy)
+    await RecordingRunner(path, "CodeInterpreter-v0", scripted(says("#### 6")), tokenizer, config).run(tasks("a"))
+    with pytest.raises(ConfigError, match=r"\(context\).*replay\(\.\.\., config="):
+        await replay(path, tokenizer)
+    assert (await replay(path, tokenizer, config=config)).equal
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"config_left_out":', '"left_out":'),
+        ('"history":"append"', '"history":"forget"'),
+        ('"context":[]', '"context":[{"policy":"Forget"}]'),
+        ('"stop_token_ids":[],', ""),
+        ('"number":0', '"number":"zero"'),
+        ('"params":{', '"params":[], "other":{'),
+        ('{"kind":"generate"', '{"kind":"generate","x":' + "[" * 100_000),
+    ],
+)
+async def test_whatever_was_edited_is_a_clear_error(recorded, tokenizer, tmp_path, old, new):
+    lines = recorded[0].read_text().splitlines(keepends=True)
+    place = next(place for place, line in enumerate(lines) if old in line)
+    lines[place] = lines[place].replace(old, new, 1)
+    edited = tmp_path / "edited.jsonl"
+    edited.write_text("".join(lines))
+    with pytest.raises(ConfigError, match=r"not a line of a recording|not one of this library"):
+        await replay(Cassette.load(edited, allow_edited=True), tokenizer)
+
+
 async def test_a_recording_of_an_engine_alone_is_no_run(scripted, tokenizer, tmp_path):
     path = tmp_path / "engine.jsonl"
     async with RecordingEngine(scripted(lambda *_: "x"), path) as engine:
@@ -843,3 +893,23 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
             main()
         assert ended.value.code == 1
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay", "run.jsonl", "--out", "./run.jsonl"],
+        ["rollout", "--out", ".", "--record", "trajectories.jsonl"],
+        ["rollout", "--out", ".", "--record", "there/../batch.safetensors"],
+    ],
+)
+def test_one_file_is_not_written_twice(tmp_path, capsys, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "run.jsonl").write_text("kept")
+    monkeypatch.setattr("sys.argv", ["toolgym", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "name another file" in capsys.readouterr().err
+    assert (tmp_path / "run.jsonl").read_text() == "kept"
