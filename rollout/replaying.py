@@ -100,7 +100,8 @@ async def replay(
     """Play a recorded run again, and compare.
 
     Envs are made anew, with tools that answer from the recording; an env that is no `ToolEnv` does its own work
-    again, and so do context policies of yours. Nothing waits for recorded times, except that an episode which its own deadline ended waits for it again.
+    again, and so do context policies of yours. Nothing waits for recorded times, except that an episode which its own
+    deadline ended waits for it again.
 
     Args:
         recording: the recording, or its path.
@@ -120,8 +121,8 @@ async def replay(
     if config is None:
         if run["config_left_out"]:
             raise ConfigError(
-                f"{cassette.path} could not hold all of the run's config ({', '.join(run['config_left_out'])}): replay it "
-                "from Python, with toolgym.rollout.replay(..., config=...) and the config of the recorded run"
+                f"{cassette.path} could not hold all of the run's config ({', '.join(run['config_left_out'])}): replay "
+                "it from Python, with toolgym.rollout.replay(..., config=...) and the config of the recorded run"
             )
         config = config_from_json(run["config"])
     tasks = [Task.from_row(row) for row in run["tasks"]]
