@@ -4,10 +4,14 @@ The kernel spares process 1 of a namespace every signal that it has not asked fo
 place cannot kill itself, and ends in other ways than it would elsewhere. So somebody else is process 1: a process that
 collects orphans and sleeps. It shares the memory of the template (`CLONE_VM`), so that making and ending it copies
 nothing, some 60 microseconds together; it has no Python, only a few instructions of its own: they ignore SIGCHLD,
-whereupon the kernel collects every orphan by itself, and then wait for ever. Its end is the end of the namespace.
+whereupon the kernel collects every orphan by itself, close all descriptors, and then wait for ever. Its end is the end
+of the namespace.
 
 Programs cannot reach the template through it: it belongs to the user namespace of the template, where they have no
-capability, and to no Landlock domain of theirs.
+capability, and to no Landlock domain of theirs, so that neither `ptrace` nor its files in /proc open to them. It blocks
+every signal from its first instruction on: a handler that a preloaded library installed would run in it, with the
+template's memory. And it holds no descriptor: neither the template's socket nor, for as long as a session lives, the
+files and mounts of others that end before.
 """
 
 from __future__ import annotations
@@ -32,9 +36,14 @@ _INSTRUCTIONS = {
     "x86_64": bytes.fromhex(
         "b80d000000"  # mov  eax, 13        rt_sigaction
         "bf11000000"  # mov  edi, 17        SIGCHLD
-        "488d3517000000"  # lea  rsi, [rip+23]  the structure below
+        "488d3527000000"  # lea  rsi, [rip+39]  the structure below
         "31d2"  # xor  edx, edx
         "41ba08000000"  # mov  r10d, 8
+        "0f05"  # syscall
+        "b8b4010000"  # mov  eax, 436       close_range
+        "31ff"  # xor  edi, edi
+        "beffffffff"  # mov  esi, ~0
+        "31d2"  # xor  edx, edx
         "0f05"  # syscall
         "b822000000"  # mov  eax, 34        pause
         "0f05"  # syscall
@@ -43,12 +52,17 @@ _INSTRUCTIONS = {
     )
     + _IGNORE,
     "aarch64": struct.pack(
-        "<14I",
+        "<18I",
         0xD2800220,  # mov  x0, 17         SIGCHLD
-        0x100001A1,  # adr  x1, +52        the structure below
+        0x10000221,  # adr  x1, +68        the structure below
         0xD2800002,  # mov  x2, 0
         0xD2800103,  # mov  x3, 8
         0xD28010C8,  # mov  x8, 134        rt_sigaction
+        0xD4000001,  # svc  0
+        0xD2800000,  # mov  x0, 0
+        0x92800001,  # mov  x1, ~0
+        0xD2800002,  # mov  x2, 0
+        0xD2803688,  # mov  x8, 436        close_range
         0xD4000001,  # svc  0
         0xD2800000,  # mov  x0, 0
         0xD2800001,  # mov  x1, 0
@@ -57,7 +71,6 @@ _INSTRUCTIONS = {
         0xD2800928,  # mov  x8, 73         ppoll of nothing, without end
         0xD4000001,  # svc  0
         0x17FFFFFA,  # b    to ppoll
-        0,
     )
     + _IGNORE,
 }
@@ -96,10 +109,14 @@ class InitMaker:
         """
         if not self._start:
             return self._fork()
-        pid = kernel.libc.clone(
-            ctypes.c_void_p(self._start), ctypes.c_void_p(self._top), ctypes.c_int(_CLONE_VM | signal.SIGCHLD), None
-        )
-        return kernel.check(pid, "clone")
+        before = kernel.block_signals()
+        try:
+            pid = kernel.libc.clone(
+                ctypes.c_void_p(self._start), ctypes.c_void_p(self._top), ctypes.c_int(_CLONE_VM | signal.SIGCHLD), None
+            )
+            return kernel.check(pid, "clone")
+        finally:
+            kernel.restore_signals(before)
 
     @staticmethod
     def _fork() -> int:

@@ -36,6 +36,7 @@ MACHINE = platform.machine()
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
 # The numbers of calls made after 2019 are the same on every architecture.
 _CLOSE_RANGE, _OPENAT2 = 436, 437
+_RT_SIGPROCMASK, _SIG_SETMASK, _ALL_SIGNALS = {"x86_64": 14, "aarch64": 135}.get(MACHINE, -1), 2, b"\xff" * 8
 
 _PROT_READ, _PROT_WRITE, _PROT_EXEC, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 4, 0x2, 0x20
 
@@ -77,6 +78,21 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int) -> None:
     """Enter the namespace behind a descriptor."""
     check(libc.setns(fd, kind), "setns")
+
+
+def block_signals() -> bytes:
+    """Block every signal, those too that the C library keeps for itself. Returns the mask before.
+
+    Only where `MACHINE` is one that this module knows the numbers of.
+    """
+    before = ctypes.create_string_buffer(8)
+    check(syscall(_RT_SIGPROCMASK, _SIG_SETMASK, _ALL_SIGNALS, before, ctypes.c_size_t(8)), "rt_sigprocmask")
+    return before.raw
+
+
+def restore_signals(mask: bytes) -> None:
+    """Set the mask that `block_signals` returned."""
+    check(syscall(_RT_SIGPROCMASK, _SIG_SETMASK, mask, None, ctypes.c_size_t(8)), "rt_sigprocmask")
 
 
 def prctl(option: int, value: int = 0) -> None:

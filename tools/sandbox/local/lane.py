@@ -55,6 +55,7 @@ class Lane:
         self.copied: dict[str, Any] | None = None
         self.received: list[int] = []
         self.namespace = -1
+        self.ends: list[int] = []
         self._outbox = bytearray()
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -86,9 +87,30 @@ class Lane:
             del self._outbox[:sent]
         self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
 
-    def send_descriptor(self, fd: int) -> None:
-        """Send a descriptor, with one byte, to an end that waits for nothing else."""
-        socket.send_fds(self.control, [b"."], [fd])
+    def send_descriptors(self, *fds: int) -> None:
+        """Send descriptors, with one byte, to an end that waits for nothing else."""
+        socket.send_fds(self.control, [b"."], fds)
+
+    def make_ends(self) -> None:
+        """Make the lane of a fork to be, and send it the other ends: a socket and two pipes.
+
+        Ours never were in a program's hands. One that shared them could have reads from them block, and us with it.
+        """
+        ours, theirs = socket.socketpair()
+        pipes = os.pipe(), os.pipe()
+        self.ends = [ours.detach(), *(read for read, _ in pipes)]
+        try:
+            self.send_descriptors(theirs.fileno(), *(write for _, write in pipes))
+        finally:
+            theirs.close()
+            for _, write in pipes:
+                os.close(write)
+
+    def close_ends(self) -> None:
+        """The fork will not be."""
+        for fd in self.ends:
+            os.close(fd)
+        self.ends = []
 
     def receive(self) -> bytes | None:
         """Read from the control socket, descriptors into `received`. None: nothing now; empty: it is closed."""
@@ -149,12 +171,13 @@ class Lane:
 
     def signal(self, number: int) -> None:
         """Send a signal to the interpreter at the other end."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.handle if self.handle >= 0 else self.child.pidfd, number)
 
     def free(self) -> None:
         """Close everything."""
         self.deadline = 0
+        self.close_ends()
         for stream in (1, 2):
             self._close_pipe(stream)
         if self.control.fileno() >= 0:

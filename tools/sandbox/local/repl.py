@@ -182,31 +182,32 @@ class Repl:
     def _on_fork(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Fork this interpreter. The copy gets pipes, a control socket and a root of its own.
 
-        Its ends travel over the control socket: control, stdout, stderr, and a handle of the process. Its root comes to
-        it alone, over its own control socket, see `branch`.
+        Its ends come over the control socket: control, stdout and stderr. A handle of the process goes back. Its root
+        comes to it alone, over its own control socket, see `branch`.
         """
         sys.stdout.flush()
         sys.stderr.flush()
-        ours, theirs = socket.socketpair()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        pid = os.fork()
+        wire.send_all(confine.CONTROL_FD, wire.encode({"ends": True}))
+        ends = _receive_descriptors(3)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid:
+                for fd in ends:
+                    os.close(fd)
         if pid == 0:
             try:
-                _become_copy(theirs.detach(), out_write, err_write)
+                _become_copy(*ends)
             except BaseException as error:  # noqa: BLE001  half a copy must not go on
                 with contextlib.suppress(BaseException):
                     wire.send_all(confine.CONTROL_FD, wire.encode({"failed": f"{type(error).__name__}: {error}"}))
                 os._exit(1)
             return {"ready": True}  # sent on the new control socket: the copy is in place
         handle = os.pidfd_open(pid)
-        control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
-        socket.send_fds(control, [wire.encode({"forked": True})], [ours.fileno(), out_read, err_read, handle])
-        control.close()
-        for fd in (out_read, out_write, err_read, err_write, handle):
-            os.close(fd)
-        ours.close()
-        theirs.close()
+        with socket.socket(fileno=os.dup(confine.CONTROL_FD)) as origin:
+            socket.send_fds(origin, [wire.encode({"forked": True})], [handle])
+        os.close(handle)
         _separate()
         return {"done": True}
 
@@ -217,8 +218,7 @@ def _become_copy(control: int, out: int, err: int) -> None:
         os.dup2(old, new)
         os.close(old)
     place = os.getcwd()
-    with socket.socket(fileno=os.dup(confine.CONTROL_FD)) as waiting:
-        _, (root, *_), _, _ = socket.recv_fds(waiting, 1, 1)
+    (root,) = _receive_descriptors(1)
     os.fchdir(root)
     os.close(root)
     copied: dict[tuple[int, int], str] = {}
@@ -243,6 +243,15 @@ def _become_copy(control: int, out: int, err: int) -> None:
         if path is not None:
             _reopen(fd, path)
     _separate()
+
+
+def _receive_descriptors(count: int) -> list[int]:
+    """Wait for descriptors on the control socket."""
+    with socket.socket(fileno=os.dup(confine.CONTROL_FD)) as waiting:
+        _, fds, _, _ = socket.recv_fds(waiting, 1, count)
+    if len(fds) != count:
+        raise OSError(f"{len(fds)} descriptors came, {count} were expected")
+    return fds
 
 
 def _separate() -> None:

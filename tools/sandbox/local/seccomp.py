@@ -97,6 +97,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
     "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
@@ -157,6 +158,8 @@ _DENY, _ABSENT, _PRETEND = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 
 _NUMBER_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT = 0, 4, 16, 24
 _NAMESPACE_FLAGS = 0x7E020080
 _CLONE_THREAD = 0x00010000
+_CLONE_PARENT = 0x00008000
+"""Would make a child of the template, which knows nothing of it and never reaps it: its namespace could not end."""
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
@@ -188,7 +191,7 @@ def child_filter(
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
     if fork:
-        parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _NAMESPACE_FLAGS)], deny_on_match=True))
+        parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _NAMESPACE_FLAGS | _CLONE_PARENT)], deny_on_match=True))
     else:
         parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _CLONE_THREAD)], deny_on_match=False))
         parts += [_when("fork", _DENY), _when("vfork", _DENY)]

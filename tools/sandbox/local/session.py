@@ -102,7 +102,10 @@ class LocalSession(Session):
             raise SandboxError(
                 f"the file {name!r} cannot be read in the session: {inner.get('failed') or answer['status']}"
             )
-        return base64.b64decode(inner["data"])
+        try:
+            return base64.b64decode(inner["data"])
+        except ValueError:
+            raise SandboxError(f"the file {name!r} cannot be read in the session: what came is not base64") from None
 
     async def upload(self, files: Mapping[str, bytes]) -> None:
         """Write several files."""

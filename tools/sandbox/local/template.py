@@ -18,6 +18,7 @@ Requests from the host, each with an `id`; the answer carries the same:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -26,7 +27,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import branch, fetching, kernel, landlock, memory
+from toolgym.tools.sandbox.local import branch, fetching, kernel, landlock, memory, wire
 from toolgym.tools.sandbox.local.host import Host
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.nursery import Birth, Nursery
@@ -38,6 +39,9 @@ SOFT_KILL = 0.5
 
 MAX_DESCRIPTORS = 8
 """How many descriptors from a child may wait for the message that tells what they are."""
+
+MOST_SAID = 1000
+"""Characters of what a child says went wrong."""
 
 LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
 """Limits that a program may say it ran into; it could not gain anything by lying."""
@@ -213,13 +217,16 @@ class Template:
             if lane.session:
                 self._drop(lane, "died")
             return False
+        request = None
         try:
             for message in lane.decoder.feed(data):
+                request = lane.request
                 self._on_message(lane, message)
             if len(lane.received) > MAX_DESCRIPTORS:
                 raise ValueError("descriptors that nobody asked for")
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-            # Whoever wrote that is the program, pretending to be us.
+        except Exception:  # noqa: BLE001  no program may end this process, whatever it says
+            # Whoever wrote that is the program, pretending to be us. Its request still has to be answered.
+            lane.request = lane.request or request
             lane.killed = "protocol"
             lane.child.kill()
             return False
@@ -228,7 +235,7 @@ class Template:
     def _on_message(self, lane: Lane, message: dict[str, Any]) -> None:
         request = lane.request
         if "broken" in message:
-            lane.killed = "broken: " + str(message["broken"])
+            lane.killed = "broken: " + str(message["broken"])[:MOST_SAID]
             lane.child.kill()
         elif "folder" in message and lane.folder < 0:
             lane.folder = lane.received.pop(0)
@@ -245,9 +252,16 @@ class Template:
                 self._finish_fork(origin, request)
             else:
                 self._settle(lane, {"status": "ok", "alive": True})
+        elif "ends" in message:
+            if request["op"] != "fork" or lane.ends:
+                raise ValueError("ends that nobody needs")
+            lane.make_ends()
         elif "forked" in message:
-            control, out, err, handle = lane.received[:4]
-            del lane.received[:4]
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(lane.received[0], 0)  # fails for what is no handle of a process
+            control, out, err = lane.ends
+            lane.ends = []
+            handle = lane.received.pop(0)
             copy = Lane(self._reactor, lane.child, control, out, err, handle, lane.cap)
             copy.session = request["into"]
             lane.child.lanes.append(copy)
@@ -260,23 +274,24 @@ class Template:
                 grown = branch.grow(copy.handle, self._own_mounts, self._birth.confinement)
                 copy.namespace = grown.namespace
                 try:
-                    copy.send_descriptor(grown.root)
+                    copy.send_descriptors(grown.root)
                 finally:
                     os.close(grown.root)
             except OSError as error:
                 copy.why = f"no file system for the copy: {error}"
                 self._drop(copy, "sandbox_error")
         elif lane.copy_of is not None and "failed" in message:
-            lane.why = str(message["failed"])
+            lane.why = str(message["failed"])[:MOST_SAID]
             self._drop(lane, "sandbox_error")
         elif request["op"] == "fork":
             lane.drain()
+            lane.close_ends()
             lane.request = None
             lane.deadline = 0
             if message.get("done"):
                 self._finish_fork(lane, request)
             else:
-                why = str(message.get("failed"))
+                why = str(message.get("failed"))[:MOST_SAID]
                 self._host.answer(request, {"status": "error", "alive": True, "message": why})
         else:
             lane.drain()
@@ -285,7 +300,7 @@ class Template:
     def _on_run_message(self, lane: Lane, request: dict[str, Any], message: dict[str, Any]) -> None:
         if "compiled" in message:
             lane.drain()
-            lane.compiled = {"status": int(message["compiled"]), **lane.outputs()}
+            lane.compiled = {"status": wire.plausible(int(message["compiled"])), **lane.outputs()}
             lane.begin(request)
             lane.send({"go": True})  # only now: what it prints must not mix with the compiler's
             self._deadlines.arm(lane, request["timeout"])
@@ -293,7 +308,8 @@ class Template:
             lane.drain()
             if message.get("why") in LIMITS_TOLD:
                 lane.killed = lane.killed or message["why"]
-            self._finish_run(lane, int(message["done"]), float(message["cpu"]), int(message["rss_kb"]))
+            code = wire.plausible(int(message["done"]))
+            self._finish_run(lane, code, wire.plausible(float(message["cpu"])), wire.plausible(int(message["rss_kb"])))
             lane.child.kill()
         else:
             raise ValueError("an unknown message")

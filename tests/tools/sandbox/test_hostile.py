@@ -1,0 +1,318 @@
+"""Programs that speak the sandbox's own protocol, or use what it lent them, against the process that all share.
+
+Each attack runs beside a session of somebody else's, which must not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import ExecutionStatus
+from toolgym.tools.sandbox.local import LocalSandbox, probe, wire
+
+LEVELS = tuple(probe()["levels"])
+KILLED = ExecutionStatus.KILLED
+
+needs_namespaces = pytest.mark.skipif("namespaces" not in LEVELS, reason="no namespaces here")
+needs_code = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no code for this processor")
+
+TELL = """
+import os, struct, time
+def tell(body):
+    frame = struct.pack("<I", len(body)) + body
+    while frame:
+        frame = frame[os.write(3, frame):]
+"""
+FRAMES = {
+    "an infinite code": b'{"done": Infinity, "cpu": 0, "rss_kb": 0}',
+    "an infinite code in digits": b'{"done": 1e999, "cpu": 0, "rss_kb": 0}',
+    "a code of many digits": b'{"done": 1' + b"0" * 4000 + b', "cpu": 0, "rss_kb": 0}',
+    "a time that is no number": b'{"done": 0, "cpu": NaN, "rss_kb": 0}',
+    "infinite memory": b'{"done": 0, "cpu": 0, "rss_kb": Infinity}',
+    "an infinite compiler": b'{"compiled": Infinity}',
+    "a folder without a handle": b'{"folder": "."}',
+    "words instead of numbers": b'{"done": [], "cpu": {}, "rss_kb": null}',
+    "no object": b"[1]",
+    "no JSON": b"\xff\xfe",
+    "an absurd depth": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "millions of parts": b'{"a": [' + b"[]," * 1_100_000 + b"[]]}",
+    "nothing known": b'{"hello": 1}',
+}
+
+
+@contextlib.asynccontextmanager
+async def beside_a_witness(level):
+    """A sandbox, and a session in it that must still be there in the end."""
+    python = "/usr/bin/python3" if level == "uid" else None  # one that other users can reach
+    try:
+        sandbox = LocalSandbox(preload=[], level=level, python=python)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    async with sandbox, await sandbox.session() as witness:
+        await witness.run_cell("x = 'seen'")
+        yield sandbox
+        seen = await witness.run_cell("x")
+        assert (seen.status, seen.result) == (ExecutionStatus.OK, "'seen'"), "the template was lost"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_no_frame_of_a_program_ends_the_template(level):
+    async with beside_a_witness(level) as sandbox:
+        for name, frame in FRAMES.items():
+            program = f"{TELL}\nimport sys\ntell(open('frame', 'rb').read())\ntime.sleep(20)"
+            result = await sandbox.run(program, files={"frame": frame}, timeout=10)
+            assert (name, result.status, result.return_code) == (name, KILLED, result.return_code)
+            assert result.message == ""
+
+
+@pytest.mark.parametrize("depth", [190, 205, 400, 900, 950, 960, 970, 980, 990, 1000, 5000])
+async def test_a_cell_whose_answer_is_deep_harms_nobody(depth):
+    """What can be read need not be such that it can be written, or read by the host, whose stack is another."""
+    attack = f"{TELL}\ntell(b'{{\"display\": ' + b'[' * {depth} + b']' * {depth} + b'}}')\ntime.sleep(20)"
+    async with beside_a_witness(None) as sandbox:
+        session = await sandbox.session()
+        result = await session.run_cell(attack, timeout=10)
+        assert result.status in ((ExecutionStatus.OK,) if depth < wire.MAX_DEPTH else (KILLED,))
+        await session.close()
+
+
+def test_the_shape_of_frames_is_limited():
+    def read(message):
+        return list(wire.Decoder(1 << 20).feed(wire.encode(message)))
+
+    deep: object = 1
+    for _ in range(wire.MAX_DEPTH - 1):
+        deep = [deep]
+    wide = {"a": [[n, {"b": "[{" * 9}] for n in range(5000)]}
+    assert read({"a": deep}) == [{"a": deep}]
+    assert read(wide) == [wide]
+    with pytest.raises(ValueError, match="layers"):
+        read({"a": [deep]})
+    many = b'{"a": [' + b"[]," * wire.MAX_CONTAINERS + b"[]]}"
+    with pytest.raises(ValueError, match="parts"):
+        list(wire.Decoder(1 << 24).feed(wire.HEADER.pack(len(many)) + many))
+    assert json.loads(many)  # which is JSON all the same
+
+
+FORGED_HANDLES = {
+    "a device": "os.open('/dev/null', os.O_RDONLY)",
+    "a pipe": "os.pipe()[0]",
+    "its namespace": "os.open('/proc/self/ns/mnt', os.O_RDONLY)",
+    "the first process": "REAL(1)",
+    "itself": "REAL(os.getpid())",
+}
+
+
+@needs_namespaces
+@pytest.mark.parametrize("handle", FORGED_HANDLES)
+async def test_a_fork_whose_handle_is_forged_harms_nobody(handle):
+    attack = f"import os\nREAL = os.pidfd_open\nos.pidfd_open = lambda pid: {FORGED_HANDLES[handle]}"
+    async with beside_a_witness("namespaces") as sandbox:
+        session = await sandbox.session()
+        await session.run_cell(attack)
+        with contextlib.suppress(SandboxError):
+            await (await session.fork()).close()
+        await session.close()
+
+
+@needs_namespaces
+async def test_a_session_cannot_block_the_template_through_a_fork():
+    """It keeps every descriptor that it is given, and wants reads from them to wait."""
+    attack = """
+import fcntl, os, socket
+def keep(real):
+    def receive(*arguments):
+        data, fds, flags, address = real(*arguments)
+        for fd in fds:
+            os.dup(fd)
+        return data, fds, flags, address
+    return receive
+socket.recv_fds = keep(socket.recv_fds)
+def send(real):
+    def sending(where, data, fds):
+        for fd in fds:
+            os.dup(fd)
+        return real(where, data, fds)
+    return sending
+socket.send_fds = send(socket.send_fds)
+"""
+    block = """
+import fcntl, os
+for fd in range(3, 200):
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+    except OSError:
+        pass
+"""
+    async with beside_a_witness("namespaces") as sandbox:
+        session = await sandbox.session()
+        await session.run_cell(attack)
+        fork = await session.fork()
+        await session.run_cell(block)
+        async with asyncio.timeout(20):
+            assert (await fork.run_cell("1 + 1")).result == "2"
+            assert (await sandbox.run("print(1)")).stdout == "1\n"
+        await fork.close()
+        await session.close()
+
+
+@needs_namespaces
+async def test_descriptors_are_lent_to_a_fork_alone():
+    async with beside_a_witness("namespaces") as sandbox:
+        for message in (b'{"ends": true}', b'{"forked": true}'):
+            async with await sandbox.session() as session:
+                result = await session.run_cell(f"{TELL}\ntell({message!r})\ntime.sleep(20)", timeout=10)
+                assert result.status is KILLED or message == b'{"forked": true}'
+                assert not result.alive
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "landlock"])
+async def test_no_program_makes_children_of_the_template(level):
+    """Which would never reap them; and the namespace could not end."""
+    number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+    attack = (
+        f"import ctypes, os\ncall = ctypes.CDLL(None).syscall\npid = call({number}, 0x8000 | 17, 0, 0, 0, 0)\n"
+        "if pid == 0:\n    os._exit(0)\nprint(pid)"
+    )
+    async with beside_a_witness(level) as sandbox:
+        for _ in range(3):
+            assert (await sandbox.run(attack)).stdout == "-1\n"
+
+
+FIRST_PROCESS = """
+import os, signal, sys, time
+from toolgym.tools.sandbox.local import init, kernel
+caught = []
+signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
+kept = [os.dup(0) for _ in range(20)]
+maker = init.InitMaker()
+pid = maker.make()
+deadline = time.monotonic() + 20
+while os.listdir(f"/proc/{pid}/fd") and time.monotonic() < deadline:
+    time.sleep(0.01)
+status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
+left = len(os.listdir(f"/proc/{pid}/fd"))
+for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV):
+    os.kill(pid, number)
+time.sleep(0.2)
+alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+print(maker.shares_memory, left, status["SigBlk"].strip(), alive, caught, len(mask))
+"""
+
+
+@needs_code
+def test_the_first_process_holds_nothing_and_hears_nothing():
+    """It shares the template's memory: a handler of the template's would run there, at a program's bidding."""
+    seen = subprocess.run(
+        [sys.executable, "-c", FIRST_PROCESS], capture_output=True, text=True, timeout=60, check=False
+    )
+    # All signals but the two that nobody can block.
+    every = (1 << 64) - 1 & ~(1 << signal.SIGKILL - 1) & ~(1 << signal.SIGSTOP - 1)
+    assert (seen.stdout.split("\n")[0], seen.stderr) == (f"True 0 {every:016x} True [] 0", "")
+
+
+@needs_namespaces
+@needs_code
+async def test_the_first_process_cannot_be_reached():
+    """By no call that reads or writes another's memory, nor by its files; signals do nothing to it."""
+    names = ("ptrace", "readv", "writev", "madvise", "getfd", "release", "kcmp")
+    known = {"x86_64": (101, 310, 311, 440, 438, 448, 312), "aarch64": (117, 270, 271, 440, 438, 448, 272)}
+    numbers = dict(zip(names, known[platform.machine()], strict=True))
+    attack = f"""
+import ctypes, errno, os, signal
+call = ctypes.CDLL(None, use_errno=True).syscall
+numbers = {numbers!r}
+buffer = ctypes.create_string_buffer(64)
+vector = (ctypes.c_ulong * 2)(ctypes.addressof(buffer), 64)
+handle = os.pidfd_open(1)
+wanted = {{
+    "ptrace": (16, 1, 0, 0), "readv": (1, vector, 1, vector, 1, 0), "writev": (1, vector, 1, vector, 1, 0),
+    "madvise": (handle, vector, 1, 4, 0), "getfd": (handle, 0, 0), "release": (handle, 0),
+    "kcmp": (1, os.getpid(), 1, 0, 0),
+}}
+for name, arguments in wanted.items():
+    ctypes.set_errno(0)
+    if call(numbers[name], *arguments) >= 0 or ctypes.get_errno() != errno.EPERM:
+        print("reached by", name, ctypes.get_errno())
+for name in ("mem", "maps", "fd", "environ", "root", "cwd", "exe", "fdinfo", "map_files", "syscall", "stack", "ns/mnt"):
+    try:
+        path = f"/proc/1/{{name}}"
+        os.listdir(path) if name in ("fd", "fdinfo", "map_files") else os.readlink(path) if name in (
+            "root", "cwd", "exe", "ns/mnt") else os.read(os.open(path, os.O_RDWR if name == "mem" else os.O_RDONLY), 1)
+        print("opened", name)
+    except OSError:
+        pass
+for number in range(1, 65):
+    if number != 19:
+        try:
+            os.kill(1, number)
+        except OSError:
+            pass
+print("alive")
+"""
+    async with beside_a_witness("namespaces") as sandbox:
+        result = await sandbox.run(attack)
+        assert (result.stdout, result.stderr, result.status) == ("alive\n", "", ExecutionStatus.OK)
+
+
+@needs_namespaces
+async def test_of_a_killed_host_nothing_is_left():
+    """SIGKILL in the middle of runs, sessions and forks: the kernel ends them all."""
+    program = """
+import asyncio, os
+from toolgym.tools.sandbox.local import LocalSandbox
+async def main():
+    sandbox = LocalSandbox(preload=[])
+    session = await sandbox.session()
+    fork = await session.fork()
+    runs = [asyncio.create_task(sandbox.run("import time; time.sleep(60)", timeout=60)) for _ in range(3)]
+    cells = [asyncio.create_task(one.run_cell("import time; time.sleep(60)", timeout=60)) for one in (session, fork)]
+    await asyncio.sleep(1)
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        below = _below(process.pid)
+        assert len(below) > 5
+        process.kill()
+        process.wait()
+    for _ in range(500):
+        left = [pid for pid, started in below.items() if _started(pid) == started]
+        if not left:
+            break
+        await asyncio.sleep(0.02)
+    assert left == []
+
+
+def _below(pid: int) -> dict[int, str]:
+    """All processes below one, and when they started."""
+    found: list[int] = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return {one: _started(one) for one in found[1:]}
+
+
+def _started(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if words[0] in "ZX" else words[19]
