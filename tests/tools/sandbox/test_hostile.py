@@ -120,9 +120,36 @@ async def test_a_fork_whose_handle_is_forged_harms_nobody(handle):
     async with beside_a_witness("namespaces") as sandbox:
         session = await sandbox.session()
         await session.run_cell(attack)
-        with contextlib.suppress(SandboxError):
-            await (await session.fork()).close()
+        async with asyncio.timeout(20):  # the template answers; nobody has to find out that it does not
+            with contextlib.suppress(SandboxError):
+                await (await session.fork()).close()
         await session.close()
+
+
+@needs_namespaces
+async def test_a_session_that_only_says_that_it_forked_is_answered():
+    attack = f"{TELL}\n"
+    attack += "def lie():\n    tell(b'{\"done\": true}')\n    time.sleep(60)\nos.fork = lie"
+    async with beside_a_witness("namespaces") as sandbox:
+        session = await sandbox.session()
+        await session.run_cell(attack)
+        async with asyncio.timeout(20):
+            with pytest.raises(SandboxError, match="no copy came of it"):
+                await session.fork()
+        await session.close()
+
+
+@needs_namespaces
+async def test_a_copy_that_fails_leaves_its_origin_alive():
+    attack = "import os\nREAL = os.fork\ndef fork():\n    pid = REAL()\n    if pid == 0:\n        os._exit(1)\n"
+    attack += "    return pid\nos.fork = fork\nx = 1"
+    async with beside_a_witness("namespaces") as sandbox, await sandbox.session() as session:
+        await session.run_cell(attack)
+        async with asyncio.timeout(20):
+            with pytest.raises(SandboxError, match="cannot be forked"):
+                await session.fork()
+        assert session.alive
+        assert (await session.run_cell("x")).result == "1"
 
 
 @needs_namespaces

@@ -212,6 +212,8 @@ class Template:
         data = lane.receive()
         if data is None:
             return False
+        if lane.killed == "protocol":
+            return bool(data)  # nobody listens any more
         if not data:
             self._reactor.unwatch(lane.control.fileno())
             if lane.session:
@@ -288,8 +290,11 @@ class Template:
             lane.close_ends()
             lane.request = None
             lane.deadline = 0
-            if message.get("done"):
+            coming = lane.copied is request or any(one.copy_of is lane for one in lane.child.lanes)
+            if message.get("done") and coming:
                 self._finish_fork(lane, request)
+            elif message.get("done"):
+                self._host.answer(request, {"status": "error", "alive": True, "message": "no copy came of it"})
             else:
                 why = str(message.get("failed"))[:MOST_SAID]
                 self._host.answer(request, {"status": "error", "alive": True, "message": why})
@@ -396,7 +401,8 @@ class Template:
             reason, message = "sandbox_error", reason
         if reason not in ("timeout", "memory_limit", "disk_limit", "output_limit", "sandbox_error"):
             reason = "killed"
-        self._settle(lane, {"status": reason, "alive": False, "message": message})
+        # What a copy answers, its origin was asked.
+        self._settle(lane, {"status": reason, "alive": lane.copy_of is not None, "message": message})
         lane.signal(signal.SIGKILL)
         lane.free()
         if lane in lane.child.lanes:
