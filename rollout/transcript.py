@@ -5,12 +5,17 @@ always so: what was generated stays, and the chat's delta is put behind it. With
 renders the whole conversation before every turn, as an inference server would, with thinking and tool calls taken out
 of the text. As long as that rendering begins with the ids that are there, the sequence goes on. Where it does not
 (templates drop earlier thinking; what a policy spelled in odd tokens is encoded in the usual ones), the sequence is
-over and a new one begins with that rendering as its prompt. Context policies change the messages and go the same
-way. A sequence that has begun is never changed, so each is exactly what the engine was sent and produced.
+over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse two calls
+at once) stays text. Where it refuses the whole (a result behind a call that could not be read), an inference server
+could send nothing at all, and the sequence goes on by the delta.
+
+Context policies change the messages and go the same way. A sequence that has begun is never changed, so each is exactly
+what the engine was sent and produced.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +23,8 @@ from toolgym.rollout.chat import Chat
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.rules import History
 from toolgym.rollout.trajectory import Segment, TokenSequence
-from toolgym.tools.message import Message
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.message import Message, user
 from toolgym.tools.parsers import split_reasoning
 
 
@@ -126,8 +132,16 @@ class Transcript:
         if self._history is History.APPEND:
             message = self._chat.exact_message(text, message)
         else:
-            message = part_reasoning(message, starts_open=self._thinks)
+            message = self._renderable(text, part_reasoning(message, starts_open=self._thinks))
         self.messages[-1] = self.view[-1] = message
+
+    def _renderable(self, text: str, message: Message) -> Message:
+        """The env's reading, or the turn's text where the template refuses that: some take no two calls in a turn."""
+        try:
+            self._chat.render([user("x"), message], generation_prompt=False, tools=False)
+        except TemplateError:
+            return part_reasoning({"role": "assistant", "content": text}, starts_open=self._thinks)
+        return message
 
     # ------------------------------------------------------------------ the env's answer
 
@@ -139,7 +153,8 @@ class Transcript:
         """
         view = [*self.view, *observation]
         if self._history is History.TEMPLATE:
-            return self.rewritten(view, "template")
+            with contextlib.suppress(TemplateError):  # what the policy wrote made it so: it may go on, see the module
+                return self.rewritten(view, "template")
         added = self._chat.extend(observation, self._turn)
         return Step(view, added, None, "", len(self.context) + len(added))
 

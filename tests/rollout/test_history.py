@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from pathlib import Path
 
 import pytest
+import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ from toolgym.rollout import (
 from toolgym.rollout import episode as episode_room
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.safe_encoder import SafeEncoder
+from toolgym.rollout.template_check import byte_tokenizer
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 
@@ -97,6 +100,32 @@ async def test_dropped_thinking_begins_a_sequence_for_each_turn_that_thought(scr
     appended = await play(scripted(turns(*said)), without_thinking(tokenizer))
     assert len(appended.sequences) == 1
     assert "hm" in appended.response_text
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "sequences"),
+    [
+        ("llama3_1", call("a") + "\n" + call("b"), {1, 2}),  # one call per message: the turn stays text
+        ("gptoss", "<tool_call>\n{broken\n</tool_call>", {1}),  # no result without a call: the delta goes on
+        ("gptoss", call("a") + "\n<tool_call>\n{broken\n</tool_call>", {1}),
+    ],
+)
+async def test_what_a_policy_writes_and_a_template_refuses_does_not_fail_the_episode(
+    scripted_engine, exact, name, said, sequences
+):
+    tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text())
+    end = Chat(tokenizer, [echo.tool_schema]).end_of_turn_id
+    ids = [*tokenizer.encode(said, add_special_tokens=False), end]
+
+    def script(prompt, request_id):
+        return (ids, FinishReason.STOP) if request_id.split("-")[1] in ("0", "1") else "done"
+
+    engine = scripted_engine(tokenizer, script)
+    one = await play(engine, tokenizer, history="template", sampling=SamplingParams(max_new_tokens=500))
+    assert one.error is None
+    assert (one.stop_reason, len(one.turns)) == (StopReason.ANSWERED, 3)
+    exact(engine, one)
+    assert len(one.sequences) in sequences
 
 
 async def test_odd_tokens_begin_a_sequence_because_inference_would_send_the_usual_ones(scripted, tokenizer, exact):
