@@ -140,10 +140,20 @@ def test_the_programs_can_fail():
     surroundings = "root" if os.geteuid() == 0 else "user"
     seen = report(f"{surroundings}:process")
     assert seen.complete, seen.trouble
-    wrong = {}
+    wrong = _unexpected(seen)
+    if wrong:  # some need time that a busy machine did not give them beside the others: they get a second run alone
+        again = report(f"{surroundings}:process", *sorted(wrong))
+        assert again.complete, again.trouble
+        wrong = _unexpected(again)
+    assert wrong == {}
+    assert sum(not verdict["held"] for verdict in seen.verdicts.values()) > 60
+
+
+def _unexpected(seen: Report) -> dict[str, object]:
+    """Programs that did without isolation what they are not expected to do, and what was said of them."""
+    wrong: dict[str, object] = {}
     for name, verdict in seen.verdicts.items():
         expected = PROGRAMS[name].bare
         if (expected == "open" and verdict["held"]) or (expected == "held" and not verdict["held"]):
             wrong[name] = verdict["said"] or "held without any isolation"
-    assert wrong == {}
-    assert sum(not verdict["held"] for verdict in seen.verdicts.values()) > 60
+    return wrong

@@ -327,6 +327,43 @@ asyncio.run(main())
     assert left == []
 
 
+SCARCE = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (110, 110))
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.local import LocalSandbox
+async def main():
+    async with LocalSandbox(preload=[], level=sys.argv[1]) as sandbox:
+        sessions = [await sandbox.session()]
+        await sessions[0].run_cell("x = 1")
+        try:
+            for _ in range(40):
+                sessions.append(await sandbox.session())
+            print("there were enough")
+        except SandboxError as error:
+            print("Too many open files" in str(error), error)
+        result = await sandbox.run("print(1)")
+        print(result.status.value, result.message)
+        for one in sessions[1:]:
+            await one.close()
+        again = [await sandbox.session() for _ in range(len(sessions) // 2)]
+        print((await sandbox.run("print(1)")).stdout, (await sessions[0].run_cell("x")).result, len(again) > 3)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "uid"])
+def test_a_shortage_of_descriptors_is_told_and_passes(level):
+    """Who lives goes on; what fails for it is the sandbox's failure and not the program's."""
+    seen = subprocess.run(
+        [sys.executable, "-c", SCARCE, level], capture_output=True, text=True, timeout=100, check=False
+    )
+    lines = seen.stdout.splitlines()
+    assert lines[0].startswith("True "), seen
+    assert lines[1].split()[0] in ("sandbox_error", "ok"), seen
+    assert lines[2:] == ["1", " 1 True"], seen
+
+
 def _below(pid: int) -> dict[int, str]:
     """All processes below one, and when they started."""
     found: list[int] = [pid]

@@ -94,12 +94,14 @@ class Confinement:
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
+            value = _allowed(kind, value)
             script.add("prlimit64", 0, kind, struct.pack("QQ", value, value), 0, about=f"{kind}")
         script.add("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.landlock is not None:
             self.landlock.write(script, writable, free, network=self.network)
         script.add("close_range", free, (1 << 32) - 1, 0)  # only now: the rules' descriptors were among them
-        files = struct.pack("QQ", self.open_files, self.open_files)
+        most = _allowed(resource.RLIMIT_NOFILE, self.open_files)
+        files = struct.pack("QQ", most, most)
         script.add("prlimit64", 0, resource.RLIMIT_NOFILE, files, 0, about="open files")
         if not self.namespaces and not self.first_uid and os.geteuid() == 0:
             # User id 0, which `execve` would favour with capabilities, loses that favour where it can be taken.
@@ -172,8 +174,14 @@ class Confinement:
 
     def limit_memory(self, memory_mb: int) -> None:
         """Limit private memory to this many MiB beyond the template's, so that Python sees a `MemoryError`."""
-        most = self.data_pages * resource.getpagesize() + memory_mb * _MIB
+        most = _allowed(resource.RLIMIT_DATA, self.data_pages * resource.getpagesize() + memory_mb * _MIB)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _allowed(kind: int, value: int) -> int:
+    """A limit, or the lower one that this process has itself and may not raise."""
+    hard = resource.getrlimit(kind)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
 def limit_cpu(seconds: float | None) -> None:

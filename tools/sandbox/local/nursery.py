@@ -127,15 +127,24 @@ class Nursery:
     def _fork(self) -> Lane:
         slot = self._slots.pop() if self._slots else self._next_slot
         self._next_slot = max(self._next_slot, slot + 1)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._slots.append, slot)
+            return self._fork_into(slot, undo)
+
+    def _fork_into(self, slot: int, undo: contextlib.ExitStack) -> Lane:
+        """Fork the child of a slot; `undo` gets what to do should that fail."""
         if self._birth.leaves is not None:
             self._birth.leaves.prepare(slot)
         folder = self._birth.confinement.home
         if not self._namespaces:
             folder = f"{self._birth.work}/{slot}"
             os.mkdir(folder, 0o700)
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
+            undo.callback(folders.remove, folder)
+        out_read, out_write = _undone(undo, *os.pipe())
+        err_read, err_write = _undone(undo, *os.pipe())
         ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        undo.callback(theirs.close)
         script = self._script or self._birth.confinement.script(slot, folder)
         first = self._enter_pid_namespace()
         try:
@@ -150,6 +159,7 @@ class Nursery:
         finally:
             if first:
                 kernel.setns(self._birth.pid_namespace, kernel.CLONE_NEWPID)
+        undo.pop_all()
         os.close(out_write)
         os.close(err_write)
         theirs.close()
@@ -172,6 +182,7 @@ class Nursery:
             raise
 
     def _be_child(self, script: Script, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
+        told = control
         try:
             if self._birth.leaves is not None:
                 self._birth.leaves.enter(slot)
@@ -179,6 +190,7 @@ class Nursery:
             move_descriptor(out, 1)
             move_descriptor(err, 2)
             move_descriptor(control, CONTROL_FD)
+            told = CONTROL_FD
             script.run()
             if folder != "/tmp":
                 os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
@@ -188,7 +200,7 @@ class Nursery:
             self._carry_out(request)
         except BaseException as error:  # noqa: BLE001  nothing may leave this process but by its exit
             with contextlib.suppress(BaseException):
-                wire.send_all(CONTROL_FD, wire.encode({"broken": f"{type(error).__name__}: {error}"}))
+                wire.send_all(told, wire.encode({"broken": f"{type(error).__name__}: {error}"}))
         finally:
             os._exit(252)
 
@@ -198,3 +210,9 @@ class Nursery:
             self._settling.run()
             program.run(request, base="/tmp" if self._namespaces else ".")
         repl.serve(request)
+
+
+def _undone(undo: contextlib.ExitStack, *fds: int) -> tuple[int, ...]:
+    for fd in fds:
+        undo.callback(os.close, fd)
+    return fds

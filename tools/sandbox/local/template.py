@@ -92,7 +92,11 @@ class Template:
             patience = self._patience()
             busy = self._reactor.turn(0.0 if idle else patience)
             if idle and not busy:
-                lane = self._nursery.warm_one()
+                try:
+                    lane = self._nursery.warm_one()
+                except OSError:
+                    self._want_warm = 0  # too many descriptors or processes already: who lives comes first
+                    continue
                 self._watch_child(lane.child)
                 self._watch_lane(lane)
 
