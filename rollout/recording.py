@@ -204,7 +204,7 @@ def _parts(value: Any) -> Any:
     if isinstance(value, ContextPolicy):
         if type(value) not in POLICIES.values():
             raise TypeError(f"{value.name} may hold anything")
-        return {"policy": value.name, **{item.name: getattr(value, item.name) for item in dataclasses.fields(value)}}
+        return {"policy": value.name, **vars(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     raise TypeError(f"{type(value).__name__} is not plain")
