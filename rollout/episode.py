@@ -30,7 +30,7 @@ from toolgym.rollout.rules import History, Limits, TruncatedTurn
 from toolgym.rollout.trajectory import Failure, TokenSequence, Trajectory, Turn
 from toolgym.rollout.transcript import Step, Transcript
 from toolgym.tools.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.errors import ConfigError, EngineError, TemplateError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
@@ -314,6 +314,10 @@ class Episode:
             try:
                 if (messages := checked_messages(policy, revised)) != step.messages:
                     step = transcript.rewritten(messages, policy.name)
+            except TemplateError as cause:
+                # What the model wrote may be what the template refuses; then nothing is changed, and it goes on.
+                if transcript.renders(step.messages):
+                    raise _FailedError("context", cause) from cause
             except Exception as cause:
                 raise _FailedError("context", cause) from cause
         return admitted, step

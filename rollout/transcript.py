@@ -80,6 +80,7 @@ class Transcript:
         self._turn: list[int] = []
         self._cause = "start"
         self.first_prompt_tokens = len(self.context)
+        self._readings: dict[str, Message] = {}  # of turns that are kept as text
         # Some templates open the thinking themselves, at the end of the prompt.
         self._thinks = chat.decode(self.context[-16:]).rstrip().endswith("<think>")
 
@@ -130,6 +131,7 @@ class Transcript:
             message: the env's reading of it.
         """
         if self._history is History.APPEND:
+            self._readings[text] = part_reasoning(message, starts_open=self._thinks)
             message = self._chat.exact_message(text, message)
         else:
             message = self._renderable(text, part_reasoning(message, starts_open=self._thinks))
@@ -161,13 +163,30 @@ class Transcript:
     def rewritten(self, view: list[Message], cause: str) -> Step:
         """How the conversation goes on with messages of which any may have changed. Nothing changes before `take`.
 
+        Turns that are kept as text are rendered as the env read them where the template refuses the text: some take no
+        tool result without a structured call before it.
+
         Raises:
             TemplateError: the template cannot render them.
         """
-        ids = self._chat.prompt(view)
+        try:
+            ids = self._chat.prompt(view)
+        except TemplateError:
+            structured = [
+                self._readings.get(message["content"], message) if _is_text(message) else message for message in view
+            ]
+            ids = self._chat.prompt(structured)
         if ids[: len(self.context)] == self.context:
             return Step(view, ids[len(self.context) :], None, "", len(ids))
         return Step(view, None, ids, cause, len(ids))
+
+    def renders(self, view: Sequence[Message]) -> bool:
+        """Whether the template can render such messages as a new sequence."""
+        try:
+            self.rewritten(list(view), "")
+        except TemplateError:
+            return False
+        return True
 
     def take(self, step: Step, observation: Sequence[Message]) -> None:
         """Go on as `step` says.
@@ -185,6 +204,10 @@ class Transcript:
         self._done = list(self.sequences)
         self._prompt_ids, self._segments, self._cause = tuple(step.prompt), [], step.cause
         self.context = list(step.prompt)
+
+
+def _is_text(message: Message) -> bool:
+    return message["role"] == "assistant" and "tool_calls" not in message
 
 
 def part_reasoning(message: Message, *, starts_open: bool) -> Message:

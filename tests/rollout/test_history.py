@@ -128,6 +128,25 @@ async def test_what_a_policy_writes_and_a_template_refuses_does_not_fail_the_epi
     assert len(one.sequences) in sequences
 
 
+@pytest.mark.parametrize(
+    ("said", "sequences"),
+    [(call("a"), 3), ("<tool_call>\n{broken\n</tool_call>", 1)],  # the second is no call, and its result has none
+)
+async def test_a_context_policy_goes_on_where_a_template_takes_no_turn_as_text(scripted_engine, exact, said, sequences):
+    tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / "gptoss.jinja").read_text())
+    end = Chat(tokenizer, [echo.tool_schema]).end_of_turn_id
+    ids = [*tokenizer.encode(said, add_special_tokens=False), end]
+
+    def script(prompt, request_id):
+        return (ids, FinishReason.STOP) if request_id.split("-")[1] in "012" else "done"
+
+    engine = scripted_engine(tokenizer, script)
+    one = await play(engine, tokenizer, context=KeepToolResults(1), sampling=SamplingParams(max_new_tokens=500))
+    assert one.error is None
+    assert (one.stop_reason, len(one.turns), len(one.sequences)) == (StopReason.ANSWERED, 4, sequences)
+    exact(engine, one)
+
+
 async def test_odd_tokens_begin_a_sequence_because_inference_would_send_the_usual_ones(scripted, tokenizer, exact):
     text = call("abc")
     letters = [tokenizer.encode(char, add_special_tokens=False) for char in text]
