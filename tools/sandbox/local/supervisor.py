@@ -61,9 +61,8 @@ class Supervisor:
         self._group: Group | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._listener: asyncio.Task[None] | None = None
+        self._line: _Line | None = None
+        self._first: asyncio.Future[dict[str, Any]] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self.layers: dict[str, Any] = {}
@@ -73,7 +72,7 @@ class Supervisor:
     @property
     def alive(self) -> bool:
         """Whether requests can be sent."""
-        return self._listener is not None and not self._listener.done()
+        return self._first is None and self._line is not None and not self._line.lost.done()
 
     @property
     def busy(self) -> int:
@@ -107,30 +106,25 @@ class Supervisor:
             if self._group is not None:
                 self._group.close()
             self.pid = self._process.pid
-            self._reader, self._writer = await asyncio.open_connection(sock=ours)
-            decoder = wire.Decoder()
+            loop = asyncio.get_running_loop()
+            self._first = loop.create_future()
+            _, self._line = await loop.create_connection(lambda: _Line(self._on_message, self._on_loss), sock=ours)
             async with asyncio.timeout(START_TIMEOUT):
-                first = await self._first_message(decoder)
+                first = await self._first
             if "refused" in first:
                 raise SandboxError(f"the sandbox's template process cannot start: {first['refused']}")
             self.layers = first["layers"]
-            self._listener = asyncio.create_task(self._listen(decoder))
+            self._first = None
         except BaseException as error:
             theirs.close()
-            if self._writer is None:
+            if self._first is not None:
+                self._first.cancel()
+            if self._line is None:
                 ours.close()
             await asyncio.shield(self.close())
             if isinstance(error, OSError | TimeoutError):
                 raise SandboxError(f"the sandbox's template process cannot start: {error}") from error
             raise
-
-    async def _first_message(self, decoder: wire.Decoder) -> dict[str, Any]:
-        assert self._reader is not None
-        while data := await self._reader.read(1 << 16):
-            for message in decoder.feed(data):
-                return message
-        said = self._last_words()
-        raise SandboxError(f"the sandbox's template process ended while starting: {said or 'it said nothing'}")
 
     def _last_words(self) -> str:
         """What the process wrote to standard error."""
@@ -151,22 +145,23 @@ class Supervisor:
         Raises:
             TemplateLost: there is no answer and will be none.
         """
-        if not self.alive or self._writer is None:
+        if not self.alive or self._line is None:
             raise TemplateLost
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            self._writer.write(wire.encode({**message, "id": number}))
+            self._line.transport.write(wire.encode({**message, "id": number}))
             async with asyncio.timeout(patience):
-                return await asyncio.shield(future)
+                return await future
         except TimeoutError:
             self.kill()
             raise TemplateLost from None
         except asyncio.CancelledError:
-            if self.alive:
-                self._writer.write(wire.encode({"op": "cancel", "of": number}))
+            if self.alive and future.cancelled():
+                self._line.transport.write(wire.encode({"op": "cancel", "of": number}))
                 if settle:
+                    future = self._waiting[number] = asyncio.get_running_loop().create_future()
                     await asyncio.wait({future}, timeout=settle)
             raise
         finally:
@@ -182,11 +177,9 @@ class Supervisor:
     async def close(self) -> None:
         """Kill the process, reap it, and fail what still waits. Closing twice is fine."""
         self.kill()
-        if self._writer is not None:
-            self._writer.close()
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._line is not None:
+            self._line.transport.abort()
+            await asyncio.wait({self._line.lost}, timeout=END_TIMEOUT)
         if self._process is not None:
             # No threads here: at the end of the interpreter there are none to be had any more.
             deadline = time.monotonic() + END_TIMEOUT
@@ -205,8 +198,8 @@ class Supervisor:
     def abandon(self) -> None:
         """Kill the process and free everything, from outside of any coroutine."""
         self.kill()
-        if self._writer is not None:
-            self._writer.close()
+        if self._line is not None:
+            self._line.transport.close()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_TIMEOUT)
@@ -215,25 +208,63 @@ class Supervisor:
         if self._words is not None:
             self._words.close()
 
-    async def _listen(self, decoder: wire.Decoder) -> None:
-        assert self._reader is not None
-        try:
-            while data := await self._reader.read(1 << 18):
-                for message in decoder.feed(data):
-                    future = self._waiting.get(message.get("id", 0))
-                    if future is not None and not future.done():
-                        self.answered += 1
-                        future.set_result(message)
-        except (OSError, ValueError):
-            pass
-        finally:
-            self.kill()
-            self._fail_waiting()
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if self._first is not None:
+            if not self._first.done():
+                self._first.set_result(message)
+            return
+        future = self._waiting.get(message.get("id", 0))
+        if future is not None and not future.done():
+            self.answered += 1
+            future.set_result(message)
+
+    def _on_loss(self) -> None:
+        if self._first is not None and not self._first.done():
+            said = self._last_words() or "it said nothing"
+            self._first.set_exception(SandboxError(f"the sandbox's template process ended while starting: {said}"))
+        self.kill()
+        self._fail_waiting()
 
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(TemplateLost())
+
+
+class _Line(asyncio.Protocol):
+    """The host's end of the socket to a template. Hands messages on in the very turn of the loop in which they come.
+
+    Args:
+        on_message: is called with each message.
+        on_loss: is called once, when the template is gone or says what cannot be read.
+
+    Attributes:
+        transport: to write to.
+        lost: done when the socket is closed.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, on_message: Callable[[dict[str, Any]], None], on_loss: Callable[[], None]) -> None:
+        self._on_message, self._on_loss = on_message, on_loss
+        self._decoder = wire.Decoder()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._decoder.feed(data):
+                self._on_message(message)
+        except (ValueError, RecursionError):
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._on_loss()
 
 
 def runtime_paths(python: str) -> list[str]:
