@@ -47,6 +47,7 @@ FRAMES = {
     "an absurd depth": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "millions of parts": b'{"a": [' + b"[]," * 1_100_000 + b"[]]}",
     "nothing known": b'{"hello": 1}',
+    "a failure of the sandbox": b'{"broken": "no memory"}',
 }
 
 
@@ -73,6 +74,17 @@ async def test_no_frame_of_a_program_ends_the_template(level):
             result = await sandbox.run(program, files={"frame": frame}, timeout=10)
             assert (name, result.status, result.return_code) == (name, KILLED, result.return_code)
             assert result.message == ""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_no_program_calls_its_own_failure_the_sandboxs(level):
+    """A policy must not get out of a bad reward so."""
+    attack = f'{TELL}\ntell(b\'{{"broken": "no memory"}}\')\ntime.sleep(20)'
+    async with beside_a_witness(level) as sandbox:
+        assert (await sandbox.run(attack, timeout=10)).status is KILLED
+        session = await sandbox.session()
+        assert (await session.run_cell(attack, timeout=10)).status is KILLED
+        await session.close()
 
 
 @pytest.mark.parametrize("depth", [190, 205, 400, 900, 950, 960, 970, 980, 990, 1000, 5000])

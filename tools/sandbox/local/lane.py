@@ -46,6 +46,7 @@ class Lane:
         self.deadline = 0
         self.interrupted = False
         self.killed = ""
+        self.foreign = False  # the user's code has the word: what comes may be its own invention
         self.why = ""
         self.folder = -1
         self.home = "."

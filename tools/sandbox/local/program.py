@@ -131,6 +131,7 @@ def fresh_main(name: str) -> types.ModuleType:
 def _run_python(code: str) -> NoReturn:
     main = fresh_main(SOURCE)
     status, why = 0, ""
+    _hand_over()
     try:
         source = code.encode("utf-8", "surrogatepass")
         with open(SOURCE, "wb") as file:
@@ -144,6 +145,11 @@ def _run_python(code: str) -> NoReturn:
         status, why = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1, limit_of(error)
         show_error(error)
     _finish(status, why)
+
+
+def _hand_over() -> None:
+    """Say that what follows is the user's: from now on no failure is the sandbox's because somebody says so here."""
+    wire.send_all(confine.CONTROL_FD, wire.encode({"begins": True}))
 
 
 def limit_of(error: BaseException) -> str:
@@ -229,6 +235,7 @@ def _run_command(request: Mapping[str, Any]) -> NoReturn:
     """Compile where needed, then run; both as processes of their own below this one."""
     with open(request["source"], "wb") as file:
         file.write(request["code"].encode("utf-8", "surrogatepass"))
+    _hand_over()
     if not request.get("fork", True):
         _exec(request["argv"])
     if request.get("compile"):

@@ -241,6 +241,8 @@ class Template:
     def _on_message(self, lane: Lane, message: dict[str, Any]) -> None:
         request = lane.request
         if "broken" in message:
+            if lane.foreign:
+                raise ValueError("a program that calls its own failure the sandbox's")
             lane.killed = "broken: " + str(message["broken"])[:MOST_SAID]
             lane.child.kill()
         elif "folder" in message and lane.folder < 0:
@@ -251,6 +253,7 @@ class Template:
         elif request["op"] == "run":
             self._on_run_message(lane, request, message)
         elif "ready" in message:
+            lane.foreign = True
             if lane.copy_of is not None:
                 origin, lane.copy_of = lane.copy_of, None
                 lane.request = None
@@ -307,7 +310,9 @@ class Template:
             self._settle(lane, {"status": "timeout" if lane.interrupted else "ok", "alive": True, "answer": message})
 
     def _on_run_message(self, lane: Lane, request: dict[str, Any], message: dict[str, Any]) -> None:
-        if "compiled" in message:
+        if "begins" in message:
+            lane.foreign = True
+        elif "compiled" in message:
             lane.drain()
             lane.compiled = {"status": wire.plausible(int(message["compiled"])), **lane.outputs()}
             lane.begin(request)
