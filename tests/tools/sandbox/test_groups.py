@@ -14,6 +14,7 @@ import pytest
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, cgroup, probe
+from toolgym.tools.sandbox.local.signature import signature
 from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY
 
 OK, MEMORY_LIMIT = ExecutionStatus.OK, ExecutionStatus.MEMORY_LIMIT
@@ -164,7 +165,7 @@ def test_what_a_killed_process_left_behind_is_removed_by_the_next():
     place, _ = cgroup.find()
     folder = place.folders["memory"]
     assert [entry for entry in folder.iterdir() if entry.name.startswith(f"toolgym-{killed.pid}-")]
-    own = folder / f"toolgym-{cgroup._signature(os.getpid())}-999"
+    own = folder / f"toolgym-{signature(os.getpid())}-999"
     own.mkdir()  # of a living process: nobody else's to remove
     look = "from toolgym.tools.sandbox.local import cgroup; print(cgroup.find()[1])"
     for _ in range(20):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -337,6 +338,32 @@ asyncio.run(main())
             break
         await asyncio.sleep(0.02)
     assert left == []
+
+
+@pytest.mark.skipif("landlock" not in LEVELS, reason="no Landlock here")
+async def test_the_folder_of_a_killed_host_is_removed_by_the_next(tmp_path):
+    program = """
+import asyncio, os, signal
+from toolgym.tools.sandbox.local import LocalSandbox
+async def main():
+    sandbox = LocalSandbox(preload=[], level="landlock")
+    await sandbox.run("open('x', 'w')")
+    if {kill}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await sandbox.close()
+asyncio.run(main())
+"""
+    foreign = tmp_path / "toolgym-sandbox-1-1-1-x"
+    foreign.mkdir()
+
+    def play(kill):
+        text, environment = program.format(kill=kill), {**os.environ, "TMPDIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", text], env=environment, check=False, timeout=60)
+        return sum(path.name.startswith("toolgym-sandbox-") for path in tmp_path.iterdir())
+
+    assert play(True) == 2
+    assert play(False) == 1
+    assert foreign.exists()  # of another pid namespace, of which nothing is known
 
 
 SCARCE = """

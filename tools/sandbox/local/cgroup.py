@@ -22,8 +22,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgym.tools.sandbox.local.signature import PATTERN, is_gone, signature
+
 CONTROLLERS = ("memory", "pids", "cpu")
-_NAME = re.compile(r"toolgym-(\d+)-(\d+)-(\d+)-\d+")
+_NAME = re.compile(rf"toolgym-{PATTERN}-\d+")
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 REMOVE_TIMEOUT = 5.0
 """Seconds that the processes of a group may take to be gone."""
@@ -72,7 +74,7 @@ class Group:
 
     def __init__(self, place: Place, owner: int | None) -> None:
         self._place = place
-        name = f"toolgym-{_signature(os.getpid())}-{next(_numbers)}"
+        name = f"toolgym-{signature(os.getpid())}-{next(_numbers)}"
         self._folders = {controller: folder / name for controller, folder in place.folders.items()}
         self._opened: list[int] = []
         try:
@@ -150,21 +152,8 @@ def _sweep(folder: Path) -> None:
     """Remove the groups of processes that are gone, here and in the groups beside: those of other jobs, for example."""
     for entry in [*folder.glob("toolgym-*"), *folder.parent.glob("*/toolgym-*")]:
         match = _NAME.fullmatch(entry.name)
-        if match and match[3] == str(_pid_namespace()) and _signature(int(match[1])) != "-".join(match.groups()):
+        if match and is_gone(match):
             _remove(entry)
-
-
-def _signature(pid: int) -> str:
-    """Tells a process from every other one that had or will have its number."""
-    try:
-        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        start = "0"
-    return f"{pid}-{start}-{_pid_namespace()}"
-
-
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
 
 
 # ---------------------------------------------------------------------- finding
@@ -234,7 +223,7 @@ def _controllers(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _trial(folder: Path) -> Iterator[Path]:
-    group = folder / f"toolgym-{_signature(os.getpid())}-0"
+    group = folder / f"toolgym-{signature(os.getpid())}-0"
     group.mkdir()
     try:
         yield group

@@ -1,13 +1,46 @@
-"""Removing a folder, whatever a program has put into it."""
+"""The folders that programs work in where they have no file system of their own: made, removed, swept."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import re
 import shutil
+import stat
 import subprocess
+import tempfile
+
+from toolgym.tools.sandbox.local.signature import PATTERN, is_gone, signature
+
+_PREFIX = "toolgym-sandbox-"
+_NAME = re.compile(rf"{_PREFIX}{PATTERN}-.+")
 
 REMOVE_TIMEOUT = 60.0
 """Seconds for the removal of one folder."""
+
+
+def make() -> str:
+    """Make a folder for all programs of a sandbox, which other users may pass through. Whoever makes it removes it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{signature(os.getpid())}-")
+    os.chmod(folder, 0o711)
+    return folder
+
+
+@functools.cache
+def sweep() -> None:
+    """Remove this user's folders of processes that were killed before they could, once."""
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match and is_gone(match):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                    remove(entry.path)
 
 
 def remove(folder: str) -> None:

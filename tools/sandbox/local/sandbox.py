@@ -319,10 +319,11 @@ class LocalSandbox(Sandbox):
         if self._installed is None:
             self._paths = await asyncio.to_thread(runtime_paths, self._python)
             self._installed = await asyncio.to_thread(_installed, self._python, self._preload)
+        if self._level is not Level.NAMESPACES:
+            await asyncio.to_thread(folders.sweep)
         if self._level is not Level.NAMESPACES and not self._work:
             # Without awaiting: of two templates that start at once, one would make a folder that nobody removes.
-            self._work = tempfile.mkdtemp(prefix="toolgym-sandbox-")
-            os.chmod(self._work, 0o711)
+            self._work = folders.make()
         preload = list(self._installed) if kind == "full" else []
         config = {
             "level": self._level.value,
