@@ -156,6 +156,8 @@ class CodeInterpreterTool(BaseTool):
                 await self._decide()
             except SandboxError as error:
                 _log.warning("%s", error)
+        if isinstance(self.sandbox, SharedSandbox):
+            self.sandbox.warm()  # while the model writes its first turn
         return await super().create(instance_id, **create_kwargs)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:

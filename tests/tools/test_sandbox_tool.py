@@ -7,6 +7,7 @@ import os
 import threading
 import time
 
+import psutil
 import pytest
 
 from toolgym.envs.code_interpreter import CodeInterpreterEnv
@@ -162,3 +163,27 @@ async def test_wrong_use_is_told():
     with pytest.raises(ConfigError, match="cannot be sent"):
         await pool.execute(print, threading.Lock())
     await pool.close()
+
+
+async def test_the_sandbox_starts_while_the_model_writes_its_first_turn():
+    tool = CodeInterpreterTool({"memory_limit_mb": 777})
+    local = tool.sandbox.local
+    assert local.template_ids == []
+    await tool.create()
+    async with asyncio.timeout(60):
+        while not local.template_ids:
+            await asyncio.sleep(0.01)
+    await tool.close()
+    assert local.template_ids == []
+
+
+async def test_closing_while_the_sandbox_starts_leaves_nothing_behind():
+    before = {*psutil.Process().children(recursive=True)}
+    for wait in (0, 0.05, 0.2):
+        tool = CodeInterpreterTool({"memory_limit_mb": 777})
+        local = tool.sandbox.local
+        await tool.create()
+        await asyncio.sleep(wait)
+        await tool.close()
+        assert local.template_ids == []
+    assert {*psutil.Process().children(recursive=True)} <= before

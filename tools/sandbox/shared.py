@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -14,6 +15,8 @@ from toolgym.tools.sandbox.base import CellResult, ExecutionResult, Sandbox, Ses
 from toolgym.tools.sandbox.local.sandbox import LocalSandbox
 
 T = TypeVar("T")
+
+_log = logging.getLogger("toolgym.tools.sandbox")
 
 STOP_TIMEOUT = 30.0
 """Seconds that the sandbox gets to close."""
@@ -27,6 +30,7 @@ class _Host:
         self.users = 0
         self.stopped = False
         self._ending: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="toolgym-sandbox", daemon=True)
         self._thread.start()
@@ -35,6 +39,22 @@ class _Host:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         self.loop.close()
+
+    def warm(self) -> None:
+        """Start the template processes, once, without waiting for them."""
+
+        async def start() -> None:
+            try:
+                await self.sandbox.start(full=True)
+            except SandboxError as error:
+                _log.debug("the sandbox did not start ahead of the first call: %s", error)  # which will tell it
+
+        def begin() -> None:
+            if self._warming is None and not self.stopped:
+                self._warming = self.loop.create_task(start())
+
+        if not self.stopped and self._warming is None:
+            self.loop.call_soon_threadsafe(begin)
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there."""
@@ -149,6 +169,10 @@ class SharedSandbox(Sandbox):
     def local(self) -> LocalSandbox:
         """The sandbox behind it."""
         return self._require().sandbox
+
+    def warm(self) -> None:
+        """Start the template processes now, without waiting for them: the first call finds them there."""
+        self._require().warm()
 
     async def run(
         self,

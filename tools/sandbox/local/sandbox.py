@@ -156,9 +156,18 @@ class LocalSandbox(Sandbox):
         """Process ids of the template processes that run."""
         return [one.pid for kind in self._kinds.values() for one in kind if one is not None and one.alive]
 
-    async def start(self) -> None:
-        """Start a bare template, so that the first call need not, and tell the isolation level once in the log."""
+    async def start(self, *, full: bool = False) -> None:
+        """Start a bare template, so that the first call need not, and tell the isolation level once in the log.
+
+        Args:
+            full: start one with the preloaded modules as well.
+
+        Raises:
+            SandboxError: it does not start.
+        """
         await self._template("bare", 0)
+        if full and self._preload:
+            await self._template("full", 0)
 
     # ------------------------------------------------------------------ running
 
@@ -263,6 +272,9 @@ class LocalSandbox(Sandbox):
         sessions, self._sessions = self._sessions, set()
         for one in sessions:
             one._end()
+        for lock in list(self._locks.values()):
+            async with lock:
+                pass  # what is just starting is there now, and is closed with the others
         running = [one for kind in self._kinds.values() for one in kind if one is not None]
         await asyncio.gather(*(one.close() for one in running))
         for kind in self._kinds.values():
@@ -308,6 +320,8 @@ class LocalSandbox(Sandbox):
             found = row[index]
             if found is not None and found.alive:
                 return found
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
             if found is not None:
                 _log.warning("a template process ended and is replaced")
                 await found.close()
