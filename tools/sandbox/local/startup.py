@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from toolgym.tools.sandbox.local import branch, jail, kernel, memory, program, seccomp, wire
@@ -50,6 +51,8 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         if jailed.pid:
             host.close()
             _wait_for(jailed.pid)
+        if jailed.host_proc >= 0:
+            jailed = replace(jailed, host_proc=high_descriptor(jailed.host_proc))
     _clean_environment(config)
     for name in (*STDLIB, *config["preload"]):
         try:
@@ -184,7 +187,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
         processes=limits["processes"],
         open_files=limits["open_files"],
         data_pages=private_pages,
-        proc=high_descriptor(jailed.host_proc) if jailed.host_proc >= 0 else -1,
+        proc=jailed.host_proc,
         proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
     )
