@@ -124,6 +124,7 @@ def fresh_main(name: str) -> types.ModuleType:
     sys.path.insert(0, os.getcwd())
     sys.stdin, sys.stdout, sys.stderr = _streams or _open_streams()
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    gc.freeze()  # a collection must not touch, and so copy, what the template keeps of all its other children
     gc.enable()
     return main
 

@@ -70,6 +70,7 @@ class Template:
         self._nursery = Nursery(self._reactor, birth)
         self._sessions: dict[str, Lane] = {}
         self._running: dict[int, Lane] = {}
+        self._asked: set[Lane] = set()  # of the sessions' lanes: all that have a request, and some that had one
 
     def serve(self) -> NoReturn:
         """Serve until the host's socket closes."""
@@ -107,12 +108,12 @@ class Template:
         until = self._deadlines.patience()
         waits = [] if until is None else [until]
         if self._watchdog.watches and (self._running or self._sessions):
-            busy = {lane.child: None for lane in self._running.values()}
-            busy |= {lane.child: None for lane in self._sessions.values() if lane.request}
-            idle = {lane.child: None for lane in self._sessions.values() if lane.child not in busy}
-            for child, status, why in self._watchdog.look(busy, idle):
-                self._stop(child, status, why)
-            waits.append(WATCH_EVERY if busy else IDLE_EVERY)
+            if self._watchdog.is_due():
+                self._asked = {lane for lane in self._asked if lane.request}
+                busy = {lane.child: None for lane in (*self._running.values(), *self._asked)}
+                for child, status, why in self._watchdog.look(busy, self._sessions):
+                    self._stop(child, status, why)
+            waits.append(WATCH_EVERY if self._running or self._asked else IDLE_EVERY)
         return min(waits, default=None)
 
     def _stop(self, child: Child, status: str, why: str) -> None:
@@ -138,6 +139,7 @@ class Template:
     def _do_open(self, request: dict[str, Any]) -> None:
         lane = self._take()
         lane.begin(request)
+        self._asked.add(lane)
         self._give_memory(lane.child, request["memory_mb"])
         lane.session = request["session"]
         self._sessions[lane.session] = lane
@@ -160,6 +162,7 @@ class Template:
             self._host.answer(request, {"status": "sandbox_error", "alive": lane is not None, "message": why})
             return
         lane.begin(request)
+        self._asked.add(lane)
         lane.send(request)
         self._deadlines.arm(lane, request["timeout"])
 
@@ -276,6 +279,7 @@ class Template:
             lane.child.lanes.append(copy)
             self._sessions[copy.session] = copy
             copy.begin(request)
+            self._asked.add(copy)
             copy.copy_of = lane
             self._watch_lane(copy)
             self._deadlines.arm(copy, request["timeout"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from toolgym.tools.sandbox.local import disk, memory
-from toolgym.tools.sandbox.local.lane import Child
+from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.leaves import Leaves
 
 WATCH_EVERY = 0.05
@@ -60,16 +60,25 @@ class Watchdog:
         """Whether there is anything to look at."""
         return self._eyes.proc >= 0 or self._eyes.leaves is not None
 
-    def look(self, busy: Iterable[Child], idle: Iterable[Child]) -> Iterator[tuple[Child, str, str]]:
-        """When it is time, yield the children that use too much, with the status that they get and why."""
+    def is_due(self) -> bool:
+        """Whether it is time for another look."""
+        return time.monotonic() >= self._next
+
+    def look(self, busy: Collection[Child], sessions: Mapping[str, Lane]) -> Iterator[tuple[Child, str, str]]:
+        """Yield the children that use too much, with the status that they get and why.
+
+        Args:
+            busy: those that work for somebody now.
+            sessions: all sessions. They are gone through once a second only: whatever this process touches is a page
+                that children forked before no longer share with those forked after.
+        """
         now = time.monotonic()
-        if now < self._next:
-            return
         self._next = now + WATCH_EVERY
         looked_at = list(busy)
         if now >= self._next_idle:
             self._next_idle = now + IDLE_EVERY
-            looked_at += self._some(list(idle))
+            idle = dict.fromkeys(lane.child for lane in sessions.values())
+            looked_at += self._some([child for child in idle if child not in busy])
         full = self._eyes.disk is not None and disk.free_bytes(self._eyes.work) < self._reserve
         for child in looked_at:
             if self._too_much_memory(child):
