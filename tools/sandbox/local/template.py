@@ -406,6 +406,7 @@ class Template:
     def _drop(self, lane: Lane, why: str) -> None:
         """End one interpreter of a session; the last one takes its namespaces along."""
         self._sessions.pop(lane.session, None)
+        self._asked.discard(lane)
         lane.drain()
         reason, message = lane.killed or why, lane.why
         if reason == "died" and self._ran_out_of_memory(lane.child):
