@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from toolgym.tools.sandbox.local import kernel
@@ -72,26 +74,33 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     """
     paths = outermost(read_only)
     root = _mount_point(paths)
+    flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    if not network:
+        flags |= kernel.CLONE_NEWNET
     is_root = os.geteuid() == 0
-    if is_root:
+    built = is_root and _may_mount()
+    handles: dict[str, int] = {}
+    if built:
         # Bound while root can still traverse every folder; afterwards only what is bound exists.
-        kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        _build(root, paths)
+        _build(root, _opened(paths))
         os.setgroups([])
         os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
         os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to root, maps included
-    uid, gid = os.geteuid(), os.getegid()
-    flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-    kernel.unshare(flags if network else flags | kernel.CLONE_NEWNET)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    if is_root and not built:
+        handles = _enter_as_weak_root(flags, paths)
+    else:
+        uid, gid = os.geteuid(), os.getegid()
+        kernel.unshare(flags)
+        _write_ids("self", uid, gid)
+        if not built:
+            handles = _opened(paths)
     ready, done = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(done)
+        for fd in (done, *handles.values()):
+            os.close(fd)
         told = os.read(ready, 1)
         os.close(ready)
         return Jailed(pid, told == b"p", -1, -1)
@@ -100,9 +109,9 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)  # while there is a /proc for sure
     host_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     kernel.libc.sethostname(b"sandbox", 7)
-    if not is_root:
+    if not built:
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        _build(root, paths)
+        _build(root, handles)
     else:
         # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
         kernel.mount(root, root, None, kernel.MS_BIND | kernel.MS_REC)
@@ -124,12 +133,71 @@ def _mount_point(paths: Iterable[str]) -> str:
     raise OSError(f"none of {', '.join(_MOUNT_POINTS)} is a folder that the runtime does not need")
 
 
-def _build(root: str, paths: Iterable[str]) -> None:
-    """Mount a new tmpfs and fill it."""
+def _may_mount() -> bool:
+    """Enter a mount namespace of root's own, if root may: the root of some containers has not that capability."""
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+    except PermissionError:
+        return False
+    return True
+
+
+def _enter_as_weak_root(flags: int, paths: Iterable[str]) -> dict[str, int]:
+    """Enter new namespaces as a root that may not mount, and become `SANDBOX_UID` in them.
+
+    In between, this process is still the owner of root's folders, but another user's map of ids is already there: a
+    helper that stays outside writes it, for it takes root's capabilities there.
+
+    Returns:
+        Handles of the paths, opened while root's folders could be traversed.
+    """
+    os.setgroups([])
+    os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+    entered, enter_now = os.pipe()
+    outer = os.getpid()
+    helper = os.fork()
+    if not helper:
+        try:
+            os.close(enter_now)
+            if os.read(entered, 1):
+                _write_ids(str(outer), SANDBOX_UID, SANDBOX_UID)
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(entered)
+    try:
+        kernel.unshare(flags)
+        os.write(enter_now, b"+")
+    finally:
+        os.close(enter_now)
+        _, status = os.waitpid(helper, 0)
+    if status:
+        raise PermissionError(errno.EPERM, "root may not become another user here")
+    handles = _opened(paths)
+    os.setresuid(0, 0, 0)  # of the new namespace: `SANDBOX_UID` outside
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    return handles
+
+
+def _write_ids(process: str, uid: int, gid: int) -> None:
+    """Make a user and group the root of a process's new user namespace."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/{process}/{name}", "w") as file:
+            file.write(text)
+
+
+def _opened(paths: Iterable[str]) -> dict[str, int]:
+    """Handles of paths, in the mount namespace of this process."""
+    return {path: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths}
+
+
+def _build(root: str, handles: Mapping[str, int]) -> None:
+    """Mount a new tmpfs and fill it. `handles` are of the paths to bind, and get closed."""
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=2m,mode=755")
     os.umask(0o022)
-    for path in paths:
-        _bind(root, path)
+    for path, handle in handles.items():
+        _bind(handle, root + path)
+        os.close(handle)
     for folder in ("dev/shm", "tmp", "w/new", "proc", "etc"):
         os.makedirs(f"{root}/{folder}", exist_ok=True)
     for name in DEVICES:
@@ -153,18 +221,18 @@ def outermost(paths: Iterable[str]) -> list[str]:
     return kept
 
 
-def _bind(root: str, path: str) -> None:
-    target = root + path
+def _bind(handle: int, target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.islink(path):
-        os.symlink(os.readlink(path), target)
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISLNK(kind):
+        os.symlink(os.readlink("", dir_fd=handle), target)
         return
-    if os.path.isdir(path):
+    if stat.S_ISDIR(kind):
         os.makedirs(target, exist_ok=True)
     else:
         with open(target, "a"):
             pass
-    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.mount(f"/proc/self/fd/{handle}", target, None, kernel.MS_BIND | kernel.MS_REC)
     _remount(target, kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
 
 
