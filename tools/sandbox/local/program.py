@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -96,7 +95,7 @@ def prepare() -> None:
 def _open_streams() -> list[Any]:
     """Standard input, output and error. Lines are flushed, so that a killed program's are kept."""
     return [
-        open(0, encoding="utf-8", errors="surrogateescape", closefd=False),
+        open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False),
         open(1, "w", encoding="utf-8", errors="strict", buffering=1, closefd=False),
         open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False),
     ]
@@ -114,6 +113,7 @@ def fresh_main(name: str) -> types.ModuleType:
     """
     main = types.ModuleType("__main__")
     main.__file__ = name
+    main.__annotations__, main.__cached__ = {}, None  # type: ignore[attr-defined]
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     random.seed()
@@ -130,14 +130,14 @@ def fresh_main(name: str) -> types.ModuleType:
 
 
 def _run_python(code: str) -> NoReturn:
-    main = fresh_main(SOURCE)
+    main = fresh_main(os.path.abspath(SOURCE))
     status, why = 0, ""
     _hand_over()
     try:
         source = code.encode("utf-8", "surrogatepass")
         with open(SOURCE, "wb") as file:
             file.write(source)
-        linecache.cache[SOURCE] = (len(code), None, code.splitlines(True), SOURCE)
+        linecache.cache[SOURCE] = (len(code), None, f"{code}\n".splitlines(True), SOURCE)
         # Compiled from bytes, as the interpreter would: encoding declarations count, lone surrogates are errors.
         exec(compile(source, SOURCE, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as error:
@@ -165,11 +165,8 @@ def limit_of(error: BaseException) -> str:
 def show_error(error: BaseException) -> None:
     """Print an exception as the interpreter would, without this module's own frames."""
     error.__traceback__ = own_frames(error.__traceback__)
-    with contextlib.suppress(BaseException):
-        if sys.excepthook is sys.__excepthook__:
-            traceback.print_exception(error)
-        else:
-            sys.excepthook(type(error), error, error.__traceback__)
+    with contextlib.suppress(BaseException):  # the hook: before 3.12 `traceback` knows no "Did you mean"
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
@@ -199,7 +196,7 @@ def _exit_status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 255
     with contextlib.suppress(BaseException):
         print(code, file=sys.stderr)
     return 1

@@ -94,7 +94,7 @@ class Repl:
 
     def _execute(self, code: str, name: str) -> str | None:
         code = _answer_magics(code)
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        linecache.cache[name] = (len(code), None, f"{code}\n".splitlines(True), name)
         tree = ast.parse(code, name)
         last: ast.Expression | None = None
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
