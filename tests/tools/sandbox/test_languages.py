@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
 from toolgym.tools.sandbox.local.languages import LANGUAGES
 
@@ -82,3 +82,14 @@ async def test_what_cannot_be_run_is_told(sandbox):
     absent = next(name for name, language in LANGUAGES.items() if not language.available)
     with pytest.raises(ConfigError, match="not installed"):
         await sandbox.run("1", language=absent)
+
+
+@pytest.mark.parametrize("name", installed("java"))
+async def test_a_compiler_that_can_run_what_it_compiled_needs_no_second_process(name):
+    try:
+        made = LocalSandbox(preload=[], level="landlock")
+    except SandboxError as error:
+        pytest.skip(str(error))
+    async with made as sandbox:
+        result = await sandbox.run(HELLO[name], language=name, stdin="world\n", timeout=60, memory_mb=2048)
+    assert (result.status, result.stdout, result.compile) == (ExecutionStatus.OK, "hello world\n", None), result

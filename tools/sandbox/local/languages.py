@@ -18,6 +18,7 @@ class Language:
         run: the command that runs it.
         compile: the command that compiles it first, where there is one.
         needs: programs that must be installed.
+        alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Language:
     run: tuple[str, ...]
     compile: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
     @property
     def available(self) -> bool:
@@ -50,7 +52,14 @@ LANGUAGES = _table(
     Language("js", "main.js", ("node", "--jitless", "--no-expose-wasm", "main.js"), needs=("node",)),
     Language("typescript", "main.ts", ("tsx", "main.ts"), needs=("tsx",)),
     Language("go", "main.go", ("./main",), ("go", "build", "-o", "main", "main.go"), ("go",)),
-    Language("java", "Main.java", ("java", *_JAVA_FLAGS, "Main.java"), needs=("java", "javac")),
+    Language(
+        "java",
+        "Main.java",
+        ("java", *_JAVA_FLAGS, "-ea", "Main"),
+        ("javac", *(f"-J{flag}" for flag in _JAVA_FLAGS), "Main.java"),
+        ("java", "javac"),
+        ("java", *_JAVA_FLAGS, "-ea", "Main.java"),
+    ),
     Language("rust", "main.rs", ("./main",), ("rustc", "-o", "main", "main.rs"), ("rustc",)),
     Language("perl", "main.pl", ("perl", "main.pl"), needs=("perl",)),
     Language("ruby", "main.rb", ("ruby", "main.rb"), needs=("ruby",)),

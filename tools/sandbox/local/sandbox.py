@@ -201,11 +201,14 @@ class LocalSandbox(Sandbox):
             "env": _check_env(env),
         }
         if found is not None:
-            if self._level is Level.LANDLOCK and found.compile:
+            argv, compiler = found.run, found.compile
+            if self._level is Level.LANDLOCK and found.alone:
+                argv, compiler = found.alone, ()
+            if self._level is Level.LANDLOCK and compiler:
                 raise ConfigError(
                     f"language {language!r} needs a compiler, and the level 'landlock' allows no processes"
                 )
-            message |= {"argv": list(found.run), "compile": list(found.compile), "source": found.source}
+            message |= {"argv": list(argv), "compile": list(compiler), "source": found.source}
             message["compile_timeout"] = positive("compile_timeout", compile_timeout or timeout)
             message["env"] = {"GOCACHE": "/tmp/.go", "GOPATH": "/tmp/.gopath", **message["env"]}
         kind = "full" if found is None and self._pattern.search(code) else "bare"

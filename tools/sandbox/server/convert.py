@@ -54,17 +54,23 @@ def decode_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
     """Read the files of a request; those without content are left out, as SandboxFusion does.
 
     Raises:
-        InvalidRequest: a name leads outside of the working folder, or a content is not base64.
+        InvalidRequest: a name leads outside of the working folder or through another file, or a content is not base64.
     """
     decoded = {}
     for name, content in files.items():
         if content is None or SKIPPED_FILES in name:
             continue
         check_name(name, ("files", name))
+        if name.endswith("/"):
+            raise problem(("files", name), "A file's name should not be a folder's", value=name)
         try:
             decoded[name] = base64.b64decode(content)
         except (binascii.Error, ValueError) as error:
             raise problem(("files", name), f"Input should be base64: {error}", "base64_decode") from None
+    places = {PurePosixPath(name): name for name in decoded}
+    for place, name in places.items():
+        if any(folder in places for folder in place.parents):
+            raise problem(("files", name), "A file's name should not lead through another file", value=name)
     return decoded
 
 

@@ -121,6 +121,8 @@ class Executor:
             check_name(name, ("fetch_files", at), absolute=True)
         if request.language not in self._languages:
             result = self._not_offered(request.language)
+            if compiled:
+                result = replace(result, status=ExecutionStatus.COMPILE_ERROR, compile=result)
         elif compiled and request.compile_timeout <= 0:
             late = ExecutionResult(ExecutionStatus.TIMEOUT)
             result = ExecutionResult(ExecutionStatus.TIMEOUT, compile=late)
@@ -241,7 +243,7 @@ class Executor:
                 break
             try:
                 async with asyncio.timeout(FILE_DEADLINE):
-                    found[name] = await session.read_file(name)
+                    found[name] = await session.read_file(name.removeprefix("/tmp/"))
             except FileNotFoundError:
                 continue
             except (ConfigError, SandboxError, OSError, TimeoutError) as error:

@@ -29,6 +29,7 @@ def offered_languages(config: ServerConfig, level: Level) -> frozenset[str]:
     """Languages that requests can use: installed, possible at that isolation level, and not left out."""
     able = {"python"}
     for name, language in LANGUAGES.items():
-        if language.available and not (language.compile and level is Level.LANDLOCK):
+        needs_processes = language.compile and not language.alone
+        if language.available and not (needs_processes and level is Level.LANDLOCK):
             able.add(name)
     return frozenset(able if config.languages is None else able & set(config.languages))

@@ -36,7 +36,7 @@ Language = Literal[
 ]  # fmt: skip
 """Languages that a request may name; see `toolgym.tools.sandbox.local.languages` for those that can run."""
 
-COMPILED = frozenset({"cpp", "c", "go", "rust", "csharp", "swift", "D_ut", "verilog"})
+COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog"})
 """Languages with a compiler's run of its own, to which `compile_timeout` applies."""
 
 
@@ -255,6 +255,8 @@ def parse(model: type[RequestType], body: bytes) -> RequestType:
     Raises:
         InvalidRequest: the body is not JSON, or not of the model's shape.
     """
+    if not body or body == b"null":  # as FastAPI says it
+        raise InvalidRequest([{"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}])
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
@@ -282,9 +284,14 @@ def parse(model: type[RequestType], body: bytes) -> RequestType:
         raise InvalidRequest(_problems(error.errors(include_url=False, include_context=False))) from None
 
 
+_FASTAPI = {"model_type": "model_attributes_type"}
+"""Kinds of problems that FastAPI, which lets pydantic read attributes too, calls otherwise."""
+
+
 def _problems(details: Sequence[Any]) -> list[Problem]:
     return [
-        {"type": found["type"], "loc": ["body", *found["loc"]], "msg": found["msg"]} | _echo(found["input"])
+        {"type": _FASTAPI.get(found["type"], found["type"]), "loc": ["body", *found["loc"]], "msg": found["msg"]}
+        | _echo(found["input"])
         for found in details[:MAX_PROBLEMS]
     ]
 
