@@ -11,6 +11,7 @@ import stat
 import subprocess
 import tempfile
 
+from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.local.signature import PATTERN, is_gone, signature
 
 _PREFIX = "toolgym-sandbox-"
@@ -24,9 +25,15 @@ def make() -> str:
     """Make a folder for all programs of a sandbox, which other users may pass through. Whoever makes it removes it.
 
     Raises:
-        OSError: it cannot be made.
+        SandboxError: it cannot be made.
     """
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{signature(os.getpid())}-")
+    try:
+        folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{signature(os.getpid())}-")
+    except OSError as error:
+        raise SandboxError(
+            "at this level programs work in a folder of the host, and none can be made: mount a tmpfs at /tmp, "
+            f"or name a folder that may be written to in TMPDIR ({error})"
+        ) from error
     os.chmod(folder, 0o711)
     return folder
 

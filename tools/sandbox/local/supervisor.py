@@ -28,15 +28,20 @@ END_TIMEOUT = 5.0
 GRACE = 10.0
 """Seconds beyond a request's own deadline until the template counts as stuck."""
 
-# The template's Python may have no toolgym. This gives it just the folder of this file, under the usual name.
-_BOOT = """
-import json, sys, types
+FOLDER = str(Path(__file__).parent)
+JUST_THIS_FOLDER = """
+import sys, types
 for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools.sandbox.local"):
     module = types.ModuleType(name)
-    module.__path__ = [sys.argv[2]] if name.endswith("local") else []
+    module.__path__ = [sys.argv[1]] if name.endswith("local") else []
     sys.modules[name] = module
+"""
+"""A Python may have no toolgym: with `FOLDER` as first argument, this gives it the modules here, under their names."""
+
+_BOOT = f"""{JUST_THIS_FOLDER}
+import json
 from toolgym.tools.sandbox.local import startup
-startup.main(json.loads(sys.argv[1]))
+startup.main(json.loads(sys.argv[2]))
 """
 
 
@@ -98,7 +103,7 @@ class Supervisor:
             # Not asyncio's own: its watcher and its transport race to reap a process that is killed.
             self._words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
             self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
-                [self._python, "-I", "-c", _BOOT, config, str(Path(__file__).parent)],
+                [self._python, "-I", "-c", _BOOT, FOLDER, config],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
                 pass_fds=passed, env={}, cwd="/", start_new_session=True,
             )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Containers that allow some of what a jail needs: a root that may not mount, no change of the root, no /tmp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.local import LocalSandbox, folders
+from toolgym.tools.sandbox.local.isolation import Level, may_change_user, offered, user_namespaces
+
+_CAPABILITIES = 0x800405FB
+"""What Podman leaves its root: among others to change users, to own and read all files; not to mount."""
+
+AS_WEAK_ROOT = f"""
+import asyncio, ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(64):
+    if not {_CAPABILITIES} >> number & 1:
+        libc.prctl(24, number, 0, 0, 0)
+kept = {_CAPABILITIES}
+assert libc.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)) == 0
+assert libc.unshare(0x20000) == -1
+
+from toolgym.tools.sandbox.local import LocalSandbox
+
+async def main():
+    async with LocalSandbox(preload=()) as sandbox:
+        await sandbox.start()
+        for template in sandbox.template_ids:
+            for line in open(f"/proc/{{template}}/status"):
+                if line.startswith(("Uid", "Gid", "Groups")):
+                    print(line.split())
+        print(sandbox.isolation.level)
+        print((await sandbox.run("import os; print(os.getuid(), os.path.exists('/etc/shadow'))")).stdout, end="")
+        async with await sandbox.session() as session:
+            await session.run_cell("x = 1")
+            async with await session.fork() as other:
+                await other.run_cell("x += 1")
+                print((await other.run_cell("print(x)")).stdout, end="")
+            print((await session.run_cell("print(x)")).stdout, end="")
+
+asyncio.run(main())
+"""
+
+
+WITHOUT_PIVOT_ROOT = """
+import asyncio
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.local import LocalSandbox, kernel, seccomp
+
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+allow = seccomp._instruction(seccomp._RETURN, 0, 0, seccomp._ALLOW)
+seccomp.install(seccomp._head() + seccomp._deny(["pivot_root"]) + allow)
+
+async def main():
+    async with LocalSandbox(preload=()) as sandbox:
+        print((await sandbox.run("print(2)")).stdout, end="")
+        print(sandbox.isolation.level)
+    try:
+        LocalSandbox(require="namespaces")
+    except SandboxError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not may_change_user() or not user_namespaces(), reason="needs root and user namespaces"
+)
+def test_a_root_that_may_not_mount_becomes_nobody_in_namespaces_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_WEAK_ROOT], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+    )
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == str(["Uid:", *["65534"] * 4])
+    assert lines[1] == str(["Gid:", *["65534"] * 4])
+    assert lines[2] == str(["Groups:"])
+    assert lines[3:] == ["namespaces", "1000 False", "2", "1"]
+
+
+@pytest.mark.skipif(Level.LANDLOCK not in offered(), reason="needs Landlock and seccomp")
+def test_where_the_root_cannot_be_changed_namespaces_are_not_offered() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PIVOT_ROOT], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+    )
+    assert done.stderr == ""
+    ran, level, refused = done.stdout.splitlines()
+    assert ran == "2"
+    assert level in ("uid", "landlock")
+    assert "'namespaces' was required" in refused
+
+
+@pytest.mark.skipif(Level.LANDLOCK not in offered(), reason="needs Landlock and seccomp")
+async def test_without_a_temporary_folder_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**_: object) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(folders.tempfile, "mkdtemp", none)
+    async with LocalSandbox(level="landlock", preload=()) as sandbox:
+        with pytest.raises(SandboxError, match="TMPDIR"):
+            await sandbox.run("1")
