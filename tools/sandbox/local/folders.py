@@ -11,7 +11,6 @@ import stat
 import subprocess
 import tempfile
 
-from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.local.signature import PATTERN, is_gone, signature
 
 _PREFIX = "toolgym-sandbox-"
@@ -30,6 +29,8 @@ def make() -> str:
     try:
         folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{signature(os.getpid())}-")
     except OSError as error:
+        from toolgym.tools.errors import SandboxError  # of the host: a template, which imports this module, has none
+
         raise SandboxError(
             "at this level programs work in a folder of the host, and none can be made: mount a tmpfs at /tmp, "
             f"or name a folder that may be written to in TMPDIR ({error})"
