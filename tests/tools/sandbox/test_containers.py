@@ -1,4 +1,4 @@
-"""Containers that allow some of what a jail needs: a root that may not mount, no change of the root, no /tmp."""
+"""Containers that have some of what a sandbox needs: a weak root, no change of the root, no /tmp, a bare Python."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.local import LocalSandbox, folders
 from toolgym.tools.sandbox.local.isolation import Level, may_change_user, offered, user_namespaces
+from toolgym.tools.sandbox.local.supervisor import FOLDER, JUST_THIS_FOLDER
 
 _CAPABILITIES = 0x800405FB
 """What Podman leaves its root: among others to change users, to own and read all files; not to mount."""
@@ -105,3 +106,12 @@ async def test_without_a_temporary_folder_the_error_says_what_to_do(monkeypatch:
     async with LocalSandbox(level="landlock", preload=()) as sandbox:
         with pytest.raises(SandboxError, match="TMPDIR"):
             await sandbox.run("1")
+
+
+def test_a_template_needs_the_standard_library_and_this_folder_alone() -> None:
+    """Not even the rest of the library: its Python may be another one. (`-S`: nothing else is installed.)"""
+    program = f"{JUST_THIS_FOLDER}\nimport toolgym.tools.sandbox.local.startup"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, FOLDER], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
