@@ -493,8 +493,10 @@ async def run(options: argparse.Namespace) -> bool:
         async with contextlib.AsyncExitStack() as stack:
             urls = dict(text.partition("=")[::2] for text in options.url)
             if not urls:
-                urls["toolgym"] = await stack.enter_async_context(own_server())
+                urls["toolgym"] = ""
             for name, url in urls.items():
+                if not url:
+                    url = await stack.enter_async_context(own_server())
                 print(f"\nover HTTP: {name}\n")
                 show(HEAD)
                 show(["---"] * len(HEAD))
@@ -509,7 +511,7 @@ async def run(options: argparse.Namespace) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", nargs="*", default=[], metavar="PATTERN")
-    parser.add_argument("--url", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="NAME alone: our own is started")
     parser.add_argument("--level", default=None)
     parser.add_argument("--quick", action="store_true", help="a fifth of everything: to see that it works")
     parser.add_argument("--strict", action="store_true", help="exit 1 where a target is missed")

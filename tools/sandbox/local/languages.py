@@ -37,6 +37,9 @@ class Language:
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 """Where programs are looked for, here and inside."""
 
+_CLASSES = ("-cp", ".:*")
+"""The working folder, and the archives that were given along with the program."""
+
 _JAVA_FLAGS = ("-Xmx512m", "-Xss16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 
@@ -55,10 +58,10 @@ LANGUAGES = _table(
     Language(
         "java",
         "Main.java",
-        ("java", *_JAVA_FLAGS, "-ea", "Main"),
-        ("javac", *(f"-J{flag}" for flag in _JAVA_FLAGS), "Main.java"),
+        ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main"),
+        ("javac", *(f"-J{flag}" for flag in _JAVA_FLAGS), *_CLASSES, "Main.java"),
         ("java", "javac"),
-        ("java", *_JAVA_FLAGS, "-ea", "Main.java"),
+        ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main.java"),
     ),
     Language("rust", "main.rs", ("./main",), ("rustc", "-o", "main", "main.rs"), ("rustc",)),
     Language("perl", "main.pl", ("perl", "main.pl"), needs=("perl",)),
