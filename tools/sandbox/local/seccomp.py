@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import struct
 from collections.abc import Iterable
 
@@ -50,6 +51,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "fchmodat2": (452, 452),
     "fchown": (93, 55),
     "fchownat": (260, 54),
+    "file_setattr": (469, 469),
     "finit_module": (313, 273),
     "fork": (57, -1),
     "fremovexattr": (199, 16),
@@ -89,9 +91,12 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "msgget": (68, 186),
     "name_to_handle_at": (303, 264),
     "nfsservctl": (180, 42),
+    "open": (2, -1),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "open_tree_attr": (467, 467),
+    "openat": (257, 56),
+    "openat2": (437, 437),
     "perf_event_open": (298, 241),
     "personality": (135, 92),
     "pidfd_getfd": (438, 438),
@@ -105,6 +110,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "quotactl_fd": (443, 443),
     "reboot": (169, 142),
     "removexattr": (197, 14),
+    "removexattrat": (466, 466),
     "request_key": (249, 218),
     "semget": (64, 190),
     "set_mempolicy": (238, 237),
@@ -113,6 +119,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "setns": (308, 268),
     "settimeofday": (164, 170),
     "setxattr": (188, 5),
+    "setxattrat": (463, 463),
     "shmat": (30, 196),
     "shmctl": (31, 195),
     "shmget": (29, 194),
@@ -122,6 +129,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "swapon": (167, 224),
     "sysfs": (139, -1),
     "syslog": (103, 116),
+    "truncate": (76, 45),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "uselib": (134, -1),
@@ -142,9 +150,13 @@ _OWN = (
 )  # fmt: skip
 """Calls that can change another process of the same user, and which argument names it; 0 is the caller."""
 
-_CHECKED = (*(name for name, _ in _OWN), "clone", "clone3", "ioctl", "socket", "fork", "vfork")
+_TRUNCATING = ("truncate", "open", "openat", "openat2")
+_CHECKED = (*(name for name, _ in _OWN), *_TRUNCATING, "clone", "clone3", "ioctl", "socket", "fork", "vfork")
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
-ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
+ATTRIBUTES = (
+    "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
+    "file_setattr",
+)  # fmt: skip
 METADATA = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", *TIMES, *ATTRIBUTES,
 )  # fmt: skip
@@ -152,16 +164,19 @@ METADATA = (
 
 _FORBIDDEN = tuple(name for name in _NUMBERS if name not in (*_CHECKED, *METADATA))
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _DENY, _ABSENT, _PRETEND = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
-_NUMBER_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT = 0, 4, 16, 24
+_NUMBER_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT, _ARG2_AT = 0, 4, 16, 24, 32
 _NAMESPACE_FLAGS = 0x7E020080
 _CLONE_THREAD = 0x00010000
 _CLONE_PARENT = 0x00008000
 """Would make a child of the template, which knows nothing of it and never reaps it: its namespace could not end."""
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR = 0x40086602, 0x40087602, 0x401C5820
+"""Change the file behind a descriptor, even one that was opened for reading."""
+_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR)
 
 
 def supported() -> bool:
@@ -176,7 +191,14 @@ def template_filter(*, needs: Iterable[str] = TEMPLATE_NEEDS) -> bytes:
 
 
 def child_filter(
-    *, fork: bool, network: bool, sockets: bool, frozen: Iterable[str], own_only: bool, chroot: bool = False
+    *,
+    fork: bool,
+    network: bool,
+    sockets: bool,
+    frozen: Iterable[str],
+    own_only: bool,
+    chroot: bool = False,
+    truncate: bool = True,
 ) -> bytes:
     """The short filter of a child.
 
@@ -188,6 +210,7 @@ def child_filter(
             would break harmless copying of files).
         chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
         own_only: whether a program may change limits and priorities of itself alone, by naming process 0.
+        truncate: whether files may be truncated without having been opened for writing. Landlock sees that since ABI 3.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
     if fork:
@@ -200,8 +223,11 @@ def child_filter(
         parts.append(_when_arg("socket", _ARG0_AT, [(_EQUAL, family) for family in families], deny_on_match=False))
     else:
         parts.append(_when("socket", _DENY))
-    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, _TIOCSTI), (_EQUAL, _TIOCLINUX)], deny_on_match=True))
+    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, one) for one in _IOCTLS], deny_on_match=True))
     parts += [_when(name, _PRETEND) for name in frozen]
+    if not truncate:
+        parts += [_when("truncate", _DENY), _when("openat2", _ABSENT)]  # whose flags lie in memory, unseen
+        parts += [_writing_to_truncate("open", _ARG1_AT), _writing_to_truncate("openat", _ARG2_AT)]
     if own_only:
         for name, argument in _OWN:
             parts.append(_when_arg(name, _ARG0_AT + 8 * argument, [(_EQUAL, 0)], deny_on_match=False))
@@ -280,4 +306,20 @@ def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_m
     for index, (operator, value) in enumerate(tests):
         body.append(_instruction(operator, count - index, 0, value))
     body += [_instruction(_RETURN, 0, 0, otherwise), _instruction(_RETURN, 0, 0, on_match)]
+    return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)
+
+
+def _writing_to_truncate(name: str, offset: int) -> bytes:
+    """Refuse to open a file for truncation, but not for writing (access mode 0; or 3, which opens for neither)."""
+    number = _number(name)
+    if number < 0:
+        return b""
+    body = [
+        _instruction(_LOAD, 0, 0, offset),
+        _instruction(_AND, 0, 0, os.O_TRUNC | os.O_ACCMODE),
+        _instruction(_EQUAL, 2, 0, os.O_TRUNC),
+        _instruction(_EQUAL, 1, 0, os.O_TRUNC | os.O_ACCMODE),
+        _instruction(_RETURN, 0, 0, _ALLOW),
+        _instruction(_RETURN, 0, 0, _DENY),
+    ]
     return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)

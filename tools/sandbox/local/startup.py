@@ -172,6 +172,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
             frozen=_FROZEN[config["level"]],
             own_only=not namespaces,
             chroot=namespaces,
+            truncate=namespaces or abi() >= 3,
         )
     return Confinement(
         namespaces=namespaces,

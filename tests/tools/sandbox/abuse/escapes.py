@@ -375,7 +375,10 @@ if _libc.capget(header, data) == 0 and any(data):
     opened("capabilities", [hex(word) for word in data])
 if any(_libc.prctl(23, n, 0, 0, 0) == 1 for n in range(41)):
     say("bounding set is not empty")
-for action in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgroups([0]), lambda: os.setgid(0)):
+actions = [lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgroups([0])]
+if os.getgid() != 0:  # as an ordinary user's may be in a container: then it is nothing new
+    actions.append(lambda: os.setgid(0))
+for action in actions:
     try:
         action()
         if os.path.exists("@outside@"):

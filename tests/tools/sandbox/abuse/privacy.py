@@ -173,6 +173,32 @@ attempt("link in", os.link, "@outside@/canary.txt", "@outside@/hard")
     ),
     abuse("change_mode", "writes", _OUTSIDE + 'attempt("chmod", os.chmod, "@outside@/canary.txt", 0o600)'),
     abuse(
+        "change_attributes",
+        "writes",
+        # By calls that came in Linux 6.13 and 6.17, and have the same numbers everywhere.
+        """
+import struct
+path = b"@outside@/canary.txt"
+value = ctypes.create_string_buffer(b"1", 1)
+what = struct.pack("QII", ctypes.addressof(value), 1, 0)
+syscall(463, -100, path, 0, b"user.toolgym", what, ctypes.c_size_t(len(what)))
+try:
+    if os.listxattr(path):
+        opened("setxattrat")
+except OSError:
+    pass
+def flags():
+    found = ctypes.create_string_buffer(24)
+    return struct.unpack_from("Q", found)[0] if syscall(468, -100, path, found, ctypes.c_size_t(24), 0) == 0 else None
+before = flags()
+if before is not None:
+    syscall(469, -100, path, struct.pack("QIIII", before ^ 0x80, 0, 0, 0, 0), ctypes.c_size_t(24), 0)
+    if flags() != before:
+        opened("file_setattr")
+""",
+        bare="either",
+    ),
+    abuse(
         "change_times",
         "writes",
         _OUTSIDE

@@ -1,0 +1,80 @@
+"""What a child's filter of system calls refuses for a kernel whose Landlock does not see files being truncated."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolgym.tools.sandbox.local import seccomp
+
+pytestmark = pytest.mark.skipif(not seccomp.supported(), reason="needs Linux on x86-64 or arm64")
+
+PROGRAM = """
+import ctypes, errno, os, struct, sys
+from toolgym.tools.sandbox.local import kernel, seccomp
+
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+seccomp.install(seccomp.child_filter(
+    fork=False, network=False, sockets=False, frozen=(), own_only=True, truncate=sys.argv[2] == "seen"
+))
+path = sys.argv[1]
+
+def attempt(name, action):
+    open(path, "w").write("whole")
+    try:
+        action()
+    except OSError as error:
+        print(name, errno.errorcode[error.errno], open(path).read())
+    else:
+        print(name, "done", open(path).read())
+
+def call(number, *arguments):
+    kernel.check(kernel.syscall(number, *arguments), "call")
+
+attempt("truncate", lambda: os.truncate(path, 2))
+attempt("open to read", lambda: os.open(path, os.O_RDONLY | os.O_TRUNC))
+attempt("open for neither", lambda: os.open(path, 3 | os.O_TRUNC))
+attempt("open to write", lambda: os.open(path, os.O_WRONLY | os.O_TRUNC))
+attempt("open for both", lambda: os.open(path, os.O_RDWR | os.O_TRUNC))
+attempt("ftruncate", lambda: os.ftruncate(os.open(path, os.O_RDWR), 2))
+how = struct.pack("QQQ", os.O_RDONLY | os.O_TRUNC, 0, 0)
+attempt("openat2", lambda: call(437, -100, path.encode(), how, ctypes.c_size_t(24)))
+"""
+
+
+def tried(folder: Path, landlock: str) -> dict[str, str]:
+    command = [sys.executable, "-c", PROGRAM, str(folder / "file"), landlock]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    found = {}
+    for line in done.stdout.splitlines():
+        name, result, content = line.rsplit(" ", 2)
+        found[name] = f"{result} {content}".strip()
+    return found
+
+
+def test_only_a_file_that_is_opened_for_writing_can_be_truncated(tmp_path: Path) -> None:
+    assert tried(tmp_path, "blind") == {
+        "truncate": "EPERM whole",
+        "open to read": "EPERM whole",
+        "open for neither": "EPERM whole",
+        "open to write": "done",
+        "open for both": "done",
+        "ftruncate": "done wh",
+        "openat2": "ENOSYS whole",
+    }
+
+
+def test_landlock_that_sees_it_is_left_to_decide(tmp_path: Path) -> None:
+    assert tried(tmp_path, "seen") == {
+        "truncate": "done wh",
+        "open to read": "done",
+        "open for neither": "done",
+        "open to write": "done",
+        "open for both": "done",
+        "ftruncate": "done wh",
+        "openat2": "done",
+    }
