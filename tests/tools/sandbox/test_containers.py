@@ -12,6 +12,7 @@ from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.local import LocalSandbox, folders
 from toolgym.tools.sandbox.local.isolation import Level, may_change_user, offered, user_namespaces
 from toolgym.tools.sandbox.local.supervisor import FOLDER, JUST_THIS_FOLDER
+from toolgym.tools.sandbox.local.users import POOLS
 
 _CAPABILITIES = 0x800405FB
 """What Podman leaves its root: among others to change users, to own and read all files; not to mount."""
@@ -68,6 +69,66 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+IN_A_USER_NAMESPACE = """
+import asyncio, ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+uid, gid = os.geteuid(), os.getegid()
+go, outer = os.pipe()
+pid = os.fork()
+if pid:
+    os.close(go)
+    assert libc.unshare(0x10000000 | 0x20000) == 0
+    me = os.getpid()
+    os.write(outer, str(me).encode())
+    os.close(outer)
+    assert os.waitpid(pid, 0)[1] == 0
+else:
+    os.close(outer)
+    me = os.read(go, 20).decode()
+    if sys.argv[1] == "one":
+        texts = ("deny", f"0 {uid} 1", f"0 {gid} 1")
+    else:
+        texts = ("allow", "0 0 1\\n1 100000 65535", "0 0 1\\n1 100000 65535")
+    for name, text in zip(("setgroups", "uid_map", "gid_map"), texts):
+        with open(f"/proc/{me}/{name}", "w") as file:
+            file.write(text)
+    os._exit(0)
+
+from toolgym.tools.sandbox.local import LocalSandbox
+
+async def main():
+    level = sys.argv[2]
+    async with LocalSandbox(level=level, python=sys.argv[3], preload=("statistics",)) as sandbox:
+        for code in ("import os; print(os.getuid())", "import os, statistics; print(os.getuid())"):
+            result = await sandbox.run(code)
+            print(result.stdout.strip(), result.message, result.stderr)
+
+assert os.getuid() == 0
+asyncio.run(main())
+"""
+
+
+def in_a_user_namespace(ids: str, level: str, python: str) -> list[str]:
+    command = [sys.executable, "-c", IN_A_USER_NAMESPACE, ids, level, python]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd="/")
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not user_namespaces(), reason="needs user namespaces")
+def test_a_root_that_is_the_only_user_starts_namespaces_like_any_user() -> None:
+    assert in_a_user_namespace("one", "namespaces", sys.executable) == ["1000", "1000"]
+
+
+@pytest.mark.skipif(not may_change_user() or not user_namespaces(), reason="needs root and user namespaces")
+@pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="needs a Python that all users may run")
+def test_where_few_users_are_known_programs_are_some_of_them() -> None:
+    bare, full = map(int, in_a_user_namespace("many", "uid", "/usr/bin/python3"))
+    assert bare in POOLS[1]
+    assert full in POOLS[1]
+    assert bare != full, "children of two templates have users of their own"
 
 
 @pytest.mark.skipif(

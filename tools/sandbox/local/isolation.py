@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, SandboxError, nearest
-from toolgym.tools.sandbox.local import cgroup, landlock, seccomp
+from toolgym.tools.sandbox.local import cgroup, landlock, seccomp, users
 from toolgym.tools.sandbox.local.supervisor import FOLDER, JUST_THIS_FOLDER
 
 
@@ -78,7 +78,7 @@ def user_namespaces() -> bool:
 @functools.cache
 def may_change_user() -> bool:
     """Whether this process may become other users (root with its usual capabilities)."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or users.pool() is None:
         return False
     code = "import os; os.setgroups([]); os.setresgid(65533, 65533, 65533); os.setresuid(65533, 65533, 65533)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=30, check=False)

@@ -17,7 +17,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from toolgym.tools.sandbox.local import kernel
+from toolgym.tools.sandbox.local import kernel, users
+from toolgym.tools.sandbox.local.users import SANDBOX_UID
 
 SYSTEM_PATHS = (
     "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/alternatives", "/etc/fonts",
@@ -25,9 +26,6 @@ SYSTEM_PATHS = (
     "/etc/mono", "/opt/go",
 )  # fmt: skip
 """What programs need of the system, where it exists. Nothing of it is secret: the rest of /etc stays outside."""
-
-SANDBOX_UID = 65534
-"""The user that a template started by root becomes, so that no process of the sandbox is root outside of it."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -77,7 +75,7 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     if not network:
         flags |= kernel.CLONE_NEWNET
-    is_root = os.geteuid() == 0
+    is_root = becomes_another()
     built = is_root and _may_mount()
     handles: dict[str, int] = {}
     if built:
@@ -124,6 +122,11 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     os.write(done, b"p" if fresh_proc else b"-")
     os.close(done)
     return Jailed(0, fresh_proc, pid_namespace, host_proc)
+
+
+def becomes_another() -> bool:
+    """Whether a template that this process starts becomes `SANDBOX_UID`: root's does, where that user is known."""
+    return os.geteuid() == 0 and users.known(SANDBOX_UID)
 
 
 def _mount_point(paths: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from toolgym.tools.sandbox.base import (
     Limits,
     Sandbox,
 )
-from toolgym.tools.sandbox.local import cgroup, folders, jail, languages
+from toolgym.tools.sandbox.local import cgroup, folders, jail, languages, users
 from toolgym.tools.sandbox.local.isolation import Isolation, Level, choose, missing
 from toolgym.tools.sandbox.local.session import START_SESSION, LocalSession
 from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost, runtime_paths
@@ -44,9 +44,6 @@ WARM_CODE = {
     "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 1], 'b': [2, 3]}).groupby('a').sum())",
 }
 """Small computations that fill the libraries' caches before the fork."""
-
-FIRST_UID = 200_000
-"""At the level `uid`, user id of the first slot."""
 
 TRIES = 3
 """How often a run is sent when its template process is lost under it."""
@@ -352,7 +349,7 @@ class LocalSandbox(Sandbox):
             "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
             "warm": self._warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
-            "first_uid": FIRST_UID if self._level is Level.UID else 0,
+            "first_uid": users.take() if self._level is Level.UID else 0,
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)
@@ -363,7 +360,7 @@ class LocalSandbox(Sandbox):
                 f"here ({why or 'that controller is not passed on'}); leave it at None"
             )
         # The template of root is another user in there, and makes its children's groups itself.
-        owner = jail.SANDBOX_UID if self._level is Level.NAMESPACES and os.geteuid() == 0 else None
+        owner = users.SANDBOX_UID if self._level is Level.NAMESPACES and jail.becomes_another() else None
         make_group = functools.partial(cgroup.Group, place, owner) if place is not None else None
         template = Supervisor(self._python, config, make_group)
         await template.start()
