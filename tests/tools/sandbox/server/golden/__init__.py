@@ -1,0 +1,1 @@
+"""What SandboxFusion answers to many requests, recorded, and where our server answers otherwise."""

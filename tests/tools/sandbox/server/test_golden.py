@@ -1,0 +1,94 @@
+"""Every recorded answer of SandboxFusion against ours, field by field.
+
+`golden/sandboxfusion.json` holds what SandboxFusion answered (see `golden/record.py`). Ours may say otherwise only
+where `golden/differences.json` lists the case, the field and what ours says, with a reason; a listed difference that is
+none any more is a failure too. What is never compared is told in `golden/compare.py`: seconds, the words of 422
+problems, the frames of a notebook's traceback, and what SandboxFusion's notebook driver says of itself.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from golden.catalog import CASES
+from golden.compare import differing
+from golden.play import ask
+
+from toolgym.tools.sandbox.local.isolation import Level, choose
+
+FOLDER = Path(__file__).parent / "golden"
+RECORD = json.loads((FOLDER / "sandboxfusion.json").read_text())
+VERSIONS = RECORD["head"]["versions"]
+REASONS = json.loads((FOLDER / "differences.json").read_text())
+DIFFERENCES = {name: listed for reason in REASONS for name, listed in reason["cases"].items()}
+LEVEL = choose(None, None)
+SAME_PYTHON = platform.python_version_tuple()[:2] == tuple(VERSIONS["python"].split(".")[:2])
+
+
+pytestmark = pytest.mark.skipif(
+    LEVEL is not Level.NAMESPACES, reason=f"compared at the level 'namespaces', and the best here is {LEVEL.value!r}"
+)
+
+
+def parameters():
+    """The cases, those left out marked."""
+    for name, case in CASES.items():
+        marks = []
+        if case.needs and installed(case.needs) != VERSIONS[case.needs.lower()]:
+            reason = f"recorded with {case.needs} {VERSIONS[case.needs.lower()]}, here: {installed(case.needs)}"
+            marks = [pytest.mark.skip(reason=reason)]
+        elif case.versioned and not SAME_PYTHON:
+            marks = [pytest.mark.skip(reason=f"recorded with Python {VERSIONS['python']}")]
+        yield pytest.param(case, id=name, marks=marks)
+
+
+def installed(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def gist(case):
+    """How much of stderr is compared: between other versions of Python, only whether there is any."""
+    return "some" if case.gist == "python" and not SAME_PYTHON else case.gist
+
+
+@pytest.fixture(scope="session")
+def languages(shared_url):
+    """What the server offers."""
+    with urllib.request.urlopen(f"{shared_url}/health", timeout=30) as response:
+        return json.loads(response.read())["languages"]
+
+
+@pytest.mark.parametrize("case", list(parameters()))
+async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
+    if case.language and case.language not in languages:
+        pytest.skip(f"{case.language} is not installed here")
+    answer = await ask(http, shared_url, case)
+    found, listed = differing(RECORD["cases"][case.name], answer, gist(case)), DIFFERENCES.get(case.name, {})
+    if SAME_PYTHON:
+        assert found == listed
+    else:
+        assert set(found) <= set(listed)
+
+
+def test_the_documentation_tells_every_reason():
+    told = " ".join((Path(__file__).parents[4] / "docs" / "sandboxfusion.md").read_text().split())
+    assert [reason["why"] for reason in REASONS if reason["why"] not in told] == []
+
+
+def test_every_case_is_recorded_and_every_difference_is_one_of_a_case():
+    assert set(RECORD["cases"]) == set(CASES)
+    assert set(DIFFERENCES) <= set(CASES)
+    assert len(DIFFERENCES) == sum(len(reason["cases"]) for reason in REASONS)  # no case is listed twice
+    assert all(reason["why"] and reason["cases"] for reason in REASONS)
