@@ -51,8 +51,8 @@ LANGUAGES = _table(
     Language("bash", "main.sh", ("bash", "main.sh"), needs=("bash",)),
     Language("cpp", "main.cpp", ("./main",), ("g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"), ("g++",)),
     Language("c", "main.c", ("./main",), ("gcc", "-O1", "main.c", "-o", "main", "-lm"), ("gcc",)),
-    Language("nodejs", "main.js", ("node", "--jitless", "--no-expose-wasm", "main.js"), needs=("node",)),
-    Language("js", "main.js", ("node", "--jitless", "--no-expose-wasm", "main.js"), needs=("node",)),
+    Language("nodejs", "main.js", ("node", "main.js"), needs=("node",)),
+    Language("js", "main.js", ("node", "main.js"), needs=("node",)),
     Language("typescript", "main.ts", ("tsx", "main.ts"), needs=("tsx",)),
     Language("go", "main.go", ("./main",), ("go", "build", "-o", "main", "main.go"), ("go",)),
     Language(

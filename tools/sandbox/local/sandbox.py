@@ -207,7 +207,9 @@ class LocalSandbox(Sandbox):
                 )
             message |= {"argv": list(argv), "compile": list(compiler), "source": found.source}
             message["compile_timeout"] = positive("compile_timeout", compile_timeout or timeout)
-            message["env"] = {"GOCACHE": "/tmp/.go", "GOPATH": "/tmp/.gopath", **message["env"]}
+            # Node ends where it may not read OpenSSL's settings.
+            places = {"GOCACHE": "/tmp/.go", "GOPATH": "/tmp/.gopath", "OPENSSL_CONF": "/dev/null"}
+            message["env"] = {**places, **message["env"]}
         kind = "full" if found is None and self._pattern.search(code) else "bare"
         if found is not None and found.name == "pytest":
             message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", found.source]
