@@ -1,7 +1,8 @@
-"""What a child's filter of system calls refuses for a kernel whose Landlock does not see files being truncated."""
+"""What a child's filter of system calls refuses for a kernel whose Landlock is too old to refuse it."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,62 @@ def test_landlock_that_sees_it_is_left_to_decide(tmp_path: Path) -> None:
         "ftruncate": "done wh",
         "openat2": "done",
     }
+
+
+SIGNALS = """
+import errno, fcntl, os, signal, sys, threading
+from toolgym.tools.sandbox.local import kernel, script, seccomp
+
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+prepared = script.Script()
+seccomp.write(prepared, seccomp.child_filter(
+    fork=False, network=False, sockets=False, frozen=(), own_only=True, signals=False
+))
+prepared.run()
+
+got = []
+signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+
+def attempt(name, action):
+    got.clear()
+    try:
+        action()
+    except OSError as error:
+        print(name, errno.errorcode[error.errno])
+    else:
+        print(name, len(got))
+
+def in_a_thread(action):
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+def call(number, *arguments):
+    kernel.check(kernel.syscall(number, *arguments), "call")
+
+me, parent, usr1 = os.getpid(), os.getppid(), signal.SIGUSR1
+attempt("kill", lambda: os.kill(me, usr1))
+attempt("raise", lambda: signal.raise_signal(usr1))
+attempt("raise_in_a_thread", lambda: in_a_thread(lambda: signal.raise_signal(usr1)))
+attempt("pthread_kill", lambda: signal.pthread_kill(threading.main_thread().ident, usr1))
+attempt("kill_parent", lambda: os.kill(parent, 0))
+attempt("kill_everybody", lambda: os.kill(-1, 0))
+attempt("kill_a_group", lambda: os.killpg(os.getpgid(parent), 0))
+attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(parent), 0))
+attempt("own", lambda: fcntl.fcntl(0, fcntl.F_SETOWN, parent))
+for name in ("tgkill", "rt_tgsigqueueinfo", "tkill", "rt_sigqueueinfo"):
+    attempt(name, lambda: call(seccomp._number(name), parent, parent, 0, 0))
+sys.stdout.flush()
+os.abort()
+"""
+
+
+def test_a_program_of_one_process_signals_itself_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.returncode == -signal.SIGABRT
+    verdicts = dict(line.split() for line in done.stdout.splitlines())
+    own = ("kill", "raise", "raise_in_a_thread", "pthread_kill")
+    assert {name: verdicts.pop(name) for name in own} == dict.fromkeys(own, "1")
+    assert len(verdicts) == 9
+    assert set(verdicts.values()) == {"EPERM"}, verdicts

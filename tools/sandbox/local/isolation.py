@@ -143,8 +143,6 @@ def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
         yield "programs run as root, without capabilities; run as another user, or at a stronger level"
     if level is not Level.NAMESPACES:
         yield "no file system of its own, so disk space and inodes are watched and not limited by the kernel"
-        if 0 < layers["landlock"] < 6:
-            yield "this kernel's Landlock does not keep signals inside; a program could kill this process"
 
 
 def choose(require: str | None, level: str | None) -> Level:

@@ -65,6 +65,7 @@ class Script:
         self._calls: list[tuple[int, int, int, int, int, int, int, int]] = []
         self._names: list[str] = []
         self._buffers: list[ctypes.Array[ctypes.c_char]] = []
+        self._own: list[ctypes.c_uint32] = []
 
     def add(self, name: str, *arguments: int | bytes | str | None, expect: int = 0, about: str = "") -> None:
         """Add a call.
@@ -87,6 +88,8 @@ class Script:
         Raises:
             OSError: one failed, or did not return what it should; the rest are not made.
         """
+        for word in self._own:
+            word.value = os.getpid()
         for expect, number, a, b, c, d, e, f in self._calls:
             result = _call(number, a, b, c, d, e, f)
             if result != expect and expect != NEVERMIND and (expect != ANY or result < 0):
@@ -109,6 +112,10 @@ class Script:
         """Keep bytes in memory as long as the script, and return their address."""
         self._buffers.append(ctypes.create_string_buffer(data))
         return ctypes.addressof(self._buffers[-1])
+
+    def own_id(self, address: int) -> None:
+        """Have the process id of whoever runs the script written to an address of it: an unsigned of 32 bits."""
+        self._own.append(ctypes.c_uint32.from_address(address))
 
 
 def move_descriptor(old: int, new: int) -> None:

@@ -51,6 +51,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "fchmodat2": (452, 452),
     "fchown": (93, 55),
     "fchownat": (260, 54),
+    "fcntl": (72, 25),
     "file_setattr": (469, 469),
     "finit_module": (313, 273),
     "fork": (57, -1),
@@ -72,6 +73,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
+    "kill": (62, 129),
     "lchown": (94, -1),
     "listmount": (458, 458),
     "lookup_dcookie": (212, 18),
@@ -100,6 +102,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "perf_event_open": (298, 241),
     "personality": (135, 92),
     "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
     "pivot_root": (155, 41),
     "process_madvise": (440, 440),
     "process_mrelease": (448, 448),
@@ -112,6 +115,8 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "removexattr": (197, 14),
     "removexattrat": (466, 466),
     "request_key": (249, 218),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
     "semget": (64, 190),
     "set_mempolicy": (238, 237),
     "setdomainname": (171, 162),
@@ -129,6 +134,8 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "swapon": (167, 224),
     "sysfs": (139, -1),
     "syslog": (103, 116),
+    "tgkill": (234, 131),
+    "tkill": (200, 130),
     "truncate": (76, 45),
     "umount2": (166, 39),
     "unshare": (272, 97),
@@ -151,7 +158,11 @@ _OWN = (
 """Calls that can change another process of the same user, and which argument names it; 0 is the caller."""
 
 _TRUNCATING = ("truncate", "open", "openat", "openat2")
-_CHECKED = (*(name for name, _ in _OWN), *_TRUNCATING, "clone", "clone3", "ioctl", "socket", "fork", "vfork")
+_SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_CHECKED = (
+    *(name for name, _ in _OWN), *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3", "ioctl",
+    "socket", "fork", "vfork",
+)  # fmt: skip
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
 ATTRIBUTES = (
     "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
@@ -172,6 +183,10 @@ _NAMESPACE_FLAGS = 0x7E020080
 _CLONE_THREAD = 0x00010000
 _CLONE_PARENT = 0x00008000
 """Would make a child of the template, which knows nothing of it and never reaps it: its namespace could not end."""
+_OWN_ID = 0x7FEDCBA9
+"""Stands for the process id of whoever installs the filter; greater than any."""
+_SIGNAL_OWNERS = (8, 15)
+"""F_SETOWN and F_SETOWN_EX: who gets a signal when a file is ready."""
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR = 0x40086602, 0x40087602, 0x401C5820
@@ -199,6 +214,7 @@ def child_filter(
     own_only: bool,
     chroot: bool = False,
     truncate: bool = True,
+    signals: bool = True,
 ) -> bytes:
     """The short filter of a child.
 
@@ -211,6 +227,8 @@ def child_filter(
         chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
         own_only: whether a program may change limits and priorities of itself alone, by naming process 0.
         truncate: whether files may be truncated without having been opened for writing. Landlock sees that since ABI 3.
+        signals: whether signals may be sent to other processes. Landlock keeps them inside since ABI 6; a program that
+            has no other process can be kept to itself by this filter. Its process id gets in by `write`.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
     if fork:
@@ -228,6 +246,11 @@ def child_filter(
     if not truncate:
         parts += [_when("truncate", _DENY), _when("openat2", _ABSENT)]  # whose flags lie in memory, unseen
         parts += [_writing_to_truncate("open", _ARG1_AT), _writing_to_truncate("openat", _ARG2_AT)]
+    if not signals:
+        for name in _SIGNALLING:
+            parts.append(_when_arg(name, _ARG0_AT, [(_EQUAL, _OWN_ID), (_EQUAL, 0)], deny_on_match=False))
+        parts.append(_when("pidfd_send_signal", _DENY))
+        parts.append(_when_arg("fcntl", _ARG1_AT, [(_EQUAL, one) for one in _SIGNAL_OWNERS], deny_on_match=True))
     if own_only:
         for name, argument in _OWN:
             parts.append(_when_arg(name, _ARG0_AT + 8 * argument, [(_EQUAL, 0)], deny_on_match=False))
@@ -252,6 +275,9 @@ def install(program: bytes) -> None:
 def write(script: Script, program: bytes) -> None:
     """Add to a script the call that installs a filter."""
     code = script.keep(program)
+    for at in range(0, len(program), 8):
+        if program[at + 4 : at + 8] == struct.pack("I", _OWN_ID):
+            script.own_id(code + at + 4)
     head = struct.pack("HxxxxxxQ", len(program) // 8, code)
     script.add("prctl", kernel.PR_SET_SECCOMP, 2, head, 0, 0)
 

@@ -173,6 +173,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
             own_only=not namespaces,
             chroot=namespaces,
             truncate=namespaces or abi() >= 3,
+            signals=config["level"] != "landlock" or abi() >= 6,
         )
     return Confinement(
         namespaces=namespaces,
