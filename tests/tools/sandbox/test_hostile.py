@@ -235,8 +235,14 @@ from toolgym.tools.sandbox.local import init, kernel
 caught = []
 signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
 kept = [os.dup(0) for _ in range(20)]
-maker = init.InitMaker()
-pid = maker.make()
+told, tell = os.pipe()
+stem = os.fork()
+if stem == 0:
+    maker = init.InitMaker(kernel.thread_id_address())
+    os.write(tell, f"{maker.make(sibling=True)} {maker.shares_memory}".encode())
+    time.sleep(60)
+pid, shares_memory = os.read(told, 100).decode().split()
+pid = int(pid)
 deadline = time.monotonic() + 20
 while os.listdir(f"/proc/{pid}/fd") and time.monotonic() < deadline:
     time.sleep(0.01)
@@ -249,7 +255,9 @@ alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
 mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)
-print(maker.shares_memory, left, status["SigBlk"].strip(), alive, caught, len(mask))
+os.kill(stem, signal.SIGKILL)
+os.waitpid(stem, 0)
+print(shares_memory, left, status["SigBlk"].strip(), alive, caught, len(mask))
 """
 
 

@@ -25,7 +25,6 @@ import struct
 
 from toolgym.tools.sandbox.local import kernel
 
-_CLONE_VM = 0x100
 _PAGE = mmap.PAGESIZE
 _SETTLED_MS = 5
 
@@ -83,7 +82,9 @@ class InitMaker:
     instead: right just the same, and slower by a copy of the template's page tables.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thread_id: int) -> None:
+        """`thread_id` is for `kernel.fork_sibling`."""
+        self._thread_id = thread_id
         self._start = self._top = 0
         code = _INSTRUCTIONS.get(kernel.MACHINE)
         if code is None or not hasattr(kernel.libc, "clone"):
@@ -102,25 +103,26 @@ class InitMaker:
         """Whether the processes are the cheap kind."""
         return self._start != 0
 
-    def make(self) -> int:
+    def make(self, *, sibling: bool = False) -> int:
         """Start one, in the namespace that this process's next child will be in. Returns its process id.
 
         It ends by SIGKILL alone.
+
+        Args:
+            sibling: whether its parent is this process's parent, and not this process.
         """
         if not self._start:
-            return self._fork()
+            return self._fork(sibling=sibling)
+        flags = kernel.CLONE_VM | signal.SIGCHLD | (kernel.CLONE_PARENT if sibling else 0)
         before = kernel.block_signals()
         try:
-            pid = kernel.libc.clone(
-                ctypes.c_void_p(self._start), ctypes.c_void_p(self._top), ctypes.c_int(_CLONE_VM | signal.SIGCHLD), None
-            )
+            pid = kernel.libc.clone(ctypes.c_void_p(self._start), ctypes.c_void_p(self._top), ctypes.c_int(flags), None)
             return kernel.check(pid, "clone")
         finally:
             kernel.restore_signals(before)
 
-    @staticmethod
-    def _fork() -> int:
-        pid = kernel.fork()
+    def _fork(self, *, sibling: bool) -> int:
+        pid = kernel.fork_sibling(self._thread_id) if sibling else kernel.fork()
         if pid:
             return pid
         try:

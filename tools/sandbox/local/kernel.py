@@ -12,11 +12,15 @@ import errno
 import mmap
 import os
 import platform
+import signal
 import struct
+import threading
 from collections.abc import Iterator
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_VM, CLONE_PARENT = 0x100, 0x8000
+_CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x00200000, 0x01000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 0x1000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
@@ -36,6 +40,7 @@ MACHINE = platform.machine()
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
 # The numbers of calls made after 2019 are the same on every architecture.
 _CLOSE_RANGE, _OPENAT2 = 436, 437
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(MACHINE, -1)
 _RT_SIGPROCMASK, _SIG_SETMASK, _ALL_SIGNALS = {"x86_64": 14, "aarch64": 135}.get(MACHINE, -1), 2, b"\xff" * 8
 
 _PROT_READ, _PROT_WRITE, _PROT_EXEC, _MAP_PRIVATE, _MAP_ANONYMOUS = 1, 2, 4, 0x2, 0x20
@@ -59,6 +64,9 @@ def check(result: int, what: str) -> int:
 
 _python = ctypes.PyDLL(None)  # calls that keep Python's global lock
 _python.fork.restype = ctypes.c_int
+_clone = _python["syscall"]
+_clone.restype = ctypes.c_long
+_clone.argtypes = (ctypes.c_long,) * 6
 
 
 def fork() -> int:
@@ -68,6 +76,54 @@ def fork() -> int:
     of threads that a template process does not have. What matters besides, random state, children renew themselves.
     """
     return check(_python.fork(), "fork")
+
+
+def fork_sibling(thread_id: int) -> int:
+    """Fork a process whose parent is this one's parent. Like `fork`, without anybody's hooks.
+
+    Args:
+        thread_id: what `thread_id_address` found.
+    """
+    flags = CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
+    # The last two, where the child's thread id goes and its thread's storage, change places between architectures.
+    last = (thread_id, 0) if MACHINE == "x86_64" else (0, thread_id)
+    return check(_clone(_CLONE, flags, 0, 0, *last), "clone")
+
+
+def end_processes(*pids: int) -> None:
+    """Kill children and wait for them, in this order; 0 stands for none.
+
+    The first process of a namespace comes last: it cannot end before its others have been reaped.
+    """
+    for pid in pids:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        if pid:
+            os.waitpid(pid, 0)
+
+
+def thread_id_address() -> int:
+    """Where the C library keeps the id of this process's only thread; a fork that it does not make has to set it.
+
+    The place is not public, so it is looked for: it lies in the thread's own structure, holds the id, and holds the new
+    id in a process that the library forks.
+
+    Raises:
+        OSError: it is not to be found, or the processor is unknown.
+    """
+    libc.pthread_self.restype = ctypes.c_void_p
+    words = (ctypes.c_int * 255).from_address(libc.pthread_self())
+    own = threading.get_native_id()
+    places = [place for place, word in enumerate(words) if word == own]
+    pid = os.fork()
+    if pid == 0:
+        found = [place for place in places if words[place] == os.getpid()]
+        os._exit(found[0] if len(found) == 1 else 255)
+    place = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if place not in places or _CLONE < 0:
+        raise OSError(errno.ENOSYS, f"this C library's threads, on {MACHINE}, are unknown")
+    return ctypes.addressof(words) + 4 * place
 
 
 def unshare(flags: int) -> None:

@@ -202,12 +202,13 @@ class Child:
 
     Args:
         slot: its number, unique among those alive.
-        pid: its process id, as the template sees it.
-        pidfd: a handle of it.
         folder: its working folder.
-        init: process id of the first process of its pid namespace, see `init`; 0: it has none.
 
     Attributes:
+        pid: its process id, as the template sees it; 0: it is not born yet, or never will be.
+        pidfd: a handle of it, once it is born; -1 before.
+        init: process id of the first process of its pid namespace, see `init`; 0: it has none.
+        doomed: whether it is to be killed as soon as it is born.
         first: the lane into the process itself; further ones lead into forks of it.
         dead: whether the process itself has been reaped. Forks may live on in its namespace.
         ended: whether everything has been reaped.
@@ -217,8 +218,11 @@ class Child:
         init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
-    def __init__(self, slot: int, pid: int, pidfd: int, folder: str, init: int) -> None:
-        self.slot, self.pid, self.pidfd, self.folder, self.init = slot, pid, pidfd, folder, init
+    def __init__(self, slot: int, folder: str) -> None:
+        self.slot, self.folder = slot, folder
+        self.pid = self.init = 0
+        self.pidfd = -1
+        self.doomed = False
         self.lanes: list[Lane] = []
         self.first: Lane | None = None
         self.init_fd = -1
@@ -230,8 +234,9 @@ class Child:
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""
+        self.doomed = True
         # Both are children of the template: until it reaps them, their numbers are theirs.
         if self.init and not self.ended:
             os.kill(self.init, signal.SIGKILL)
-        elif not self.dead:
+        elif self.pid and not self.dead:
             os.kill(self.pid, signal.SIGKILL)

@@ -67,9 +67,13 @@ class Leaves:
         self._limits[slot] = most
 
     def enter(self, slot: int) -> None:
-        """Put this process into a slot's group, and so all that it will start."""
-        for fd in {fd for name, fd in self._folders.items() if self._version == 1 or name == "memory"}:
-            _write(fd, f"{slot}/cgroup.procs", "0")
+        """Put this process, which has one thread, into a slot's group, and so all that it will start."""
+        if self._version == 2:
+            _write(self._folders["memory"], f"{slot}/cgroup.procs", "0")
+            return
+        for fd in self._folders.values():
+            # Moving a thread, and not a process, the kernel need not stop every fork and exit of the machine.
+            _write(fd, f"{slot}/tasks", "0")
 
     def overrun(self, slot: int) -> bool:
         """Whether the kernel has killed a process of the slot's child for its memory."""

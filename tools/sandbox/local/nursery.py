@@ -1,79 +1,103 @@
-"""Forking confined children, ahead of need, and burying them."""
+"""Having confined children forked, ahead of need, and burying them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 
-from toolgym.tools.sandbox.local import folders, init, kernel, program, repl, wire
-from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
+from toolgym.tools.sandbox.local import folders, kernel
 from toolgym.tools.sandbox.local.lane import Child, Lane
-from toolgym.tools.sandbox.local.leaves import Leaves
 from toolgym.tools.sandbox.local.reactor import Reactor
-from toolgym.tools.sandbox.local.script import Script, move_descriptor
+from toolgym.tools.sandbox.local.stem import Birth
 
+ASKED_AT_ONCE = 16
+"""How many forks are asked for before the first is answered. So few that neither side ever waits to send."""
 
-@dataclass(frozen=True)
-class Birth:
-    """What a template's children have in common.
+SWEEP_TIMEOUT = 10.0
+"""Seconds that the stem may take to answer before orphans are swept up."""
 
-    Attributes:
-        confinement: what each does to itself.
-        work: folder in which each gets a working folder, where it has no file system of its own.
-        output_bytes: of each stream, how much is kept.
-        pid_namespace: descriptor of the template's own pid namespace, where each child gets one; -1: it gets none.
-        leaves: control groups for them; None: there are none.
-    """
-
-    confinement: Confinement
-    work: str
-    output_bytes: int
-    pid_namespace: int
-    leaves: Leaves | None
+_ANSWER = 4096
 
 
 class Nursery:
-    """All children of a template process, those that wait for a request included."""
+    """All children of a template process, those that wait for a request included.
 
-    def __init__(self, reactor: Reactor, birth: Birth) -> None:
-        self._reactor, self._birth = reactor, birth
+    Args:
+        reactor: tells when there is something to read.
+        birth: how children are made.
+        line: to the stem, which forks them.
+        stem: its process id.
+        on_birth: is called with each child that has come to be; from then on, `bury` may.
+        on_stillbirth: is called with each child that will not be, and why.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        birth: Birth,
+        line: socket.socket,
+        stem: int,
+        on_birth: Callable[[Child], None],
+        on_stillbirth: Callable[[Child, str], None],
+    ) -> None:
+        self._reactor, self._birth, self._line, self._stem = reactor, birth, line, stem
+        self._on_birth, self._on_stillbirth = on_birth, on_stillbirth
         self._namespaces = birth.confinement.namespaces
-        # In namespaces, all children do the same.
-        self._script = birth.confinement.script(0, "") if self._namespaces else None
-        self._settling = birth.confinement.settling()
-        self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._children: set[Child] = set()
-        self._inits = init.InitMaker() if birth.pid_namespace >= 0 else None
         self._warm: list[Child] = []
+        self._asked: dict[int, Child] = {}
+        self._to_ask: deque[tuple[Child, tuple[int, int, int]]] = deque()
         self._slots: list[int] = []
         self._next_slot = 0
+        line.setblocking(False)
+        reactor.watch(line.fileno(), lambda _: self.hear())
 
     def __len__(self) -> int:
         return len(self._children)
 
     @property
     def warm(self) -> int:
-        """How many children wait for their first request."""
+        """How many children wait for their first request, or will as soon as they are there."""
         return len(self._warm)
 
     def warm_one(self) -> Lane:
-        """Fork a child to wait for its first request. Returns its lane, which the caller has to watch."""
-        lane = self._fork()
+        """Have a child forked to wait for its first request. Returns its lane, which the caller has to watch."""
+        lane = self._conceive()
         self._warm.append(lane.child)
         return lane
 
     def take(self) -> tuple[Lane, bool]:
-        """A confined child that waits for its first request: its lane, and whether that is new."""
+        """A confined child that waits for its first request: its lane, and whether that is new.
+
+        It may not be born yet: what it is sent waits for it.
+        """
         while self._warm:
             child = self._warm.pop(0)
             if not child.dead:
                 return child.lanes[0], False
-        return self._fork(), True
+        return self._conceive(), True
+
+    def hear(self) -> None:
+        """Take note of births."""
+        while True:
+            try:
+                answer = self._line.recv(_ANSWER)
+            except BlockingIOError:
+                return
+            except OSError:
+                answer = b""
+            if not answer:
+                os._exit(4)  # without the stem there are no more children; and those there are end with us
+            slot, pid, first, why = answer.split(b" ", 3)
+            child = self._asked.pop(int(slot))
+            self._ask()
+            self._bear(child, int(pid), int(first), why.decode("utf-8", "replace"))
 
     def bury(self, child: Child) -> tuple[int, Any] | None:
         """Reap a child that ended. Returns its exit code, negative for a signal, and its usage; None: it lives.
@@ -103,16 +127,17 @@ class Nursery:
             self._warm.remove(child)
         if not self._namespaces:
             folders.remove(child.folder)
-        os.close(child.pidfd)
-        if child.init_fd >= 0:
-            os.close(child.init_fd)
+        for fd in (child.pidfd, child.init_fd):
+            if fd >= 0:
+                os.close(fd)
         child.first = None  # lanes know their child: nobody collects cycles here
         self._children.discard(child)
         self._slots.append(child.slot)
 
     def _sweep(self) -> None:
         """Without a pid namespace: what a dead child left behind was re-parented to us, the subreaper."""
-        own = {child.pid for child in self._children if not child.dead}
+        self._await_births()  # or who was born this moment would look like an orphan
+        own = {self._stem, *(child.pid for child in self._children if not child.dead)}
         for _ in range(100):
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = [int(word) for word in file.read().split() if int(word) not in own]
@@ -124,92 +149,74 @@ class Nursery:
                 with contextlib.suppress(OSError):
                     os.waitpid(pid, 0)
 
-    def _fork(self) -> Lane:
+    def _await_births(self) -> None:
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        waiting, self._to_ask = self._to_ask, deque()
+        while self._asked:
+            if not poll.poll(SWEEP_TIMEOUT * 1000):
+                os._exit(4)
+            self.hear()
+        self._to_ask.extendleft(reversed(waiting))
+        self._ask()
+
+    def _conceive(self) -> Lane:
         slot = self._slots.pop() if self._slots else self._next_slot
         self._next_slot = max(self._next_slot, slot + 1)
         with contextlib.ExitStack() as undo:
             undo.callback(self._slots.append, slot)
-            return self._fork_into(slot, undo)
+            return self._conceive_in(slot, undo)
 
-    def _fork_into(self, slot: int, undo: contextlib.ExitStack) -> Lane:
-        """Fork the child of a slot; `undo` gets what to do should that fail."""
+    def _conceive_in(self, slot: int, undo: contextlib.ExitStack) -> Lane:
+        """Ask for the child of a slot; `undo` gets what to do should that fail."""
         if self._birth.leaves is not None:
             self._birth.leaves.prepare(slot)
-        folder = self._birth.confinement.home
+        folder = self._birth.folder(slot)
         if not self._namespaces:
-            folder = f"{self._birth.work}/{slot}"
             os.mkdir(folder, 0o700)
             undo.callback(folders.remove, folder)
         out_read, out_write = _undone(undo, *os.pipe())
         err_read, err_write = _undone(undo, *os.pipe())
-        ours, theirs = socket.socketpair()
-        undo.callback(ours.close)
-        undo.callback(theirs.close)
-        script = self._script or self._birth.confinement.script(slot, folder)
-        first = self._enter_pid_namespace()
-        try:
-            pid = kernel.fork()
-            if pid == 0:
-                self._be_child(script, slot, folder, theirs.detach(), out_write, err_write)
-        except OSError:
-            if first:
-                os.kill(first, signal.SIGKILL)
-                os.waitpid(first, 0)
-            raise
-        finally:
-            if first:
-                kernel.setns(self._birth.pid_namespace, kernel.CLONE_NEWPID)
+        ours, theirs = _undone(undo, *(end.detach() for end in socket.socketpair()))
+        child = Child(slot, folder)
+        lane = Lane(self._reactor, child, ours, out_read, err_read, -1, self._birth.output_bytes)
         undo.pop_all()
-        os.close(out_write)
-        os.close(err_write)
-        theirs.close()
-        child = Child(slot, pid, os.pidfd_open(pid), folder, first)
-        lane = Lane(self._reactor, child, ours.detach(), out_read, err_read, -1, self._birth.output_bytes)
         child.lanes.append(lane)
         child.first = lane
         self._children.add(child)
+        self._to_ask.append((child, (theirs, out_write, err_write)))
+        self._ask()
         return lane
 
-    def _enter_pid_namespace(self) -> int:
-        """Where children get a pid namespace: make one for the next child. Returns its first process; 0: none."""
-        if self._inits is None:
-            return 0
-        kernel.unshare(kernel.CLONE_NEWPID)
-        try:
-            return self._inits.make()
-        except OSError:
-            kernel.setns(self._birth.pid_namespace, kernel.CLONE_NEWPID)
-            raise
+    def _ask(self) -> None:
+        while self._to_ask and len(self._asked) < ASKED_AT_ONCE:
+            child, descriptors = self._to_ask.popleft()
+            self._asked[child.slot] = child
+            try:
+                socket.send_fds(self._line, [b"%d" % child.slot], descriptors)
+            except OSError as error:
+                del self._asked[child.slot]
+                self._bear(child, 0, 0, str(error))
+            finally:
+                for fd in descriptors:
+                    os.close(fd)
 
-    def _be_child(self, script: Script, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
-        told = control
-        try:
-            if self._birth.leaves is not None:
-                self._birth.leaves.enter(slot)
-            move_descriptor(self._devnull, 0)
-            move_descriptor(out, 1)
-            move_descriptor(err, 2)
-            move_descriptor(control, CONTROL_FD)
-            told = CONTROL_FD
-            script.run()
-            if folder != "/tmp":
-                os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
-            request = wire.receive(CONTROL_FD)
-            if request is None:
-                os._exit(0)
-            self._carry_out(request)
-        except BaseException as error:  # noqa: BLE001  nothing may leave this process but by its exit
-            with contextlib.suppress(BaseException):
-                wire.send_all(told, wire.encode({"broken": f"{type(error).__name__}: {error}"}))
-        finally:
-            os._exit(252)
-
-    def _carry_out(self, request: Mapping[str, Any]) -> NoReturn:
-        self._birth.confinement.limit_memory(request["memory_mb"])
-        if request["op"] == "run":
-            self._settling.run()
-            program.run(request, base="/tmp" if self._namespaces else ".")
-        repl.serve(request)
+    def _bear(self, child: Child, pid: int, first: int, why: str) -> None:
+        """A child has come to be; or, with a process id of 0, will not."""
+        child.pid, child.init = pid, first
+        if pid:
+            try:
+                child.pidfd = os.pidfd_open(pid)
+            except OSError as error:
+                why = str(error)
+            else:
+                if child.doomed:
+                    child.kill()
+                self._on_birth(child)
+                return
+        kernel.end_processes(pid, first)
+        child.dead = child.ended = True
+        self._on_stillbirth(child, why)
 
 
 def _undone(undo: contextlib.ExitStack, *fds: int) -> tuple[int, ...]:

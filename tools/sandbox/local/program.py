@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _thread
 import atexit
 import base64
 import builtins
@@ -10,6 +11,7 @@ import contextlib
 import errno
 import gc
 import linecache
+import logging
 import os
 import random
 import resource
@@ -74,13 +76,14 @@ def ignore_interrupts() -> None:
 
 
 _streams: list[Any] = []
-_template_exits = 0
+_thread_exits = _exits = _handlers = 0
 
 
 def prepare() -> None:
     """In the template: make what all programs get alike, so that they need not."""
-    global _template_exits
-    _template_exits = _thread_exits()
+    global _thread_exits, _exits, _handlers
+    atexit.unregister(logging.shutdown)  # most programs have nothing that it would shut down; `_finish` looks
+    _thread_exits, _exits, _handlers = _count_thread_exits(), atexit._ncallbacks(), len(logging._handlerList)
     kept = {fd: os.dup(fd) for fd in (1, 2)}
     ends = os.pipe()  # what streams find out about their files, they find out now
     for fd in kept:
@@ -101,7 +104,7 @@ def _open_streams() -> list[Any]:
     ]
 
 
-def _thread_exits() -> int:
+def _count_thread_exits() -> int:
     """How many functions wait for the end of all threads."""
     return len(getattr(threading, "_threading_atexits", ()))
 
@@ -207,11 +210,15 @@ def _finish(status: int, why: str) -> NoReturn:
 
     A negative status stands for the signal that the program dies of.
     """
-    if threading.active_count() > 1 or _thread_exits() > _template_exits:
+    if _thread._count() > 0 or _count_thread_exits() > _thread_exits:
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+    if atexit._ncallbacks() > _exits:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+    if len(logging._handlerList) > _handlers:  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
@@ -220,13 +227,17 @@ def _finish(status: int, why: str) -> NoReturn:
 
 def _tell_and_exit(status: int, why: str = "") -> NoReturn:
     """Say how it went and leave. Said first, it lets the host answer while the kernel still clears away."""
+    with contextlib.suppress(BaseException):
+        wire.send_all(confine.CONTROL_FD, last_words(status, why))
+    os._exit(status & 0xFF)
+
+
+def last_words(status: int, why: str = "") -> bytes:
+    """The frame that tells how a program ended, and what it and its children used."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
-    with contextlib.suppress(BaseException):
-        message = {"done": status, "why": why, "cpu": cpu, "rss_kb": used.ru_maxrss}
-        wire.send_all(confine.CONTROL_FD, wire.encode(message))
-    os._exit(status & 0xFF)
+    return wire.encode({"done": status, "why": why, "cpu": cpu, "rss_kb": used.ru_maxrss})
 
 
 def _run_command(request: Mapping[str, Any]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import resource
 import signal
@@ -17,8 +18,8 @@ from toolgym.tools.sandbox.local import branch, jail, kernel, memory, program, s
 from toolgym.tools.sandbox.local.confine import Confinement
 from toolgym.tools.sandbox.local.landlock import Ruleset, abi
 from toolgym.tools.sandbox.local.leaves import Leaves
-from toolgym.tools.sandbox.local.nursery import Birth
 from toolgym.tools.sandbox.local.script import high_descriptor
+from toolgym.tools.sandbox.local.stem import Birth, Stem
 from toolgym.tools.sandbox.local.template import Template
 from toolgym.tools.sandbox.local.watchdog import Eyes
 
@@ -30,6 +31,8 @@ STDLIB = (
     "uuid",
 )  # fmt: skip
 """What nearly every program imports; loaded before the fork, it is shared."""
+
+_FIRST_WORDS = 65536
 
 _ONLY_OWN = "hidepid=ptraceable"
 
@@ -54,40 +57,85 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         if jailed.host_proc >= 0:
             jailed = replace(jailed, host_proc=high_descriptor(jailed.host_proc))
     _clean_environment(config)
-    for name in (*STDLIB, *config["preload"]):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            _refuse(host, f"cannot preload {name!r}: {error}")
-    if config["warm_code"]:
-        exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if jailed.fresh_proc else jailed.host_proc
-    if proc >= 0 and _threads(proc) != 1:
-        _refuse(host, "a preloaded module started a thread; a process with threads cannot be forked safely")
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    resident, private = memory.own_pages(proc) if proc >= 0 else (0, 0)
     birth = Birth(
-        confinement=_confinement(config, jailed, private),
+        confinement=_confinement(config, jailed),
         work=config["work"],
         output_bytes=config["limits"]["output_bytes"],
         pid_namespace=jailed.pid_namespace,
         leaves=leaves,
     )
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    stem, line = _fork_stem(host, config, birth, proc)
+    told = json.loads(line.recv(_FIRST_WORDS) or "{}")
+    if not told:
+        os.waitpid(stem, 0)
+        os._exit(3)  # what it died of, it wrote to standard error
+    if "refused" in told:
+        _refuse(host, told["refused"])
     limits = config["limits"]
     eyes = Eyes(
         proc=proc,
         same_numbers=jailed.fresh_proc,
-        shared_pages=resident,
+        shared_pages=told["resident"],
         leaves=leaves,
         first_uid=config["first_uid"],
         disk=None if config["level"] == "namespaces" else (limits["disk_mb"] << 20, limits["inodes"]),
         work=config["work"],
     )
-    template = Template(host, birth, warm=config["warm"], can_fork=config["level"] != "landlock", eyes=eyes)
+    can_fork = config["level"] != "landlock"
+    template = Template(host, birth, line, stem, warm=config["warm"], can_fork=can_fork, eyes=eyes)
     _filter_calls(namespaces=config["level"] == "namespaces")
+    template.serve()
+
+
+def _fork_stem(host: socket.socket, config: Mapping[str, Any], birth: Birth, proc: int) -> tuple[int, socket.socket]:
+    """Fork the process that loads the libraries. Returns its id, and the line to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if birth.pid_namespace >= 0:
+        # Children are number 2 in their namespaces. The stem must not be: libraries that renew their random state when
+        # they find another number than before would not.
+        passed = os.fork()
+        if passed == 0:
+            os._exit(0)
+        os.waitpid(passed, 0)
+    template = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    if os.getppid() != template:
+        os._exit(0)
+    ours.close()
+    host.close()
+    return _be_stem(theirs, config, birth, proc)
+
+
+def _be_stem(line: socket.socket, config: Mapping[str, Any], birth: Birth, proc: int) -> NoReturn:
+    for name in (*STDLIB, *config["preload"]):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            _tell(line, refused=f"cannot preload {name!r}: {error}")
+            os._exit(3)
+    if config["warm_code"]:
+        exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
+    if proc >= 0 and _threads(proc) != 1:
+        _tell(line, refused="a preloaded module started a thread; a process with threads cannot be forked safely")
+        os._exit(3)
+    resident, private = memory.own_pages(proc) if proc >= 0 else (0, 0)
+    stem = Stem(line, replace(birth, confinement=replace(birth.confinement, data_pages=private)))
     program.prepare()
     _forget_ourselves()
-    template.serve()
+    stem.rehearse(proc)
+    _filter_calls(namespaces=config["level"] == "namespaces")
+    _tell(line, resident=resident)
+    stem.serve()
+
+
+def _tell(line: socket.socket, **words: Any) -> None:
+    line.send(json.dumps(words).encode())
 
 
 def _leaves(config: Mapping[str, Any]) -> Leaves | None:
@@ -152,7 +200,7 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
     )
 
 
-def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: int) -> Confinement:
+def _confinement(config: Mapping[str, Any], jailed: jail.Jailed) -> Confinement:
     """What every child does to itself; opened and computed here, once."""
     namespaces = config["level"] == "namespaces"
     network = config["network"]
@@ -188,7 +236,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed, private_pages: 
         file_mb=limits["file_mb"],
         processes=limits["processes"],
         open_files=limits["open_files"],
-        data_pages=private_pages,
+        data_pages=0,  # known once the libraries are loaded
         proc=jailed.host_proc,
         proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),

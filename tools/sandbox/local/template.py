@@ -1,4 +1,4 @@
-"""The template process: loads the libraries once, and forks a confined child for every execution and session.
+"""The template process: loads the libraries once, and has a confined child for every execution and session.
 
 One thread, one loop. It talks to the host over a socket (`wire` frames), and to each child over a control socket and
 two pipes. Children are forked ahead of time and wait for their first request, confined already; a *run* uses one up, a
@@ -30,8 +30,9 @@ from typing import Any, NoReturn
 from toolgym.tools.sandbox.local import branch, fetching, kernel, landlock, memory, wire
 from toolgym.tools.sandbox.local.host import Host
 from toolgym.tools.sandbox.local.lane import Child, Lane
-from toolgym.tools.sandbox.local.nursery import Birth, Nursery
+from toolgym.tools.sandbox.local.nursery import Nursery
 from toolgym.tools.sandbox.local.reactor import Deadlines, Reactor
+from toolgym.tools.sandbox.local.stem import Birth
 from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY, WATCH_EVERY, Eyes, Watchdog
 
 SOFT_KILL = 0.5
@@ -53,12 +54,24 @@ class Template:
     Args:
         host: the socket to the host.
         birth: how children are made.
+        line: to the stem, which has the libraries loaded, and from which they are forked.
+        stem: its process id.
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
         eyes: how children are watched.
     """
 
-    def __init__(self, host: socket.socket, birth: Birth, *, warm: int, can_fork: bool, eyes: Eyes) -> None:
+    def __init__(
+        self,
+        host: socket.socket,
+        birth: Birth,
+        line: socket.socket,
+        stem: int,
+        *,
+        warm: int,
+        can_fork: bool,
+        eyes: Eyes,
+    ) -> None:
         self._birth, self._want_warm, self._can_fork, self._eyes = birth, warm, can_fork, eyes
         self._watchdog = Watchdog(eyes)
         self._own_mounts = -1
@@ -67,7 +80,7 @@ class Template:
         self._reactor = Reactor()
         self._host = Host(host, self._reactor, self._on_request)
         self._deadlines: Deadlines[Lane] = Deadlines()
-        self._nursery = Nursery(self._reactor, birth)
+        self._nursery = Nursery(self._reactor, birth, line, stem, self._watch_child, self._on_stillbirth)
         self._sessions: dict[str, Lane] = {}
         self._running: dict[int, Lane] = {}
         self._asked: set[Lane] = set()  # of the sessions' lanes: all that have a request, and some that had one
@@ -88,18 +101,16 @@ class Template:
         }
         self._host.tell({"ready": True, "pid": os.getpid(), "layers": layers})
         while True:
-            # Forking ahead takes time that whoever waits for an answer would feel, so it is done when nobody does.
-            idle = not self._running and self._nursery.warm < self._want_warm
-            patience = self._patience()
-            busy = self._reactor.turn(0.0 if idle else patience)
-            if idle and not busy:
-                try:
-                    lane = self._nursery.warm_one()
-                except OSError:
-                    self._want_warm = 0  # too many descriptors or processes already: who lives comes first
-                    continue
-                self._watch_child(lane.child)
-                self._watch_lane(lane)
+            self._warm_up()
+            self._reactor.turn(self._patience())
+
+    def _warm_up(self) -> None:
+        """Have children forked ahead."""
+        while self._nursery.warm < self._want_warm:
+            try:
+                self._watch_lane(self._nursery.warm_one())
+            except OSError:
+                self._want_warm = 0  # too many descriptors or processes already: who lives comes first
 
     def _patience(self) -> float | None:
         """Do what is due, and say how many seconds the next wait may take."""
@@ -198,7 +209,6 @@ class Template:
         """A confined child that waits for its first request."""
         lane, new = self._nursery.take()
         if new:
-            self._watch_child(lane.child)
             self._watch_lane(lane)
         return lane
 
@@ -222,6 +232,9 @@ class Template:
         if lane.killed == "protocol":
             return bool(data)  # nobody listens any more
         if not data:
+            self._nursery.hear()  # perhaps there never was anybody
+            if lane.control.fileno() < 0:
+                return False
             self._reactor.unwatch(lane.control.fileno())
             if lane.session:
                 self._drop(lane, "died")
@@ -440,6 +453,14 @@ class Template:
         self._reactor.watch(child.init_fd, lambda _: self._on_end(child))
         if not child.lanes:
             child.kill()
+
+    def _on_stillbirth(self, child: Child, why: str) -> None:
+        """A child could not be forked."""
+        self._want_warm = 0  # who lives comes first
+        for lane in list(child.lanes):
+            lane.killed = lane.killed or f"broken: {why}"
+            self._lay_down(lane, None, 0.0, 0)
+        self._nursery.forget(child)
 
     def _on_end(self, child: Child) -> None:
         """The last process of a child's pid namespace is gone."""
