@@ -126,7 +126,7 @@ NODE = [
     run("unicode", "console.log('Grüße 🌍'.length)", "nodejs"),
     run("module", "console.log(require('./lib').f(2))", "nodejs", files={"lib.js": b64("exports.f = x => x * 21")}),
     run("fetched", "require('fs').writeFileSync('o', 'out')", "nodejs", fetch_files=["o"]),
-    run("too_long", "console.log('so far'); for (;;);", "nodejs", run_timeout=1),
+    run("too_long", "console.log('so far'); for (;;);", "nodejs", run_timeout=2),
     run("assertion", "require('assert').strictEqual(1, 2)", "nodejs"),
     run("webassembly", "console.log(typeof WebAssembly)", "nodejs"),
 ]
@@ -198,7 +198,7 @@ JAVA = [
         files={"given.jar": _jar()},
     ),
     run("no_compile_time", _MAIN % "", "java", compile_timeout=0),
-    run("too_long", _MAIN % 'System.out.println("so far"); while (true) { }', "java", run_timeout=1),
+    run("too_long", _MAIN % 'System.out.println("so far"); while (true) { }', "java", run_timeout=3),
 ]
 
 PERL = [
