@@ -176,3 +176,54 @@ def test_a_template_needs_the_standard_library_and_this_folder_alone() -> None:
         [sys.executable, "-I", "-S", "-c", program, FOLDER], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == ""
+
+
+LEAVES_ONE_BEHIND = """
+import asyncio, os, signal, subprocess, sys, time
+from toolgym.tools.sandbox.local import LocalSandbox, kernel
+kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # like the first process of a container
+
+async def main():
+    async with LocalSandbox(level="uid", python="/usr/bin/python3", preload=()) as sandbox:
+        session = await sandbox.session()
+        cell = await session.run_cell(
+            "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True).pid"
+        )
+        sleeper = int(cell.result)
+        os.kill(sleeper, 0)
+        if sys.argv[1] == "killed":
+            for template in sandbox.template_ids:
+                os.kill(template, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if " Z " in open(f"/proc/{sleeper}/stat").read():
+                break
+        except OSError:
+            break
+        time.sleep(0.01)
+    else:
+        print("it survives")
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                break
+            print("a zombie")
+        except ChildProcessError:
+            break
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(Level.UID not in offered(), reason="needs root")
+@pytest.mark.skipif(not os.path.exists("/usr/bin/python3"), reason="needs a Python that all users may run")
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_what_a_session_started_ends_with_its_template_without_namespaces_too(how: str) -> None:
+    command = [sys.executable, "-c", LEAVES_ONE_BEHIND, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd="/")
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert "it survives" not in lines
+    if how == "closed":  # where it was killed, nobody is left who could ask for the dead
+        assert lines == []

@@ -6,7 +6,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from toolgym.tools.sandbox.local import wire
 from toolgym.tools.sandbox.local.reactor import Reactor
@@ -19,10 +19,17 @@ class Host:
         end: the socket.
         reactor: tells when there is something to read.
         on_request: is called with each request.
+        on_end: is called when the host is gone, before this process ends.
     """
 
-    def __init__(self, end: socket.socket, reactor: Reactor, on_request: Callable[[dict[str, Any]], None]) -> None:
-        self._socket, self._reactor, self._on_request = end, reactor, on_request
+    def __init__(
+        self,
+        end: socket.socket,
+        reactor: Reactor,
+        on_request: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._socket, self._reactor, self._on_request, self._on_end = end, reactor, on_request, on_end
         self._decoder = wire.Decoder()
         self._outbox = bytearray()
         end.setblocking(False)
@@ -49,12 +56,18 @@ class Host:
         except OSError:
             data = b""
         if not data:
-            os._exit(0)  # children die with their parent
+            self._end()
         for request in self._decoder.feed(data):
             try:
                 self._on_request(request)
             except Exception as error:  # noqa: BLE001  one bad request must not harm another
                 self.answer(request, {"status": "sandbox_error", "message": f"{type(error).__name__}: {error}"})
+
+    def _end(self) -> NoReturn:
+        try:
+            self._on_end()
+        finally:
+            os._exit(0)
 
     def _flush(self) -> None:
         waiting = len(self._outbox)
@@ -64,7 +77,7 @@ class Host:
             except BlockingIOError:
                 break
             except OSError:
-                os._exit(0)
+                self._end()
             del self._outbox[:sent]
         if self._outbox:
             self._reactor.change(self._socket.fileno(), select.EPOLLIN | select.EPOLLOUT)

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,9 @@ ASKED_AT_ONCE = 16
 
 SWEEP_TIMEOUT = 10.0
 """Seconds that the stem may take to answer before orphans are swept up."""
+
+END_TIMEOUT = 2.0
+"""Seconds that killed children may take to be gone."""
 
 _ANSWER = 4096
 
@@ -133,6 +137,26 @@ class Nursery:
         child.first = None  # lanes know their child: nobody collects cycles here
         self._children.discard(child)
         self._slots.append(child.slot)
+
+    def end(self) -> None:
+        """Kill and bury all children and whatever they started, the stem included: the last that this process does.
+
+        Children die with their parent, but what they started does not, where no namespace ends with it. And the dead
+        would be left to the next parent, which in a container is a program that never asks for them.
+        """
+        if self._namespaces:
+            return
+        deadline = time.monotonic() + END_TIMEOUT
+        while time.monotonic() < deadline:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                left = [int(word) for word in file.read().split()]
+            if not left:
+                return
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            for pid in left:
+                os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
 
     def _sweep(self) -> None:
         """Without a pid namespace: what a dead child left behind was re-parented to us, the subreaper."""

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.local import wire
+from toolgym.tools.sandbox.local import users, wire
 from toolgym.tools.sandbox.local.cgroup import Group
 
 START_TIMEOUT = 120.0
 """Seconds that a template may take to load its libraries."""
+
+PATIENCE = 3.0
+"""Seconds that a template may take to end by itself before it is killed."""
 
 END_TIMEOUT = 5.0
 """Seconds that a killed template may take to be reaped."""
@@ -73,6 +76,7 @@ class Supervisor:
         self.layers: dict[str, Any] = {}
         self.pid = 0
         self.answered = 0
+        self._closing = False
 
     @property
     def alive(self) -> bool:
@@ -180,16 +184,20 @@ class Supervisor:
             self._process.kill()
 
     async def close(self) -> None:
-        """Kill the process, reap it, and fail what still waits. Closing twice is fine."""
-        self.kill()
+        """End the process, reap it, and fail what still waits. Closing twice is fine."""
+        self._closing = True
         if self._line is not None:
-            self._line.transport.abort()
+            self._line.transport.abort()  # whereupon it ends, and everything below it first
             await asyncio.wait({self._line.lost}, timeout=END_TIMEOUT)
         if self._process is not None:
             # No threads here: at the end of the interpreter there are none to be had any more.
-            deadline = time.monotonic() + END_TIMEOUT
-            while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110  a process sets no event
+            patience = time.monotonic() + (PATIENCE if self._line is not None else 0.0)
+            deadline = patience + END_TIMEOUT
+            while self._process.poll() is None and time.monotonic() < deadline:
+                if time.monotonic() >= patience:
+                    self.kill()
                 await asyncio.sleep(0.005)
+        self._end_users()
         if self._group is not None:
             for wait in self._group.removal():
                 await asyncio.sleep(wait)
@@ -208,6 +216,7 @@ class Supervisor:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_TIMEOUT)
+        self._end_users()
         if self._group is not None:
             self._group.remove()
         if self._words is not None:
@@ -227,8 +236,14 @@ class Supervisor:
         if self._first is not None and not self._first.done():
             said = self._last_words() or "it said nothing"
             self._first.set_exception(SandboxError(f"the sandbox's template process ended while starting: {said}"))
-        self.kill()
+        if not self._closing:
+            self.kill()
         self._fail_waiting()
+
+    def _end_users(self) -> None:
+        """Kill what a template that was killed itself could not: processes of its children, under users of theirs."""
+        if self._process is not None and self._config["first_uid"]:
+            users.end_orphans(self._config["first_uid"], END_TIMEOUT)
 
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():

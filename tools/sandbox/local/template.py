@@ -78,7 +78,7 @@ class Template:
         if birth.confinement.namespaces:
             self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=birth.confinement.proc)
         self._reactor = Reactor()
-        self._host = Host(host, self._reactor, self._on_request)
+        self._host = Host(host, self._reactor, self._on_request, lambda: self._nursery.end())
         self._deadlines: Deadlines[Lane] = Deadlines()
         self._nursery = Nursery(self._reactor, birth, line, stem, self._watch_child, self._on_stillbirth)
         self._sessions: dict[str, Lane] = {}
