@@ -321,16 +321,17 @@ LOCAL_MEASURES: dict[str, Callable[[Scale], Awaitable[Sample]]] = {
 def family(pid: int) -> list[int]:
     """A process and all below it."""
     found = [pid]
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                found += family(int(child))
+    for child in children(pid):
+        found += family(child)
     return found
 
 
-def parent(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("PPid:")[2].split()[0])
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
 
 
 def same_memory(one: int, other: int) -> bool:
@@ -342,12 +343,15 @@ def same_memory(one: int, other: int) -> bool:
 def proportional_mb(pids: list[int]) -> float:
     """Memory of processes and all below them, what they share divided among them.
 
-    The first process of a sandbox's namespace runs in the memory of its template, its parent: that counts once.
+    The first process of a sandbox's namespace runs in the memory of its elder sibling, the stem that it was forked
+    from: that counts once.
     """
     total = 0
-    for member in {member for pid in pids for member in family(pid)}:
+    members = {member for pid in pids for member in family(pid)}
+    eldest = {child: one[0] for member in members for one in [children(member)] for child in one}
+    for member in members:
         with contextlib.suppress(OSError):
-            if same_memory(member, parent(member)):
+            if same_memory(member, eldest.get(member, member)):
                 continue
             for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):

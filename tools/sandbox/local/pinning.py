@@ -12,6 +12,7 @@ io_uring_register(2).
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 
@@ -19,7 +20,7 @@ from toolgym.tools.sandbox.local import kernel
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY = 8
-_PRESENT, _ALONE = 1 << 63, 1 << 56
+_WANTED = 1 << 63 | 1 << 56
 """Bits of an entry of /proc/<pid>/pagemap: the page is there; no other process has it."""
 
 _SETUP, _REGISTER = 425, 427
@@ -29,10 +30,11 @@ MOST_RUNS = 1024
 """Pieces of memory that may be registered, by the kernel's own limit."""
 
 
-def unshared(proc: int) -> list[tuple[int, int]]:
-    """Where in this process's writable memory the pages are that no other process has: addresses and lengths in bytes.
+class Mirror:
+    """Shows which pages of this process's writable memory no other process has.
 
-    Between a fork and the end of the forked process, these are the pages that either has written to.
+    Between a fork and the end of the forked process, these are the pages that either has written to. So what can be
+    done before is done before, and looking writes to hardly any.
 
     Args:
         proc: descriptor of a /proc that shows this process.
@@ -40,30 +42,52 @@ def unshared(proc: int) -> list[tuple[int, int]]:
     Raises:
         OSError: it does not tell.
     """
-    runs: list[tuple[int, int]] = []
-    pagemap = os.open("self/pagemap", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
+
+    def __init__(self, proc: int) -> None:
+        self._pagemap = os.open("self/pagemap", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        self._pieces = []
         for start, end in _writable(proc):
-            data = os.pread(pagemap, (end - start) // _PAGE * _ENTRY, start // _PAGE * _ENTRY)
-            for index, (entry,) in enumerate(struct.iter_unpack("Q", data)):
-                if entry & _PRESENT and entry & _ALONE:
-                    address = start + index * _PAGE
-                    if runs and sum(runs[-1]) == address:
-                        runs[-1] = runs[-1][0], runs[-1][1] + _PAGE
-                    else:
-                        runs.append((address, _PAGE))
-    finally:
-        os.close(pagemap)
-    return runs
+            room = mmap.mmap(-1, (end - start) // _PAGE * _ENTRY)
+            self._pieces.append((start // _PAGE, start // _PAGE * _ENTRY, [room]))
+
+    def look(self) -> None:
+        """Take a picture."""
+        for _, offset, room in self._pieces:
+            os.preadv(self._pagemap, room, offset)
+
+    def unshared(self) -> set[int]:
+        """The pages on the last picture, as addresses divided by the size of a page."""
+        found = set()
+        for first, _, (room,) in self._pieces:
+            for page, (entry,) in enumerate(struct.iter_unpack("Q", room), first):
+                if entry & _WANTED == _WANTED:
+                    found.add(page)
+        return found
+
+    def close(self) -> None:
+        """Free it."""
+        os.close(self._pagemap)
+        for _, _, (room,) in self._pieces:
+            room.close()
 
 
-def pin(runs: list[tuple[int, int]]) -> bool:
-    """Pin memory, as long as this process lives. Returns whether the system lets us; nothing but time depends on it."""
+def pin(pages: set[int]) -> bool:
+    """Pin pages, as long as this process lives. Returns whether the system lets us; nothing but time depends on it.
+
+    Args:
+        pages: addresses divided by the size of a page.
+    """
+    runs: list[list[int]] = []
+    for page in sorted(pages):
+        if runs and sum(runs[-1]) == page:
+            runs[-1][1] += 1
+        else:
+            runs.append([page, 1])
     parameters = ctypes.create_string_buffer(_PARAMETERS)
     ring = kernel.syscall(_SETUP, 1, parameters)
     if ring < 0:
         return False
-    pieces = b"".join(struct.pack("QQ", *run) for run in runs[:MOST_RUNS])
+    pieces = b"".join(struct.pack("QQ", first * _PAGE, count * _PAGE) for first, count in runs[:MOST_RUNS])
     if kernel.syscall(_REGISTER, ring, _REGISTER_BUFFERS, pieces, len(pieces) // 16) < 0:
         os.close(ring)
         return False

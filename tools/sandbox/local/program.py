@@ -30,6 +30,9 @@ SOURCE = "main.py"
 # Numbers, and the plain functions: the module `signal` makes an enum's members of all that comes and goes.
 _INTERRUPT, _IGNORE = int(signal.SIGINT), int(signal.SIG_IGN)
 
+_MERSENNE = 624
+"""Words of state of numpy's global generator; at this position it draws new ones before the first is used."""
+
 MOST_FRAMES = 4000
 """Of a traceback, how many are shown."""
 
@@ -122,7 +125,9 @@ def fresh_main(name: str) -> types.ModuleType:
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()
+        # As good as `seed()`, which touches far more.
+        key = sys.modules["numpy"].frombuffer(os.urandom(4 * _MERSENNE), "uint32")
+        numpy_random.set_state(("MT19937", key, _MERSENNE))
     sys.argv[:] = [name]
     sys.path.insert(0, os.getcwd())
     sys.stdin, sys.stdout, sys.stderr = _streams or _open_streams()

@@ -15,10 +15,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -33,8 +32,9 @@ _ROOM = socket.CMSG_SPACE(_DESCRIPTORS.size)
 REHEARSAL_TIMEOUT = 20.0
 """Seconds for the rehearsal."""
 
-_REHEARSAL = """
-import math, sys, time
+_ANSWER = 65536
+_PROGRAM = """
+import math, time
 class Point:
     def __init__(self, x):
         self.x = x
@@ -42,10 +42,16 @@ try:
     print(math.sqrt(2), sorted([Point(3).x, 1]), f"{2 / 3:.3f}")
 except ValueError:
     pass
-sys.stdout.flush()
-time.sleep(60)
 """
-"""A program like many others. It stops where it has done all, so that one can see what it touched."""
+_REHEARSAL = (
+    ({"op": "run", "code": _PROGRAM + "time.sleep(60)", "memory_mb": 1024},),
+    (
+        {"op": "session", "memory_mb": 1024},
+        {"op": "cell", "code": _PROGRAM},
+    ),
+)
+"""What two children are asked for. The program is one like many others; where it is run it stops at its end, so that
+one can see what it has written to."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,10 @@ class Stem:
         self._inits = init.InitMaker(self._thread_id) if birth.pid_namespace >= 0 else None
 
     def rehearse(self, proc: int) -> None:
-        """Have one child run a program, and see to it that what it copies is copied at every later fork, all at once.
+        """See to it that the pages that every child writes to are copied at its fork, all at once.
 
-        Without it, or where the system does not allow that, all goes the same way, only slower.
+        Which pages these are, two children show, one that runs a program and one that becomes a session. Where anything
+        of this fails, or the system does not allow it, all goes the same way, only slower.
 
         Args:
             proc: descriptor of a /proc that shows this process.
@@ -100,31 +107,41 @@ class Stem:
         kernel.trim_heap()
         gc.freeze()
         gc.disable()
+        with contextlib.suppress(OSError):
+            written = [self._watch(proc, requests) for requests in _REHEARSAL]
+            pinning.pin(set.intersection(*written))
+
+    def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> set[int]:
+        """Have a child carry out requests. Returns the pages that it, or this process meanwhile, has written to."""
+        frames = [wire.encode_down(request) for request in requests]
         folder = self._birth.folder(0)
         if not self._birth.confinement.namespaces:
             os.mkdir(folder, 0o700)
         if self._birth.leaves is not None:
             self._birth.leaves.prepare(0)
-        ours, theirs = socket.socketpair()
-        out, its_out = os.pipe()
-        pid, first, why = self._fork(0, theirs.fileno(), its_out, its_out, sibling=False)
+        control, its_control = socket.socketpair()
+        out, its_out = socket.socketpair()
+        control.settimeout(REHEARSAL_TIMEOUT)
+        out.settimeout(REHEARSAL_TIMEOUT)
+        mirror = pinning.Mirror(proc)
+        pid = first = 0
         try:
-            if why:
-                return
-            request = {"op": "run", "code": _REHEARSAL, "memory_mb": 1024, "timeout": REHEARSAL_TIMEOUT}
-            wire.send_all(ours.fileno(), wire.encode_down(request))
-            poll = select.poll()
-            poll.register(out, select.POLLIN)
-            if poll.poll(REHEARSAL_TIMEOUT * 1000):
-                program.last_words(0)  # it has not come to this; a page that we write to counts as well
-                with contextlib.suppress(OSError):
-                    pinning.pin(pinning.unshared(proc))
+            control.sendall(frames[0])
+            pid, first, why = self._fork(0, its_control.fileno(), its_out.fileno(), self._devnull, sibling=False)
+            its_control.close()
+            its_out.close()
+            for frame in frames[1:]:
+                control.recv(_ANSWER)
+                control.sendall(frame)
+            if why or not out.recv(_ANSWER) or not control.recv(_ANSWER):
+                raise OSError(why.decode("utf-8", "replace"))
+            mirror.look()
+            return mirror.unshared()
         finally:
             kernel.end_processes(pid, first)
-            for end in (ours, theirs):
+            mirror.close()
+            for end in (control, its_control, out, its_out):
                 end.close()
-            for fd in (out, its_out):
-                os.close(fd)
             if not self._birth.confinement.namespaces:
                 folders.remove(folder)
 

@@ -383,6 +383,8 @@ print("secrets", secrets.token_hex(8))
 print("urandom", os.urandom(8).hex())
 print("uuid", uuid.uuid4(), uuid.uuid1())
 print("names", next(tempfile._get_candidate_names()))
+import ssl
+print("ssl", ssl.RAND_bytes(8).hex())
 try:
     import numpy
     print("numpy", numpy.random.random(), numpy.random.randint(1 << 40))
