@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,6 +168,16 @@ async def test_without_a_temporary_folder_the_error_says_what_to_do(monkeypatch:
     async with LocalSandbox(level="landlock", preload=()) as sandbox:
         with pytest.raises(SandboxError, match="TMPDIR"):
             await sandbox.run("1")
+
+
+@pytest.mark.skipif(Level.LANDLOCK not in offered(), reason="needs Landlock and seccomp")
+async def test_a_temporary_folder_without_programs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker's `--tmpfs /tmp` is one."""
+    async with LocalSandbox(level="landlock", preload=()) as sandbox:
+        await sandbox.start()
+        for flag, told in ((os.ST_NOEXEC, True), (0, False)):
+            monkeypatch.setattr(os, "statvfs", lambda _, flag=flag: SimpleNamespace(f_flag=flag))
+            assert any("noexec" in line for line in sandbox.isolation.missing) is told
 
 
 def test_a_template_needs_the_standard_library_and_this_folder_alone() -> None:

@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +142,8 @@ def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
             yield f"no control groups and no /proc, so the memory of all processes together is not limited ({why})"
     if level is Level.LANDLOCK and os.geteuid() == 0:
         yield "programs run as root, without capabilities; run as another user, or at a stronger level"
+    if level is not Level.NAMESPACES and os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
+        yield f"{tempfile.gettempdir()} is mounted noexec, so what compilers make does not run; name another in TMPDIR"
     if level is not Level.NAMESPACES:
         yield "no file system of its own, so disk space and inodes are watched and not limited by the kernel"
 
