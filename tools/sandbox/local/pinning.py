@@ -1,12 +1,16 @@
-"""Having the pages that every child copies anyway copied at its fork, all at once.
+"""Cheaper forks: fewer pages to share, and those that every child writes to copied at once.
 
 After a fork, a page that either side writes to is copied on a page fault of its own, and those are the most of what a
 short program costs. Which pages they are is nearly the same each time. A page that is *pinned*, as for a device that
 writes to it, must not move, so the kernel copies it for the child at the fork: without any fault, and without taking
 from the parent the right to write. Memory that is registered with an io_uring is pinned; the ring does nothing else.
 
-Source: the kernel's `Documentation/core-api/pin_user_pages.rst`, `Documentation/admin-guide/mm/pagemap.rst`, and
-io_uring_register(2).
+Every other page costs an entry in the child's tables, made at the fork and taken down at the exit. Where hardly any of
+a huge page's 512 pages is ever written to, they become one huge page, with one entry. A child that does write to one
+gets the 512 entries then, and a copy of that page alone.
+
+Source: the kernel's `Documentation/core-api/pin_user_pages.rst`, `Documentation/admin-guide/mm/pagemap.rst`,
+io_uring_register(2), and madvise(2) on MADV_COLLAPSE.
 """
 
 from __future__ import annotations
@@ -20,8 +24,19 @@ from toolgym.tools.sandbox.local import kernel
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY = 8
-_WANTED = 1 << 63 | 1 << 56
+_PRESENT, _ALONE = 1 << 63, 1 << 56
 """Bits of an entry of /proc/<pid>/pagemap: the page is there; no other process has it."""
+_HUGE = 512
+"""Pages of a huge page, where pages have 4 KiB; elsewhere none is made."""
+
+_HUGE_BYTES = 2 << 20
+_NEARLY = _HUGE - 16
+"""Of these, how many have to be there."""
+
+_FEW = 8
+"""And how many may be written to by most children: as many faults cost no more than what the huge page saves."""
+
+_COLLAPSE = 25
 
 _SETUP, _REGISTER = 425, 427
 _REGISTER_BUFFERS = 0
@@ -60,8 +75,18 @@ class Mirror:
         found = set()
         for first, _, (room,) in self._pieces:
             for page, (entry,) in enumerate(struct.iter_unpack("Q", room), first):
-                if entry & _WANTED == _WANTED:
+                if entry & _PRESENT and entry & _ALONE:
                     found.add(page)
+        return found
+
+    def full(self) -> list[range]:
+        """The pages on the last picture that fill, or nearly fill, the place of a huge page."""
+        found = []
+        for first, _, (room,) in self._pieces:
+            present = bytes(entry >> 63 for (entry,) in struct.iter_unpack("Q", room))
+            for start in range(-(-first // _HUGE) * _HUGE, first + len(present) - _HUGE + 1, _HUGE):
+                if present.count(1, start - first, start - first + _HUGE) >= _NEARLY:
+                    found.append(range(start, start + _HUGE))
         return found
 
     def close(self) -> None:
@@ -71,8 +96,8 @@ class Mirror:
             room.close()
 
 
-def pin(pages: set[int]) -> bool:
-    """Pin pages, as long as this process lives. Returns whether the system lets us; nothing but time depends on it.
+def pin(pages: set[int]) -> int:
+    """Pin pages, as long as this process lives. Returns how many the system lets us; nothing but time depends on it.
 
     Args:
         pages: addresses divided by the size of a page.
@@ -86,12 +111,12 @@ def pin(pages: set[int]) -> bool:
     parameters = ctypes.create_string_buffer(_PARAMETERS)
     ring = kernel.syscall(_SETUP, 1, parameters)
     if ring < 0:
-        return False
+        return 0
     pieces = b"".join(struct.pack("QQ", first * _PAGE, count * _PAGE) for first, count in runs[:MOST_RUNS])
-    if kernel.syscall(_REGISTER, ring, _REGISTER_BUFFERS, pieces, len(pieces) // 16) < 0:
+    if kernel.syscall(_REGISTER, ring, _REGISTER_BUFFERS, pieces, len(runs[:MOST_RUNS])) < 0:
         os.close(ring)
-        return False
-    return True
+        return 0
+    return sum(count for _, count in runs[:MOST_RUNS])
 
 
 def _writable(proc: int) -> list[tuple[int, int]]:
@@ -104,3 +129,19 @@ def _writable(proc: int) -> list[tuple[int, int]]:
                 start, _, end = where.partition("-")
                 found.append((int(start, 16), int(end, 16)))
     return found
+
+
+def collapse(places: list[range], written: set[int]) -> set[int]:
+    """Make huge pages of those that few of some pages lie in, as far as the system lets us. Returns all their pages.
+
+    Args:
+        places: see `Mirror.full`.
+        written: pages that children write to.
+    """
+    collapsed: set[int] = set()
+    for pages in places:
+        if _PAGE * _HUGE == _HUGE_BYTES and len(written.intersection(pages)) <= _FEW:
+            size = ctypes.c_size_t(_HUGE_BYTES)
+            if kernel.libc.madvise(ctypes.c_void_p(pages.start * _PAGE), size, _COLLAPSE) == 0:
+                collapsed.update(pages)
+    return collapsed

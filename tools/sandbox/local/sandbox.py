@@ -51,6 +51,10 @@ TRIES = 3
 Network = Literal["off", "loopback", "host"]
 
 _log = logging.getLogger("toolgym.tools.sandbox")
+
+_SLOW = (
+    "the sandbox's programs start a little slower than they could: io_uring is not allowed, or too little locked memory"
+)
 _said: set[str] = set()
 
 
@@ -371,6 +375,9 @@ class LocalSandbox(Sandbox):
         if text not in _said:
             _said.add(text)
             _log.info("%s (%s)", text, self.isolation)
+        if not template.layers["pinned"] and _SLOW not in _said:
+            _said.add(_SLOW)
+            _log.info(_SLOW)
         return template
 
 

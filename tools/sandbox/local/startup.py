@@ -34,6 +34,8 @@ STDLIB = (
 
 _FIRST_WORDS = 65536
 
+_MOST_PINNED = 1 << 30
+
 _ONLY_OWN = "hidepid=ptraceable"
 
 _FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
@@ -45,7 +47,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     host = socket.socket(fileno=config["socket"])
     os.set_inheritable(host.fileno(), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _raise_descriptor_limit()
+    _raise_limits()
     leaves = _leaves(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
@@ -84,7 +86,9 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         work=config["work"],
     )
     can_fork = config["level"] != "landlock"
-    template = Template(host, birth, line, stem, warm=config["warm"], can_fork=can_fork, eyes=eyes)
+    template = Template(
+        host, birth, line, stem, warm=config["warm"], can_fork=can_fork, eyes=eyes, pinned=told["pinned"]
+    )
     _filter_calls(namespaces=config["level"] == "namespaces")
     template.serve()
 
@@ -128,9 +132,9 @@ def _be_stem(line: socket.socket, config: Mapping[str, Any], birth: Birth, proc:
     stem = Stem(line, replace(birth, confinement=replace(birth.confinement, data_pages=private)))
     program.prepare()
     _forget_ourselves()
-    stem.rehearse(proc)
+    pinned = stem.rehearse(proc)
     _filter_calls(namespaces=config["level"] == "namespaces")
-    _tell(line, resident=resident)
+    _tell(line, resident=resident, pinned=pinned)
     stem.serve()
 
 
@@ -175,10 +179,16 @@ def _wait_for(pid: int) -> NoReturn:
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _raise_descriptor_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _raise_limits() -> None:
+    """Of descriptors, and of memory that `pinning` pins; all templates of a user count together for that."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
+        _, hard = resource.getrlimit(kind)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if 0 <= hard < _MOST_PINNED:
+        with contextlib.suppress(ValueError, OSError):  # it takes root
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (_MOST_PINNED, _MOST_PINNED))
 
 
 def _clean_environment(config: Mapping[str, Any]) -> None:

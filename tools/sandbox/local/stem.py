@@ -94,25 +94,34 @@ class Stem:
         self._thread_id = kernel.thread_id_address()
         self._inits = init.InitMaker(self._thread_id) if birth.pid_namespace >= 0 else None
 
-    def rehearse(self, proc: int) -> None:
-        """See to it that the pages that every child writes to are copied at its fork, all at once.
+    def rehearse(self, proc: int) -> int:
+        """Make forks cheaper, see `pinning`.
 
-        Which pages these are, two children show, one that runs a program and one that becomes a session. Where anything
-        of this fails, or the system does not allow it, all goes the same way, only slower.
+        Which pages children write to, two of them show: one that runs a program, and one that becomes a session. Where
+        anything of this fails, or the system does not allow it, all goes the same way, only slower.
 
         Args:
             proc: descriptor of a /proc that shows this process.
+
+        Returns:
+            How many pages will be copied at each fork.
         """
         gc.collect()
         kernel.trim_heap()
         gc.freeze()
         gc.disable()
         with contextlib.suppress(OSError):
-            written = [self._watch(proc, requests) for requests in _REHEARSAL]
-            pinning.pin(set.intersection(*written))
+            written, places = zip(*(self._watch(proc, requests) for requests in _REHEARSAL), strict=True)
+            huge = pinning.collapse(places[-1], set.union(*written))
+            return pinning.pin(set.intersection(*written) - huge)
+        return 0
 
-    def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Have a child carry out requests. Returns the pages that it, or this process meanwhile, has written to."""
+    def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
+        """Have a child carry out requests.
+
+        Returns:
+            The pages that it, or this process meanwhile, has written to, and where huge pages would have a place.
+        """
         frames = [wire.encode_down(request) for request in requests]
         folder = self._birth.folder(0)
         if not self._birth.confinement.namespaces:
@@ -136,7 +145,7 @@ class Stem:
             if why or not out.recv(_ANSWER) or not control.recv(_ANSWER):
                 raise OSError(why.decode("utf-8", "replace"))
             mirror.look()
-            return mirror.unshared()
+            return mirror.unshared(), mirror.full()
         finally:
             kernel.end_processes(pid, first)
             mirror.close()

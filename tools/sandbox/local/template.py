@@ -59,6 +59,7 @@ class Template:
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
         eyes: how children are watched.
+        pinned: how many pages are copied at each fork; see `pinning`.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class Template:
         warm: int,
         can_fork: bool,
         eyes: Eyes,
+        pinned: int,
     ) -> None:
         self._birth, self._want_warm, self._can_fork, self._eyes = birth, warm, can_fork, eyes
+        self._pinned = pinned
         self._watchdog = Watchdog(eyes)
         self._own_mounts = -1
         if birth.confinement.namespaces:
@@ -97,6 +100,7 @@ class Template:
             "seccomp": confinement.filter is not None,
             "fresh_proc": confinement.fresh_proc,
             "watched": self._watchdog.watches,
+            "pinned": self._pinned,
             "cgroup": self._birth.leaves.layers if self._birth.leaves is not None else None,
         }
         self._host.tell({"ready": True, "pid": os.getpid(), "layers": layers})
