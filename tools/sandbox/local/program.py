@@ -86,7 +86,7 @@ def prepare() -> None:
     """In the template: make what all programs get alike, so that they need not."""
     global _thread_exits, _exits, _handlers
     atexit.unregister(logging.shutdown)  # most programs have nothing that it would shut down; `_finish` looks
-    _thread_exits, _exits, _handlers = _count_thread_exits(), atexit._ncallbacks(), len(logging._handlerList)
+    _thread_exits, _exits, _handlers = _count_thread_exits(), atexit._ncallbacks(), len(logging._handlerList)  # type: ignore[attr-defined]
     kept = {fd: os.dup(fd) for fd in (1, 2)}
     ends = os.pipe()  # what streams find out about their files, they find out now
     for fd in kept:
