@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import stat
 from collections.abc import Sequence
@@ -12,39 +11,57 @@ from toolgym.tools.sandbox.local import kernel
 MAX_FETCH = 32 * 1024 * 1024
 """Bytes of one file that is fetched."""
 
+MAX_TOGETHER = 256 * 1024 * 1024
+"""Bytes of all that one run fetches."""
 
-def fetch(folder: int, home: str, names: Sequence[str]) -> dict[str, str]:
-    """Read files in base64; those that are absent, too large, not plain files or behind a link are left out.
+AT_ONCE = 4 * 1024 * 1024
+"""Bytes of one read."""
+
+
+class Fetch:
+    """Files on their way; those that are absent, too large, not plain files or behind a link are left out.
+
+    They are opened at once, so that whatever happens to the folder does not matter, and read in steps.
 
     Args:
-        folder: a handle that the child gave before any foreign code ran; -1: it gave none.
+        folder: a handle of the folder; -1: there is none.
         home: the program's working folder, relative to that one.
         names: relative to the working folder, or absolute below /tmp, which then is that folder.
+
+    Attributes:
+        found: names and sizes, in bytes, of those that have been read, in order.
     """
-    found: dict[str, str] = {}
-    if folder < 0:
-        return found
-    for name in names:
-        try:
-            inside = name.removeprefix("/tmp/")
-            fd = kernel.open_beneath(folder, inside if inside != name else os.path.join(home, name))
-        except OSError:
-            continue
-        try:
+
+    def __init__(self, folder: int, home: str, names: Sequence[str]) -> None:
+        self.found: list[tuple[str, int]] = []
+        self._open: list[tuple[str, int, int]] = []
+        together = 0
+        for name in dict.fromkeys(names) if folder >= 0 else ():
+            try:
+                inside = name.removeprefix("/tmp/")
+                fd = kernel.open_beneath(folder, inside if inside != name else os.path.join(home, name))
+            except OSError:
+                continue
             about = os.fstat(fd)
-            if stat.S_ISREG(about.st_mode) and about.st_size <= MAX_FETCH:
-                found[name] = base64.b64encode(_read_whole(fd, about.st_size)).decode()
-        finally:
+            fits = about.st_size <= min(MAX_FETCH, MAX_TOGETHER - together)
+            if not stat.S_ISREG(about.st_mode) or not fits:
+                os.close(fd)
+                continue
+            together += about.st_size
+            self._open.append((name, fd, about.st_size))
+        self._open.reverse()
+        self._size = 0
+
+    def read(self) -> bytes:
+        """The next bytes of them; empty: that was all, and nothing is open any more."""
+        while self._open:
+            name, fd, size = self._open[-1]
+            data = os.read(fd, min(AT_ONCE, size - self._size)) if size > self._size else b""
+            self._size += len(data)
+            if data:
+                return data
             os.close(fd)
-    return found
-
-
-def _read_whole(fd: int, size: int) -> bytes:
-    parts = []
-    while size > 0:
-        part = os.read(fd, size)
-        if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+            self._open.pop()
+            self.found.append((name, self._size))
+            self._size = 0
+        return b""

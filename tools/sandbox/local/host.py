@@ -40,6 +40,17 @@ class Host:
         self._outbox += wire.encode(message)
         self._flush()
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for the host to read."""
+        return len(self._outbox)
+
+    def pass_on(self, number: int, data: bytes) -> None:
+        """Send bytes that belong to what a request will be answered, ahead of the answer."""
+        self._outbox += wire.piece_head(number, len(data))
+        self._outbox += data
+        self._flush()
+
     def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         """Answer a request."""
         self.tell({"id": request.get("id"), **message})
@@ -58,6 +69,8 @@ class Host:
         if not data:
             self._end()
         for request in self._decoder.feed(data):
+            if isinstance(request, wire.Piece):
+                continue  # the host sends none
             try:
                 self._on_request(request)
             except Exception as error:  # noqa: BLE001  one bad request must not harm another

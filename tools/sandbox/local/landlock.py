@@ -25,6 +25,8 @@ READ_ONLY = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _NET_BIND_CONNECT = 3
 _SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3
+SCOPED_SINCE = 6
+"""The first ABI that keeps signals and abstract sockets inside."""
 
 
 def abi() -> int:
@@ -86,9 +88,9 @@ class Ruleset:
             network: whether TCP may be used; where it may not, the kernel refuses bind and connect since ABI 4.
         """
         net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT
-        scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= 6 else 0
+        scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= SCOPED_SINCE else 0
         attributes = struct.pack("QQQ", self._handled, net, scoped)
-        size = 24 if self._abi >= 6 else 16 if self._abi >= 4 else 8
+        size = 24 if self._abi >= SCOPED_SINCE else 16 if self._abi >= 4 else 8
         script.add("landlock_create_ruleset", attributes, size, 0, expect=free)
         for fd, access in self._rules:
             script.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0)

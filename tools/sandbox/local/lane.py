@@ -9,11 +9,20 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolgym.tools.sandbox.local import wire
 from toolgym.tools.sandbox.local.capture import Capture
 from toolgym.tools.sandbox.local.reactor import Reactor
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.forking import Fork
+
+AT_ONCE = 64 * 1024
+"""Bytes of one read from a child."""
+
+READS_AT_ONCE = 32
+"""Of its output, until others have their turn."""
 
 
 class Lane:
@@ -38,7 +47,7 @@ class Lane:
         for fd in self.pipes.values():
             os.set_blocking(fd, False)
         self.handle = handle
-        self.decoder = wire.Decoder(wire.MAX_FROM_CHILD)
+        self.decoder = wire.Uplink()
         self.cap = cap
         self.output = {1: Capture(cap), 2: Capture(cap)}
         self.request: dict[str, Any] | None = None
@@ -52,9 +61,7 @@ class Lane:
         self.home = "."
         self.compiled: dict[str, Any] | None = None
         self.session = ""
-        self.copy_of: Lane | None = None
-        self.copied: dict[str, Any] | None = None
-        self.received: list[int] = []
+        self.fork: Fork | None = None
         self.namespace = -1
         self.ends: list[int] = []
         self._outbox = bytearray()
@@ -97,15 +104,17 @@ class Lane:
 
         Ours never were in a program's hands. One that shared them could have reads from them block, and us with it.
         """
-        ours, theirs = socket.socketpair()
-        pipes = os.pipe(), os.pipe()
-        self.ends = [ours.detach(), *(read for read, _ in pipes)]
-        try:
-            self.send_descriptors(theirs.fileno(), *(write for _, write in pipes))
-        finally:
-            theirs.close()
-            for _, write in pipes:
-                os.close(write)
+        with contextlib.ExitStack() as lent:
+            ours, theirs = socket.socketpair()
+            lent.callback(theirs.close)
+            self.ends = [ours.detach()]
+            writes = []
+            for _ in (1, 2):
+                read, write = os.pipe()
+                lent.callback(os.close, write)
+                self.ends.append(read)
+                writes.append(write)
+            self.send_descriptors(theirs.fileno(), *writes)
 
     def close_ends(self) -> None:
         """The fork will not be."""
@@ -114,14 +123,19 @@ class Lane:
         self.ends = []
 
     def receive(self) -> bytes | None:
-        """Read from the control socket, descriptors into `received`. None: nothing now; empty: it is closed."""
+        """Read from the control socket. None: nothing now; empty: it is closed.
+
+        Raises:
+            ValueError: descriptors came along. There is no room for any, so the kernel has dropped them.
+        """
         try:
-            data, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 8)
+            data, _, flags, _ = self.control.recvmsg(AT_ONCE)
         except BlockingIOError:
             return None
         except OSError:
             return b""
-        self.received += fds
+        if flags & socket.MSG_CTRUNC:
+            raise ValueError("descriptors that nobody asked for")
         return data
 
     # ------------------------------------------------------------------ output
@@ -131,9 +145,9 @@ class Lane:
         fd = self.pipes.get(stream, -1)
         if fd < 0:
             return
-        while True:
+        for _ in range(READS_AT_ONCE):
             try:
-                data = os.read(fd, 65536)
+                data = os.read(fd, AT_ONCE)
             except BlockingIOError:
                 return
             except OSError:
@@ -146,7 +160,7 @@ class Lane:
                 self.killed = "output_limit"
                 self.child.kill()
                 return
-            if len(data) < 65536:
+            if len(data) < AT_ONCE:
                 return
 
     def drain(self) -> None:
@@ -184,11 +198,10 @@ class Lane:
         if self.control.fileno() >= 0:
             self._reactor.unwatch(self.control.fileno())
             self.control.close()
-        for fd in (self.handle, self.folder, self.namespace, *self.received):
+        for fd in (self.handle, self.folder, self.namespace):
             if fd >= 0:
                 os.close(fd)
         self.handle = self.folder = self.namespace = -1
-        self.received = []
 
     def _close_pipe(self, stream: int) -> None:
         fd = self.pipes.pop(stream, -1)

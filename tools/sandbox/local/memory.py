@@ -27,21 +27,51 @@ def number(proc: int, pidfd: int) -> int:
     return max(0, int(text.partition("Pid:")[2].split()[0]))
 
 
+def child_handle(proc: int, parent: int, told: int) -> int:
+    """A handle of a child of a process that tells its number in its own pid namespace. It may be lying.
+
+    Args:
+        proc: a /proc that shows both.
+        parent: the process, as that /proc counts.
+        told: what it says.
+
+    Raises:
+        ProcessLookupError: it has no such child.
+        OSError: likewise, or there are no more descriptors.
+    """
+    for child in _children(proc, parent):
+        # From the namespace of that /proc down to its own: ours, in which it gets a handle, is the last but one.
+        words = _read(proc, f"{child}/status").partition("NSpid:")[2].partition("\n")[0].split()
+        if len(words) > 1 and int(words[-1]) == told:
+            handle = os.pidfd_open(int(words[-2]))
+            # Its number was its own only if it is, even now, what that number means, and the child that was seen.
+            if number(proc, handle) == child and child in _children(proc, parent):
+                return handle
+            os.close(handle)
+    raise ProcessLookupError(f"no child {told}")
+
+
 def tree(proc: int, pid: int) -> list[int]:
     """A process and all below it."""
     found = [pid]
     for parent in found:
-        try:
-            tasks = os.open(f"{parent}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-        except OSError:
-            continue
-        try:
-            for task in os.listdir(tasks):
-                found += map(int, _read(tasks, f"{task}/children").split())
-        except OSError:
-            continue
-        finally:
-            os.close(tasks)
+        found += _children(proc, parent)
+    return found
+
+
+def _children(proc: int, parent: int) -> list[int]:
+    found: list[int] = []
+    try:
+        tasks = os.open(f"{parent}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return found
+    try:
+        for task in os.listdir(tasks):
+            found += map(int, _read(tasks, f"{task}/children").split())
+    except OSError:
+        return found
+    finally:
+        os.close(tasks)
     return found
 
 

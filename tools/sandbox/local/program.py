@@ -299,11 +299,7 @@ def _connect_stdin(text: str) -> None:
 
 
 def _hand_over_folder(base: str) -> None:
-    """Give the template a handle of a folder before any foreign code runs; it fetches files through it."""
-    import socket
-
-    fd = os.open(base, os.O_PATH | os.O_DIRECTORY)
-    control = socket.socket(fileno=os.dup(confine.CONTROL_FD))
-    socket.send_fds(control, [wire.encode({"folder": os.path.relpath(".", base)})], [fd])
-    control.close()
-    os.close(fd)
+    """Have the template take hold of a folder before any foreign code runs; it fetches files through it."""
+    wire.send_all(confine.CONTROL_FD, wire.encode({"folder": os.path.relpath(".", base)}))
+    if wire.receive(confine.CONTROL_FD) is None:
+        os._exit(0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import heapq
 import select
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
+
+# Numbers, and the plain function: the module `signal` makes an enum's members of all that comes and goes.
+_ALARM, _DEFAULT, _REAL = int(signal.SIGALRM), int(signal.SIG_DFL), signal.ITIMER_REAL
 
 
 class Timed(Protocol):
@@ -52,12 +57,29 @@ class Deadlines(Generic[T]):
         return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
 
 
+MOST_AT_ONCE = 0.02
+"""Seconds that a system call may take before it is interrupted, if it can be."""
+
+
+def leave_alarm() -> None:
+    """In a child: the signal of a reactor's timer, which stays behind, means what it always does."""
+    _signal.signal(_ALARM, _DEFAULT)
+
+
 class Reactor:
-    """Calls a handler for every descriptor that has something to tell."""
+    """Calls a handler for every descriptor that has something to tell.
+
+    While it does not wait, a timer runs whose signal interrupts whatever the kernel takes long over. A program can send
+    us descriptors, whether we take them or not, and whoever gives up the last reference to a file waits for its end: of
+    a TCP connection, as long as its owner has said (`SO_LINGER`). A signal ends that wait.
+    """
 
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[int], object]] = {}
+        self._waits = self._guarded = False
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.siginterrupt(signal.SIGALRM, False)  # system calls that have done nothing yet begin anew
 
     def watch(self, fd: int, handler: Callable[[int], object], events: int = select.EPOLLIN) -> None:
         """Call `handler(events)` from now on."""
@@ -77,12 +99,23 @@ class Reactor:
 
     def turn(self, patience: float | None) -> bool:
         """Wait at most this many seconds (None: for ever) and handle what came. Returns whether anything did."""
+        self._waits = True
         try:
             events = self._poll.poll(-1.0 if patience is None else patience)
         except InterruptedError:
             return False
+        finally:
+            self._waits = False
+            if not self._guarded:
+                self._guarded = True
+                _signal.setitimer(_REAL, MOST_AT_ONCE, MOST_AT_ONCE)
         for fd, event in events:
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler(event)
         return bool(events)
+
+    def _on_alarm(self, *_: object) -> None:
+        if self._waits:  # nothing to guard; so an idle process is not woken for nothing
+            self._guarded = False
+            _signal.setitimer(_REAL, 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import errno
+import json
 import linecache
 import os
 import resource
@@ -18,10 +20,16 @@ import types
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import confine, landlock, program, wire
+from toolgym.tools.sandbox.local import answers, confine, landlock, program, wire
 
 MAX_ECHO = 64 * 1024
-"""Characters of a last expression's `repr` that are echoed."""
+"""Characters of a last expression's `repr` that are echoed, and of one line of a traceback."""
+
+MAX_STRUCTURE = 50_000
+"""How many commas and brackets the JSON of one rich form may have that is not a text."""
+
+MOST_SAID = 1000
+"""Characters of what went wrong with a fork."""
 
 _MIME_METHODS = {
     "text/html": "_repr_html_",
@@ -55,6 +63,7 @@ class Repl:
         self._count = 0
         self._shown: list[dict[str, Any]] = []
         self._loop: Any = None
+        self._near_copies = False
 
     def run(self) -> NoReturn:
         """Answer requests until the control socket closes."""
@@ -63,16 +72,20 @@ class Repl:
             request = wire.receive(confine.CONTROL_FD)
             if request is None:
                 os._exit(0)
+            if self._near_copies and request["op"] in ("cell", "exec"):
+                _separate()  # once for all copies that were made since code ran here
+                self._near_copies = False
             try:
                 answer = getattr(self, f"_on_{request['op']}")(request)
             except BaseException as error:  # noqa: BLE001  a request that fails is an answer
                 program.ignore_interrupts()
-                answer = {"failed": f"{type(error).__name__}: {error}"}
+                answer = {"failed": _told(error)}
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
             program.ignore_interrupts()
-            wire.send_all(confine.CONTROL_FD, wire.encode(answer))
+            frame = wire.encode(answer) if request["op"] == "fork" else wire.encode_answer(_pack(answer))
+            wire.send_all(confine.CONTROL_FD, frame)
 
     # ------------------------------------------------------------------ cells
 
@@ -113,8 +126,8 @@ class Repl:
         text = repr(value)
         rich = _rich(value)
         if rich:
-            self._shown.append({"text/plain": text[:MAX_ECHO], **rich})
-        return text if len(text) <= MAX_ECHO else f"{text[:MAX_ECHO]}... [{len(text) - MAX_ECHO} characters cut]"
+            self._shown.append(_bundle(text, rich))
+        return answers.cut(text, MAX_ECHO)
 
     def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
         compiled = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -131,7 +144,7 @@ class Repl:
     def _display(self, *values: Any) -> None:
         """Show values as Jupyter's `display` does."""
         for value in values:
-            self._shown.append({"text/plain": repr(value)[:MAX_ECHO], **_rich(value)})
+            self._shown.append(_bundle(repr(value), _rich(value)))
 
     def _collect_figures(self) -> None:
         """Take the figures that matplotlib has open, as Jupyter's inline backend does."""
@@ -167,13 +180,19 @@ class Repl:
         return {"status": process.returncode}
 
     def _on_write(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        program.place_files({request["name"]: request["data"]})
+        if not request["at"]:
+            program.place_files({request["name"]: request["data"]})
+            return {}
+        with open(request["name"], "r+b") as file:
+            file.seek(request["at"])
+            file.write(base64.b64decode(request["data"]))
         return {}
 
     def _on_read(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             with open(request["name"], "rb") as file:
-                return {"data": base64.b64encode(file.read(request["most"])).decode()}
+                file.seek(request["at"])
+                return {"data": file.read(request["most"])}
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return {"absent": True}
 
@@ -182,8 +201,8 @@ class Repl:
     def _on_fork(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Fork this interpreter. The copy gets pipes, a control socket and a root of its own.
 
-        Its ends come over the control socket: control, stdout and stderr. A handle of the process goes back. Its root
-        comes to it alone, over its own control socket, see `branch`.
+        Its ends come over the control socket: control, stdout and stderr. Its root comes to it alone, over its own
+        control socket, see `branch`. No descriptor ever goes the other way.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -199,16 +218,14 @@ class Repl:
         if pid == 0:
             try:
                 _become_copy(*ends)
+                self._near_copies = False
             except BaseException as error:  # noqa: BLE001  half a copy must not go on
                 with contextlib.suppress(BaseException):
-                    wire.send_all(confine.CONTROL_FD, wire.encode({"failed": f"{type(error).__name__}: {error}"}))
+                    wire.send_all(confine.CONTROL_FD, wire.encode({"failed": _told(error)}))
                 os._exit(1)
             return {"ready": True}  # sent on the new control socket: the copy is in place
-        handle = os.pidfd_open(pid)
-        with socket.socket(fileno=os.dup(confine.CONTROL_FD)) as origin:
-            socket.send_fds(origin, [wire.encode({"forked": True})], [handle])
-        os.close(handle)
-        _separate()
+        self._near_copies = True
+        wire.send_all(confine.CONTROL_FD, wire.encode({"forked": pid}))
         return {"done": True}
 
 
@@ -217,6 +234,7 @@ def _become_copy(control: int, out: int, err: int) -> None:
     for old, new in ((control, confine.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)
         os.close(old)
+    _separate()
     place = os.getcwd()
     (root,) = _receive_descriptors(1)
     os.fchdir(root)
@@ -242,7 +260,6 @@ def _become_copy(control: int, out: int, err: int) -> None:
         path = copied.get((about.st_dev, about.st_ino))
         if path is not None:
             _reopen(fd, path)
-    _separate()
 
 
 def _receive_descriptors(count: int) -> list[int]:
@@ -255,9 +272,23 @@ def _receive_descriptors(count: int) -> list[int]:
 
 
 def _separate() -> None:
-    """Keep origin and copy from signalling each other, as far as the kernel goes: some 15 times in a process's past."""
-    with contextlib.suppress(OSError):
+    """Keep origin and copies from signalling each other, where the kernel can (see `Isolation.missing`).
+
+    Raises:
+        OSError: it can, but not once more in the history of this process.
+    """
+    if landlock.abi() < landlock.SCOPED_SINCE:
+        return
+    try:
         landlock.separate()
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        raise OSError(
+            errno.E2BIG,
+            "too many forks lie between this session and the first one: the kernel keeps about 15 generations from "
+            "signalling each other, and no more; open a new session, or fork one of an earlier generation",
+        ) from None
 
 
 def _not_copied(where: str, names: list[str]) -> list[str]:
@@ -287,6 +318,29 @@ def _reopen(fd: int, path: str) -> None:
     os.close(fresh)
 
 
+def _told(error: BaseException) -> str:
+    """A failure in a sentence, whatever its own code makes of it."""
+    try:
+        return f"{type(error).__name__}: {error}"[:MOST_SAID]
+    except BaseException:  # noqa: BLE001
+        return type(error).__name__[:MOST_SAID]
+
+
+def _pack(answer: dict[str, Any]) -> bytes:
+    """An answer's bytes. One that is too large loses its rich output, with a word about it."""
+    try:
+        return answers.pack(answer)
+    except answers.TooLarge as error:
+        why = f"[left out: {error}, more than the {answers.MAX_ANSWER} bytes and {answers.MAX_PARTS} parts that may be]"
+        shown = [{"text/plain": why}] if answer.get("display") else []
+        failed = answer.get("error")
+        if failed:
+            failed["traceback"] = [*failed["traceback"][:20], why, *failed["traceback"][-20:]]
+        return answers.pack({**answer, "display": shown})
+    except BaseException as error:  # noqa: BLE001  want of memory, above all
+        return answers.pack({"failed": _told(error)})
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
     frames = program.own_frames(error.__traceback__)
     try:
@@ -294,12 +348,32 @@ def _describe(error: BaseException) -> dict[str, Any]:
     except BaseException:  # noqa: BLE001  even that may be the cell's own code
         value = "<its text cannot be shown>"
     if isinstance(error, SystemExit):
-        return {"name": "SystemExit", "value": value, "traceback": []}
+        return {"name": "SystemExit", "value": answers.cut(value, MAX_ECHO), "traceback": []}
     try:
         lines = traceback.format_exception(type(error), error, frames)
     except BaseException:  # noqa: BLE001
         lines = []
-    return {"name": type(error).__name__, "value": value, "traceback": lines}
+    lines = [answers.cut(line, MAX_ECHO) for line in lines]
+    return {"name": type(error).__name__, "value": answers.cut(value, MAX_ECHO), "traceback": lines}
+
+
+def _bundle(text: str, rich: Mapping[str, Any]) -> dict[str, Any]:
+    """The forms of one value that are shown; those that cannot be are named in its text."""
+    text = text[:MAX_ECHO]
+    shown: dict[str, Any] = {}
+    for mime, data in rich.items():
+        if not isinstance(data, str):
+            try:
+                encoded = json.dumps(data).encode()
+                why = "" if answers.count(encoded) <= MAX_STRUCTURE else "has too many parts"
+                why = why if len(encoded) <= answers.MAX_HEAD // 2 else "is too large"
+            except (TypeError, ValueError, RecursionError):
+                why = "is not JSON"
+            if why:
+                text += f"\n[left out: its {mime}, which {why}]"
+                continue
+        shown[str(mime)] = data
+    return {"text/plain": text, **shown}
 
 
 def _rich(value: Any) -> dict[str, Any]:

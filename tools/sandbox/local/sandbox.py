@@ -268,6 +268,9 @@ class LocalSandbox(Sandbox):
             except TemplateLost:
                 why = "the template process was lost"
                 continue
+            except asyncio.CancelledError:
+                template.tell({"op": "close", "session": name})  # it may have been open already
+                raise
             if answer["status"] == "ok":
                 return self._adopt(LocalSession(self, template, name))
             why = answer.get("message") or answer["status"]
@@ -438,6 +441,15 @@ def _check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     return dict(env or {})
 
 
+def _fetched(found: Sequence[tuple[str, int]], data: bytes) -> dict[str, bytes]:
+    """Files by name, from their sizes and their contents one after another."""
+    files, at = {}, 0
+    for name, size in found:
+        files[name] = data[at : at + size]
+        at += size
+    return files
+
+
 def _execution_result(answer: Mapping[str, Any]) -> ExecutionResult:
     status = ExecutionStatus(answer["status"])
     code = answer.get("code")
@@ -475,6 +487,6 @@ def _execution_result(answer: Mapping[str, Any]) -> ExecutionResult:
         message=str(answer.get("message", "")),
         cpu_seconds=answer.get("cpu"),
         memory_bytes=answer.get("rss"),
-        files={name: base64.b64decode(data) for name, data in (answer.get("files") or {}).items()},
+        files=_fetched(answer.get("files") or (), answer.get("raw", b"")),
         compile=compilation,
     )

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.local import answers
 from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost
 from toolgym.tools.sandbox.names import check_name, positive
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.sandbox import LocalSandbox
 
-MAX_READ = 32 * 1024 * 1024
+MAX_READ = 1 << 30
 """Bytes of one file that a session's `read_file` gives."""
+
+AT_ONCE = 4 * 1024 * 1024
+"""Bytes of a file that are read or written in one step: other sessions have their turn in between."""
+
+MAX_CODE = 1 << 31
+"""Beyond this no number is the code of a process that ended."""
 
 _LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
 
@@ -71,15 +78,16 @@ class LocalSession(Session):
         request = {"op": "exec", "argv": list(argv), "stdin": stdin, "timeout": positive("timeout", timeout)}
         answer = await self._ask(request, timeout)
         inner = answer.get("answer") or {}
-        code = inner.get("status")
+        said = inner.get("status")
+        code = said if type(said) is int and abs(said) < MAX_CODE else None
         status = ExecutionStatus(answer["status"])
         if status is ExecutionStatus.OK and code != 0:
-            status = ExecutionStatus.KILLED if isinstance(code, int) and code < 0 else ExecutionStatus.ERROR
+            status = ExecutionStatus.KILLED if code is not None and code < 0 else ExecutionStatus.ERROR
         return ExecutionResult(
             status=status,
             stdout=answer.get("stdout", ""),
             stderr=answer.get("stderr", ""),
-            return_code=code if isinstance(code, int) else None,
+            return_code=code,
             duration=float(answer.get("duration", 0.0)),
             stdout_truncated=bool(answer.get("stdout_truncated")),
             stderr_truncated=bool(answer.get("stderr_truncated")),
@@ -87,25 +95,42 @@ class LocalSession(Session):
         )
 
     async def write_file(self, name: str, data: bytes) -> None:
-        encoded = base64.b64encode(data).decode()
-        answer = await self._ask({"op": "write", "name": check_name(name), "data": encoded}, START_SESSION)
-        failed = (answer.get("answer") or {}).get("failed") or (None if answer["status"] == "ok" else answer["status"])
-        if failed:
-            raise SandboxError(f"the file {name!r} cannot be written in the session: {failed}")
+        check_name(name)
+        async with self._lock:
+            for at in range(0, max(len(data), 1), AT_ONCE):
+                encoded = base64.b64encode(data[at : at + AT_ONCE]).decode()
+                answer = await self._ask_next({"op": "write", "name": name, "at": at, "data": encoded}, START_SESSION)
+                failed = (answer.get("answer") or {}).get("failed")
+                failed = failed or (None if answer["status"] == "ok" else answer.get("message") or answer["status"])
+                if failed:
+                    raise SandboxError(f"the file {name!r} cannot be written in the session: {_valid(str(failed))}")
 
     async def read_file(self, name: str) -> bytes:
-        answer = await self._ask({"op": "read", "name": check_name(name), "most": MAX_READ}, START_SESSION)
-        inner = answer.get("answer") or {}
-        if inner.get("absent"):
-            raise FileNotFoundError(f"the session has no file {name!r}")
-        if not isinstance(inner.get("data"), str):
-            raise SandboxError(
-                f"the file {name!r} cannot be read in the session: {inner.get('failed') or answer['status']}"
-            )
-        try:
-            return base64.b64decode(inner["data"])
-        except ValueError:
-            raise SandboxError(f"the file {name!r} cannot be read in the session: what came is not base64") from None
+        """See `Session.read_file`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            SandboxError: it cannot be read, or is larger than `MAX_READ`.
+        """
+        check_name(name)
+        parts: list[bytes] = []
+        async with self._lock:
+            while True:
+                request = {"op": "read", "name": name, "at": sum(map(len, parts)), "most": AT_ONCE}
+                answer = await self._ask_next(request, START_SESSION)
+                inner = answer.get("answer") or {}
+                data = inner.get("data")
+                if inner.get("absent"):
+                    raise FileNotFoundError(f"the session has no file {name!r}")
+                why = "" if isinstance(data, bytes) else inner.get("failed") or answer.get("message")
+                if not isinstance(data, bytes):
+                    why = _valid(str(why or answer["status"]))
+                    raise SandboxError(f"the file {name!r} cannot be read in the session: {why}")
+                parts.append(data)
+                if len(data) < AT_ONCE:
+                    return b"".join(parts)
+                if len(parts) * AT_ONCE > MAX_READ:
+                    raise SandboxError(f"the file {name!r} in the session is larger than {MAX_READ >> 20} MiB")
 
     async def upload(self, files: Mapping[str, bytes]) -> None:
         """Write several files."""
@@ -115,18 +140,27 @@ class LocalSession(Session):
     async def fork(self) -> LocalSession:
         """See `Session.fork`. The fork gets copies of /tmp and /dev/shm, as they are now, in a file system of its own.
 
-        Neither sees the other's processes nor can signal them. (The kernel, with Landlock's ABI 6 or later, allows some
-        fifteen such partings in the past of one process; from then on, forks of the same origin can signal each other.)
-        They share the limits of memory and processes. What is no file, folder or link there, or may not be
-        read, is left out.
+        Neither sees the other's processes nor can signal them; a thread or program that the session had started before
+        the fork may still signal the fork. The kernel (with Landlock's ABI 6 or later) allows about fifteen such
+        partings in the past of one session, and what would need more is refused: each fork is one for itself, and all
+        forks made between two cells of their origin are one for that.
+
+        They share the limits of memory and processes. What is no file, folder or link there, or may not be read, is
+        left out.
 
         Raises:
-            SandboxError: the session is gone, or its level cannot fork.
+            SandboxError: the session is gone, its level cannot fork, there are too many forks in its past, or what runs
+                in it kept the fork from coming about. Its words begin with the status: `sandbox_error` where the
+                sandbox itself failed.
         """
         into = uuid.uuid4().hex
-        answer = await self._ask({"op": "fork", "into": into}, START_SESSION)
+        try:
+            answer = await self._ask({"op": "fork", "into": into}, START_SESSION)
+        except asyncio.CancelledError:
+            self._template.tell({"op": "close", "session": into})  # it may be there already
+            raise
         if answer["status"] != "ok":
-            why = answer.get("message") or answer["status"]
+            why = f"{answer['status']}: {_valid(str(answer.get('message', '')))}".removesuffix(": ")
             raise SandboxError(f"the session cannot be forked: {why}")
         return self._sandbox._adopt(LocalSession(self._sandbox, self._template, into))
 
@@ -148,23 +182,34 @@ class LocalSession(Session):
         self._alive = False
 
     async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
-        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
         async with self._lock:
-            if not self.alive:
-                return gone
-            message = {"timeout": timeout, **message, "session": self._id}
-            try:
-                if message["op"] in ("cell", "exec"):
-                    async with self._sandbox._limiter.permit():
-                        answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
-                else:
+            return await self._ask_next(message, timeout)
+
+    async def _ask_next(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Ask while nobody else does. What the session itself said is under `answer`."""
+        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
+        if not self.alive:
+            return gone
+        message = {"timeout": timeout, **message, "session": self._id}
+        try:
+            if message["op"] in ("cell", "exec"):
+                async with self._sandbox._limiter.permit():
                     answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
-            except TemplateLost:
-                answer = {**gone, "message": "the template process of the session was lost"}
-            if not answer.get("alive"):
-                self._alive = False
-                self._sandbox._sessions.discard(self)
-            return answer
+            else:
+                answer = await self._template.request(message, patience=timeout + GRACE, settle=GRACE)
+        except TemplateLost:
+            answer = {**gone, "message": "the template process of the session was lost"}
+        if answer.get("answered"):
+            try:
+                answer["answer"] = answers.unpack(answer.pop("raw", b""))
+            except (ValueError, RecursionError):
+                # Whoever wrote that is the program, pretending to be us.
+                self._template.tell({"op": "close", "session": self._id})
+                answer = {**answer, "status": "killed", "alive": False}
+        if not answer.get("alive"):
+            self._alive = False
+            self._sandbox._sessions.discard(self)
+        return answer
 
 
 def _cell_error(value: object) -> CellError | None:
@@ -178,4 +223,4 @@ def _cell_error(value: object) -> CellError | None:
 
 def _valid(text: str) -> str:
     """Text that UTF-8 can hold: lone surrogates become their escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -72,6 +72,7 @@ class Supervisor:
         self._line: _Line | None = None
         self._first: asyncio.Future[dict[str, Any]] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._pieces: dict[int, list[bytes]] = {}
         self._numbers = itertools.count(1)
         self.layers: dict[str, Any] = {}
         self.pid = 0
@@ -151,6 +152,9 @@ class Supervisor:
             settle: when cancelled, seconds to wait until the template has really given up, so that what comes next does
                 not find it busy.
 
+        Returns:
+            The answer; under `raw`, the bytes that came ahead of it, where some did.
+
         Raises:
             TemplateLost: there is no answer and will be none.
         """
@@ -175,6 +179,7 @@ class Supervisor:
             raise
         finally:
             self._waiting.pop(number, None)
+            self._pieces.pop(number, None)
             if future.done() and not future.cancelled():
                 future.exception()  # nobody may be left to look at it
 
@@ -222,7 +227,16 @@ class Supervisor:
         if self._words is not None:
             self._words.close()
 
-    def _on_message(self, message: dict[str, Any]) -> None:
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a request whose answer nobody waits for."""
+        if self.alive and self._line is not None:
+            self._line.transport.write(wire.encode({**message, "id": next(self._numbers)}))
+
+    def _on_message(self, message: dict[str, Any] | wire.Piece) -> None:
+        if isinstance(message, wire.Piece):
+            if message.number in self._waiting:
+                self._pieces.setdefault(message.number, []).append(message.data)
+            return
         if self._first is not None:
             if not self._first.done():
                 self._first.set_result(message)
@@ -230,6 +244,9 @@ class Supervisor:
         future = self._waiting.get(message.get("id", 0))
         if future is not None and not future.done():
             self.answered += 1
+            pieces = self._pieces.pop(message["id"], None)
+            if pieces is not None:
+                message["raw"] = b"".join(pieces)
             future.set_result(message)
 
     def _on_loss(self) -> None:
@@ -265,7 +282,7 @@ class _Line(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, on_message: Callable[[dict[str, Any]], None], on_loss: Callable[[], None]) -> None:
+    def __init__(self, on_message: Callable[[dict[str, Any] | wire.Piece], None], on_loss: Callable[[], None]) -> None:
         self._on_message, self._on_loss = on_message, on_loss
         self._decoder = wire.Decoder()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()

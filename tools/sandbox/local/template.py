@@ -10,7 +10,7 @@ Requests from the host, each with an `id`; the answer carries the same:
     open     session, files?, env?, memory_mb          becomes a session
     cell     session, code, timeout
     exec     session, argv, stdin?, timeout
-    read     session, name, most / write: session, name, data
+    read     session, name, at, most / write: session, name, at, data
     fork     session, into
     close    session
     cancel   of                                         the id of a request to give up
@@ -18,7 +18,6 @@ Requests from the host, each with an `id`; the answer carries the same:
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import select
@@ -27,7 +26,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import branch, fetching, kernel, landlock, memory, wire
+from toolgym.tools.sandbox.local import kernel, landlock, memory, wire
+from toolgym.tools.sandbox.local.fetching import Fetch
+from toolgym.tools.sandbox.local.forking import MOST_SAID, Fork, Forks
 from toolgym.tools.sandbox.local.host import Host
 from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.nursery import Nursery
@@ -38,11 +39,15 @@ from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY, WATCH_EVERY, Eyes, 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
 
-MAX_DESCRIPTORS = 8
-"""How many descriptors from a child may wait for the message that tells what they are."""
+LAST_WORDS = 8
+"""How often a process that has ended is still read from: what it can have left, and no more, for others may go on
+writing in its name."""
 
-MOST_SAID = 1000
-"""Characters of what a child says went wrong."""
+MAX_BACKLOG = 8 * 1024 * 1024
+"""Bytes that may wait for the host before further files are read."""
+
+ANSWERED = ("cell", "exec", "read", "write")
+"""What sessions answer; of all else they only send notes."""
 
 LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
 """Limits that a program may say it ran into; it could not gain anything by lying."""
@@ -77,15 +82,15 @@ class Template:
         self._birth, self._want_warm, self._can_fork, self._eyes = birth, warm, can_fork, eyes
         self._pinned = pinned
         self._watchdog = Watchdog(eyes)
-        self._own_mounts = -1
-        if birth.confinement.namespaces:
-            self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=birth.confinement.proc)
         self._reactor = Reactor()
         self._host = Host(host, self._reactor, self._on_request, lambda: self._nursery.end())
         self._deadlines: Deadlines[Lane] = Deadlines()
         self._nursery = Nursery(self._reactor, birth, line, stem, self._watch_child, self._on_stillbirth)
         self._sessions: dict[str, Lane] = {}
         self._running: dict[int, Lane] = {}
+        self._forks = Forks(self._host, self._reactor, birth.confinement, eyes.proc, self._adopt, self._drop)
+        self._ended: dict[str, tuple[str, str]] = {}  # sessions that ended between two requests: how, and why
+        self._fetches: list[tuple[dict[str, Any], dict[str, Any], Fetch]] = []
         self._asked: set[Lane] = set()  # of the sessions' lanes: all that have a request, and some that had one
 
     def serve(self) -> NoReturn:
@@ -106,7 +111,11 @@ class Template:
         self._host.tell({"ready": True, "pid": os.getpid(), "layers": layers})
         while True:
             self._warm_up()
-            self._reactor.turn(self._patience())
+            fetches = bool(self._fetches) and self._host.backlog < MAX_BACKLOG
+            patience = self._patience()
+            self._reactor.turn(0.0 if fetches else patience)
+            if fetches:
+                self._fetch_on()
 
     def _warm_up(self) -> None:
         """Have children forked ahead."""
@@ -172,12 +181,17 @@ class Template:
 
     def _session_request(self, request: dict[str, Any]) -> None:
         lane = self._sessions.get(request["session"])
-        if lane is None or lane.request is not None:
-            why = "no such session" if lane is None else "the session is busy"
-            self._host.answer(request, {"status": "sandbox_error", "alive": lane is not None, "message": why})
+        if lane is None:
+            status, why = self._ended.pop(request["session"], ("sandbox_error", "no such session"))
+            self._host.answer(request, {"status": status, "alive": False, "message": why})
+            return
+        if lane.request is not None:
+            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": "the session is busy"})
             return
         lane.begin(request)
         self._asked.add(lane)
+        if request["op"] == "fork":
+            lane.fork = Fork(request, lane)
         lane.send(request)
         self._deadlines.arm(lane, request["timeout"])
 
@@ -194,6 +208,7 @@ class Template:
         lane = self._sessions.get(request["session"])
         if lane is not None:
             self._drop(lane, "closed")
+        self._ended.pop(request["session"], None)
         self._host.answer(request, {"status": "ok"})
 
     def _do_cancel(self, request: dict[str, Any]) -> None:
@@ -204,7 +219,11 @@ class Template:
             return
         for lane in self._sessions.values():
             if lane.request is not None and lane.request.get("id") == request["of"]:
-                self._on_deadline(lane)
+                lane.request["cancelled"] = True
+                if lane.fork is not None and lane is lane.fork.origin:
+                    self._forks.give_up(lane.fork)  # the session itself goes on
+                else:
+                    self._on_deadline(lane)
                 return
 
     # ------------------------------------------------------------------ children
@@ -230,33 +249,46 @@ class Template:
             lane.flush()
         if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return False
-        data = lane.receive()
-        if data is None:
-            return False
-        if lane.killed == "protocol":
-            return bool(data)  # nobody listens any more
-        if not data:
-            self._nursery.hear()  # perhaps there never was anybody
-            if lane.control.fileno() < 0:
-                return False
-            self._reactor.unwatch(lane.control.fileno())
-            if lane.session:
-                self._drop(lane, "died")
-            return False
         request = None
         try:
+            data = lane.receive()
+            if data is None:
+                return False
+            if lane.killed == "protocol":
+                return bool(data)  # nobody listens any more
+            if not data:
+                self._nursery.hear()  # perhaps there never was anybody
+                if lane.control.fileno() < 0:
+                    return False
+                self._reactor.unwatch(lane.control.fileno())
+                if lane.session:
+                    self._drop(lane, "died")
+                return False
             for message in lane.decoder.feed(data):
                 request = lane.request
-                self._on_message(lane, message)
-            if len(lane.received) > MAX_DESCRIPTORS:
-                raise ValueError("descriptors that nobody asked for")
+                if isinstance(message, wire.Part):
+                    self._on_part(lane, message)
+                else:
+                    self._on_message(lane, message)
         except Exception:  # noqa: BLE001  no program may end this process, whatever it says
             # Whoever wrote that is the program, pretending to be us. Its request still has to be answered.
-            lane.request = lane.request or request
+            if request is not None and request["op"] == "run":
+                lane.request = request
             lane.killed = "protocol"
             lane.child.kill()
             return False
         return True
+
+    def _on_part(self, lane: Lane, part: wire.Part) -> None:
+        """Pass an answer on, unread: it may be long, and nobody shall wait for it here."""
+        request = lane.request
+        if request is None or request["op"] not in ANSWERED or not lane.foreign:
+            raise ValueError("an answer that nobody asked for")
+        self._host.pass_on(request["id"], part.data)
+        if part.last:
+            lane.drain()
+            status = "timeout" if lane.interrupted else "ok"
+            self._settle(lane, {"status": status, "alive": True, "answered": True})
 
     def _on_message(self, lane: Lane, message: dict[str, Any]) -> None:
         request = lane.request
@@ -265,75 +297,32 @@ class Template:
                 raise ValueError("a program that calls its own failure the sandbox's")
             lane.killed = "broken: " + str(message["broken"])[:MOST_SAID]
             lane.child.kill()
-        elif "folder" in message and lane.folder < 0:
-            lane.folder = lane.received.pop(0)
-            lane.home = str(message["folder"])
         elif request is None:
             raise ValueError("a message that nobody asked for")
         elif request["op"] == "run":
             self._on_run_message(lane, request, message)
-        elif "ready" in message:
+        elif lane.fork is not None:
+            self._forks.hear(lane.fork, lane, message)
+        elif "ready" in message and not lane.foreign:
             lane.foreign = True
-            if lane.copy_of is not None:
-                origin, lane.copy_of = lane.copy_of, None
-                lane.request = None
-                lane.deadline = 0
-                self._finish_fork(origin, request)
-            else:
-                self._settle(lane, {"status": "ok", "alive": True})
-        elif "ends" in message:
-            if request["op"] != "fork" or lane.ends:
-                raise ValueError("ends that nobody needs")
-            lane.make_ends()
-        elif "forked" in message:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(lane.received[0], 0)  # fails for what is no handle of a process
-            control, out, err = lane.ends
-            lane.ends = []
-            handle = lane.received.pop(0)
-            copy = Lane(self._reactor, lane.child, control, out, err, handle, lane.cap)
-            copy.session = request["into"]
-            lane.child.lanes.append(copy)
-            self._sessions[copy.session] = copy
-            copy.begin(request)
-            self._asked.add(copy)
-            copy.copy_of = lane
-            self._watch_lane(copy)
-            self._deadlines.arm(copy, request["timeout"])
-            try:
-                grown = branch.grow(copy.handle, self._own_mounts, self._birth.confinement)
-                copy.namespace = grown.namespace
-                try:
-                    copy.send_descriptors(grown.root)
-                finally:
-                    os.close(grown.root)
-            except OSError as error:
-                copy.why = f"no file system for the copy: {error}"
-                self._drop(copy, "sandbox_error")
-        elif lane.copy_of is not None and "failed" in message:
-            lane.why = str(message["failed"])[:MOST_SAID]
-            self._drop(lane, "sandbox_error")
-        elif request["op"] == "fork":
-            lane.drain()
-            lane.close_ends()
-            lane.request = None
-            lane.deadline = 0
-            coming = lane.copied is request or any(one.copy_of is lane for one in lane.child.lanes)
-            if message.get("done") and coming:
-                self._finish_fork(lane, request)
-            elif message.get("done"):
-                self._host.answer(request, {"status": "error", "alive": True, "message": "no copy came of it"})
-            else:
-                why = str(message.get("failed"))[:MOST_SAID]
-                self._host.answer(request, {"status": "error", "alive": True, "message": why})
+            self._settle(lane, {"status": "ok", "alive": True})
         else:
-            lane.drain()
-            self._settle(lane, {"status": "timeout" if lane.interrupted else "ok", "alive": True, "answer": message})
+            raise ValueError("an unknown message")
+
+    def _adopt(self, lane: Lane) -> None:
+        """Take over the lane of a fork's copy."""
+        assert lane.request is not None
+        self._sessions[lane.session] = lane
+        self._asked.add(lane)
+        self._watch_lane(lane)
+        self._deadlines.arm(lane, lane.request["timeout"])
 
     def _on_run_message(self, lane: Lane, request: dict[str, Any], message: dict[str, Any]) -> None:
-        if "begins" in message:
+        if "begins" in message and not lane.foreign:
             lane.foreign = True
-        elif "compiled" in message:
+        elif "folder" in message and not lane.foreign and lane.folder < 0:
+            self._open_folder(lane, str(message["folder"]))
+        elif "compiled" in message and request.get("compile") and lane.compiled is None:
             lane.drain()
             lane.compiled = {"status": wire.plausible(int(message["compiled"])), **lane.outputs()}
             lane.begin(request)
@@ -349,13 +338,19 @@ class Template:
         else:
             raise ValueError("an unknown message")
 
-    def _finish_fork(self, origin: Lane, request: dict[str, Any]) -> None:
-        """Answer a fork once both sides have reported."""
-        if origin.copied is request:
-            origin.copied = None
-            self._host.answer(request, {"status": "ok", "alive": True})
-        else:
-            origin.copied = request
+    def _open_folder(self, lane: Lane, home: str) -> None:
+        """Take hold of a child's folder before any foreign code runs there. The child waits for that."""
+        path, place = lane.child.folder, None
+        if self._birth.confinement.namespaces:
+            path, place = f"{memory.number(self._eyes.proc, lane.child.pidfd)}/root/tmp", self._eyes.proc
+        try:
+            lane.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        except OSError as error:
+            lane.killed = f"broken: the program's folder cannot be opened: {error}"
+            lane.child.kill()
+            return
+        lane.home = home
+        lane.send({"go": True})
 
     # ------------------------------------------------------------------ endings
 
@@ -386,11 +381,24 @@ class Template:
             "cpu": cpu,
             "rss": max(0, rss_kb * 1024 - self._eyes.shared_pages * memory.PAGE),
             "compiled": lane.compiled,
-            "files": fetching.fetch(lane.folder, lane.home, request.get("fetch") or ()),
             **lane.outputs(),
         }
-        if status != "cancelled":
+        if status == "cancelled":
+            return
+        if request.get("fetch"):
+            self._fetches.append((request, answer, Fetch(lane.folder, lane.home, request["fetch"])))
+        else:
             self._host.answer(request, answer)
+
+    def _fetch_on(self) -> None:
+        """Read some more of the files that answers wait for; others shall not wait for all of them."""
+        request, answer, fetch = self._fetches[0]
+        data = fetch.read()
+        if data:
+            self._host.pass_on(request["id"], data)
+            return
+        self._fetches.pop(0)
+        self._host.answer(request, {**answer, "files": fetch.found})
 
     def _ran_out_of_memory(self, child: Child) -> bool:
         """Whether the kernel has killed something of it for its memory."""
@@ -432,8 +440,14 @@ class Template:
             reason, message = "sandbox_error", reason
         if reason not in ("timeout", "memory_limit", "disk_limit", "output_limit", "sandbox_error"):
             reason = "killed"
-        # What a copy answers, its origin was asked.
-        self._settle(lane, {"status": reason, "alive": lane.copy_of is not None, "message": message})
+        fork, lane.fork = lane.fork, None
+        if fork is not None:
+            lane.request = None
+            self._forks.lost(fork, lane, reason, message)
+        elif why != "closed" and (lane.request is None or "cancelled" in lane.request):
+            # Nobody hears of it now: the next call will.
+            self._ended[lane.session] = reason, message or "the session ended between two calls"
+        self._settle(lane, {"status": reason, "alive": False, "message": message})
         lane.signal(signal.SIGKILL)
         lane.free()
         if lane in lane.child.lanes:
@@ -477,8 +491,9 @@ class Template:
 
     def _lay_down(self, lane: Lane, code: int | None, cpu: float, rss_kb: int) -> None:
         """The process at the other end is gone: hear its last words, and answer."""
-        while lane.control.fileno() >= 0 and self._on_control(lane, select.EPOLLIN):
-            pass
+        for _ in range(LAST_WORDS):
+            if lane.control.fileno() < 0 or not self._on_control(lane, select.EPOLLIN):
+                break
         lane.drain()
         if lane.session:
             self._drop(lane, "died")

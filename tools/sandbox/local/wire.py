@@ -2,6 +2,10 @@
 
 Messages are JSON in ASCII; but those from a template to a child, which trusts it, are in Python's own `marshal` form:
 reading that touches fewer of the pages that the child shares.
+
+The highest bit of the length marks a frame that is no message: from a child, an answer (see `answers`), which the
+template passes on as it comes, unread; from a template, a piece of such an answer, or of files, after the number of the
+request that it belongs to.
 """
 
 from __future__ import annotations
@@ -11,23 +15,45 @@ import marshal
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 N = TypeVar("N", int, float)
 
 HEADER = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
+_RAW = 1 << 31
 
-MAX_FROM_CHILD = 64 * 1024 * 1024
-"""Bytes of one frame from a child. A child is hostile; a longer frame ends it."""
+MAX_NOTE = 16 * 1024
+"""Bytes of one message from a child. A child is hostile; a longer one ends it."""
 
-
-MAX_DEPTH = 200
-"""How deeply lists and objects of such a frame may lie in each other: the host must be able to read them too."""
-
-MAX_CONTAINERS = 1_000_000
-"""How many of them it may have: each takes many times the memory here that it takes in the frame."""
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of one answer from a child, likewise."""
 
 _AT_ONCE = 64 * 1024
+
+
+class Part(NamedTuple):
+    """Some bytes of a child's answer.
+
+    Attributes:
+        data: the bytes.
+        last: whether they are the end of it.
+    """
+
+    data: bytes
+    last: bool
+
+
+class Piece(NamedTuple):
+    """Some bytes that belong to what a template will answer.
+
+    Attributes:
+        number: of the request.
+        data: the bytes.
+    """
+
+    number: int
+    data: bytes
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -42,54 +68,86 @@ def encode_down(message: Mapping[str, Any]) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def encode_answer(packed: bytes) -> bytes:
+    """One frame from a child: an answer."""
+    return HEADER.pack(_RAW | len(packed)) + packed
+
+
+def piece_head(number: int, length: int) -> bytes:
+    """The beginning of a frame from a template: of a piece of so many bytes, which follow."""
+    return HEADER.pack(_RAW | (_NUMBER.size + length)) + _NUMBER.pack(number)
+
+
 class Decoder:
-    """Takes bytes as they come, and gives whole messages.
+    """Takes bytes of the host or of a template as they come, and gives whole messages and pieces."""
 
-    Args:
-        limit: most bytes of one frame of a child, whose shape is limited too; None: whoever writes is trusted.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        self._hostile = limit is not None
-        self._limit = 0xFFFFFFFF if limit is None else limit
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield every message that is complete.
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | Piece]:
+        """Yield everything that is complete.
 
         Raises:
-            ValueError: the frame is too long, too deep, or not a JSON object.
-            RecursionError: it is deeper still.
+            ValueError: a frame is not JSON.
         """
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer)
-            if length > self._limit:
-                raise ValueError(f"a frame of {length} bytes, more than the {self._limit} allowed")
-            end = HEADER.size + length
+            end = HEADER.size + (length & ~_RAW)
             if len(self._buffer) < end:
                 return
             body = bytes(self._buffer[HEADER.size : end])
             del self._buffer[:end]
-            containers = body.count(b"[") + body.count(b"{") if self._hostile else 0
-            if containers > MAX_CONTAINERS:
-                raise ValueError("a frame of too many parts")
-            message = json.loads(body)
-            if containers > MAX_DEPTH and _deeper(message, MAX_DEPTH):
-                raise ValueError("a frame of too many layers")
+            if length & _RAW:
+                yield Piece(_NUMBER.unpack_from(body)[0], body[_NUMBER.size :])
+            else:
+                yield json.loads(body)
+
+
+class Uplink:
+    """Takes a child's bytes as they come, and gives whole messages, and answers in parts.
+
+    It never holds more than one message, nor parses a longer one: others wait meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | Part]:
+        """Yield every message that is complete, and what there is of an answer.
+
+        Raises:
+            ValueError: a frame is too long, or no JSON object.
+            RecursionError: it is too deep.
+        """
+        self._buffer += data
+        while self._buffer:
+            if self._left:
+                part = bytes(self._buffer[: self._left])
+                del self._buffer[: len(part)]
+                self._left -= len(part)
+                yield Part(part, self._left == 0)
+                continue
+            if len(self._buffer) < HEADER.size:
+                return
+            (length,) = HEADER.unpack_from(self._buffer)
+            if length & _RAW:
+                self._left = length & ~_RAW
+                if not 0 < self._left <= MAX_ANSWER:
+                    raise ValueError(f"an answer of {self._left} bytes, not of 1 to {MAX_ANSWER}")
+                del self._buffer[: HEADER.size]
+                continue
+            if length > MAX_NOTE:
+                raise ValueError(f"a message of {length} bytes, more than the {MAX_NOTE} allowed")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            message = json.loads(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
             if not isinstance(message, dict):
-                raise ValueError("a frame that is not a JSON object")
+                raise ValueError("a message that is not a JSON object")
             yield message
-
-
-def _deeper(message: Any, depth: int) -> bool:
-    layer = [message]
-    for _ in range(depth):
-        inner = (part for one in layer for part in (one.values() if isinstance(one, dict) else one))
-        layer = [part for part in inner if isinstance(part, dict | list)]
-        if not layer:
-            return False
-    return True
 
 
 def plausible(number: N) -> N:
