@@ -1,0 +1,40 @@
+"""A session of somebody else's beside an attack, which must not notice."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import ExecutionStatus
+from toolgym.tools.sandbox.local import LocalSandbox
+
+TELL = """
+import os, struct, time
+def tell(body):
+    frame = struct.pack("<I", len(body)) + body
+    while frame:
+        frame = frame[os.write(3, frame):]
+def answer(head, data=b"", size=None):
+    body = struct.pack("<I", len(head) if size is None else size) + head + data
+    frame = struct.pack("<I", 1 << 31 | len(body)) + body
+    while frame:
+        frame = frame[os.write(3, frame):]
+"""
+"""What a program needs to speak the sandbox's own protocol."""
+
+
+@contextlib.asynccontextmanager
+async def beside_a_witness(level, **options):
+    """A sandbox, and a session in it that must still be there in the end."""
+    python = "/usr/bin/python3" if level == "uid" else None  # one that other users can reach
+    try:
+        sandbox = LocalSandbox(preload=[], level=level, python=python, templates=1, **options)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    async with sandbox, await sandbox.session() as witness:
+        await witness.run_cell("x = 'seen'")
+        yield sandbox
+        seen = await witness.run_cell("x")
+        assert (seen.status, seen.result) == (ExecutionStatus.OK, "'seen'"), "the template was lost"
