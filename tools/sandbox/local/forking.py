@@ -33,6 +33,7 @@ class Fork:
         copy: the copy's, from when there is one.
         parted: whether the session goes on.
         ready: whether the copy is in place.
+        failure: status and words of what went wrong; None: nothing yet.
         over: whether the request is answered.
     """
 
@@ -41,6 +42,7 @@ class Fork:
     copy: Lane | None = None
     parted: bool = False
     ready: bool = False
+    failure: tuple[str, str] | None = None
     over: bool = False
 
 
@@ -93,18 +95,23 @@ class Forks:
                 self._fail(fork, "error", str(message["failed"])[:MOST_SAID])
             elif fork.copy is None:
                 self._fail(fork, "error", "no copy came of it")
-            else:
-                self._finish(fork)
+            self._finish(fork)
         else:
             raise ValueError("a message that belongs to no fork")
 
     def lost(self, fork: Fork, lane: Lane, status: str, why: str) -> None:
         """The session or its copy ended before it had done its part."""
-        self._fail(fork, status, why, alive=lane is not fork.origin)
+        if lane is fork.origin:
+            fork.parted = True
+        else:
+            fork.copy = None  # it is being dropped
+        self._fail(fork, status, why)
+        self._finish(fork, alive=lane is not fork.origin)
 
     def give_up(self, fork: Fork) -> None:
-        """Nobody waits for it any more. The session goes on, without a copy."""
+        """Nobody wants it any more. The session goes on without a copy."""
         self._fail(fork, "killed", "the fork was cancelled")
+        self._finish(fork)
 
     def _hear_copy(self, fork: Fork, lane: Lane, message: Mapping[str, Any]) -> None:
         if "ready" in message and not fork.ready:
@@ -114,13 +121,14 @@ class Forks:
             self._finish(fork)
         elif "failed" in message:
             self._fail(fork, "error", str(message["failed"])[:MOST_SAID])
+            self._finish(fork)
         else:
             raise ValueError("a message that belongs to no copy")
 
     def _part(self, fork: Fork, told: int) -> None:
         """Find the copy, and give it a root of its own."""
         origin = fork.origin
-        if fork.over:
+        if fork.failure is not None:
             origin.close_ends()  # whereupon the copy ends
             return
         here = memory.number(self._proc, origin.handle if origin.handle >= 0 else origin.child.pidfd)
@@ -148,24 +156,25 @@ class Forks:
             finally:
                 os.close(grown.root)
         except OSError as error:
-            if _has_ended(handle):
-                self._fail(fork, "error", "the copy ended at once")
-            else:
+            if not _has_ended(handle):  # otherwise its lane tells
                 self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")
 
-    def _finish(self, fork: Fork) -> None:
-        if fork.parted and fork.ready and not fork.over:
-            fork.over = True
-            self._host.answer(fork.request, {"status": "ok", "alive": True})
+    def _fail(self, fork: Fork, status: str, why: str) -> None:
+        """Nothing comes of it, and no copy is left behind."""
+        if fork.failure is None and not fork.over:
+            fork.failure = status, why
+            copy, fork.copy = fork.copy, None
+            if copy is not None and copy in copy.child.lanes:
+                copy.request = copy.fork = None
+                self._drop(copy, "closed")
 
-    def _fail(self, fork: Fork, status: str, why: str, *, alive: bool = True) -> None:
-        """Answer that nothing came of it, once, and leave no copy behind."""
-        if fork.over:
+    def _finish(self, fork: Fork, *, alive: bool = True) -> None:
+        """Answer when all is known, and the session is ready for what comes next."""
+        if fork.over or not fork.parted or (fork.failure is None and not fork.ready):
             return
         fork.over = True
+        status, why = fork.failure or ("ok", "")
         self._host.answer(fork.request, {"status": status, "alive": alive, "message": why})
-        if fork.copy is not None and fork.copy in fork.copy.child.lanes:
-            self._drop(fork.copy, "closed")
 
 
 def _has_ended(handle: int) -> bool:

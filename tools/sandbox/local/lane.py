@@ -186,6 +186,8 @@ class Lane:
 
     def signal(self, number: int) -> None:
         """Send a signal to the interpreter at the other end."""
+        if self.control.fileno() < 0:
+            return  # it was given up, and its handle with it
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.handle if self.handle >= 0 else self.child.pidfd, number)
 

@@ -64,6 +64,7 @@ class Repl:
         self._shown: list[dict[str, Any]] = []
         self._loop: Any = None
         self._near_copies = False
+        self._copies: list[int] = []
 
     def run(self) -> NoReturn:
         """Answer requests until the control socket closes."""
@@ -72,8 +73,10 @@ class Repl:
             request = wire.receive(confine.CONTROL_FD)
             if request is None:
                 os._exit(0)
+            self._reap_copies()
             if self._near_copies and request["op"] in ("cell", "exec"):
-                _separate()  # once for all copies that were made since code ran here
+                with contextlib.suppress(OSError):  # where this cannot, no copy could, and none lives
+                    _separate()  # once for all copies that were made since code ran here
                 self._near_copies = False
             try:
                 answer = getattr(self, f"_on_{request['op']}")(request)
@@ -219,14 +222,24 @@ class Repl:
             try:
                 _become_copy(*ends)
                 self._near_copies = False
+                self._copies = []
             except BaseException as error:  # noqa: BLE001  half a copy must not go on
                 with contextlib.suppress(BaseException):
                     wire.send_all(confine.CONTROL_FD, wire.encode({"failed": _told(error)}))
                 os._exit(1)
             return {"ready": True}  # sent on the new control socket: the copy is in place
         self._near_copies = True
+        self._copies.append(pid)
         wire.send_all(confine.CONTROL_FD, wire.encode({"forked": pid}))
         return {"done": True}
+
+    def _reap_copies(self) -> None:
+        """Those that have ended are children of this process still, and count as processes until it asks for them."""
+        for pid in [*self._copies]:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._copies.remove(pid)
 
 
 def _become_copy(control: int, out: int, err: int) -> None:

@@ -220,8 +220,11 @@ class Template:
         for lane in self._sessions.values():
             if lane.request is not None and lane.request.get("id") == request["of"]:
                 lane.request["cancelled"] = True
-                if lane.fork is not None and lane is lane.fork.origin:
-                    self._forks.give_up(lane.fork)  # the session itself goes on
+                fork = lane.fork
+                if fork is not None:
+                    self._forks.give_up(fork)  # the session itself goes on
+                    if not fork.parted:
+                        self._deadlines.arm(fork.origin, SOFT_KILL)
                 else:
                     self._on_deadline(lane)
                 return
@@ -270,6 +273,8 @@ class Template:
                     self._on_part(lane, message)
                 else:
                     self._on_message(lane, message)
+                if lane.control.fileno() < 0:
+                    break  # that was the end of it
         except Exception:  # noqa: BLE001  no program may end this process, whatever it says
             # Whoever wrote that is the program, pretending to be us. Its request still has to be answered.
             if request is not None and request["op"] == "run":

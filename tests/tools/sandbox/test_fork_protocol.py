@@ -1,0 +1,188 @@
+"""Forks that a program meddles with: one copy comes of a request or none, nothing is left over, and whose fault it was
+is told. Above all that forks keep apart, or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from witness import TELL, beside_a_witness
+
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.base import ExecutionStatus, Limits
+from toolgym.tools.sandbox.local import LocalSandbox, landlock, probe
+
+pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="no namespaces here")
+scoped = pytest.mark.skipif(landlock.abi() < landlock.SCOPED_SINCE, reason="this kernel keeps no signals inside")
+
+KILLED = ExecutionStatus.KILLED
+WRAP = f"{TELL}\nimport os, socket, sys\nREAL = os.fork\ndef ends():\n    tell(b'{{\"ends\": true}}')\n"
+WRAP += "    return socket.recv_fds(socket.socket(fileno=os.dup(3)), 1, 3)[1]\n"
+WRAP += "def forked(pid):\n    tell(b'{\"forked\": %d}' % pid)\n"
+
+OWN_FAULTS = {
+    "the copy says that it failed": "def fork():\n    pid = REAL()\n    if not pid: os.dup2 = None\n    return pid",
+    "the copy says that the sandbox did": "def fork():\n    pid = REAL()\n    if not pid:\n        import shutil\n"
+    "        shutil.copytree = lambda *a, **b: (tell(b'{\"broken\": \"no memory\"}'), time.sleep(20))\n    return pid",
+    "the copy ends at once": "def fork():\n    pid = REAL()\n    if not pid:\n        os._exit(0)\n    return pid",
+    "the copy ends later": "def fork():\n    pid = REAL()\n    if not pid:\n        import shutil\n"
+    "        shutil.copytree = lambda *a, **b: os._exit(0)\n    return pid",
+    "it says that it failed": "def fork():\n    raise OSError('the sandbox has no memory')",
+    "it ends": "def fork():\n    os._exit(0)",
+    "it ends when there is a copy": "def fork():\n    pid = REAL()\n    if pid:\n        forked(pid)\n"
+    "        time.sleep(0.5)\n        os._exit(0)\n    return pid",
+    "it fails when there is a copy": "def fork():\n    pid = REAL()\n    if pid:\n        forked(pid)\n"
+    "        time.sleep(0.5)\n        raise OSError('no memory')\n    return pid",
+    "it forks twice": "def fork():\n    pid = REAL()\n    if pid:\n        forked(pid)\n        ends()\n"
+    "        forked(REAL())\n        time.sleep(20)\n    return pid",
+    "it says that it is ready": "def fork():\n    tell(b'{\"ready\": true}')\n    time.sleep(20)",
+    "it answers as a cell would": "def fork():\n    answer(b'{}')\n    time.sleep(20)",
+}  # fmt: skip
+
+
+def below(pid: int) -> set[int]:
+    """All processes below one that live."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return {one for one in found if lives(one)}
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+async def nothing_more_than(before: set[int], pid: int) -> None:
+    for _ in range(500):
+        if not below(pid) - before:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("processes are left over")
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+async def test_a_fork_that_the_program_spoils_is_the_programs_failure(fault):
+    async with beside_a_witness("namespaces", warm=0) as sandbox:
+        (template,) = sandbox.template_ids
+        before = below(template)
+        session = await sandbox.session()
+        await session.run_cell(f"{WRAP}\n{OWN_FAULTS[fault]}\nos.fork = fork\nx = 1")
+        with_session = below(template)
+        async with asyncio.timeout(30):
+            with pytest.raises(SandboxError, match="cannot be forked: (error|killed)"):
+                await session.fork()
+        if session.alive:
+            await nothing_more_than(with_session, template)
+            cell = await session.run_cell("x")
+            assert cell.result == "1" if cell.alive else cell.status is KILLED
+        await session.close()
+        await nothing_more_than(before, template)
+
+
+async def test_a_fork_that_is_cancelled_leaves_its_origin_and_nothing_else():
+    slow = "def fork():\n    pid = REAL()\n    if not pid:\n        time.sleep(1)\n    return pid"
+    late = "def fork():\n    time.sleep(0.5)\n    return REAL()"
+    async with beside_a_witness("namespaces", warm=0) as sandbox:
+        (template,) = sandbox.template_ids
+        session = await sandbox.session()
+        with_session = below(template)
+        for way in (slow, late):
+            await session.run_cell(f"{WRAP}\n{way}\nos.fork = fork\nx = 1")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await session.fork()
+            assert (await session.run_cell("x")).result == "1"
+            await nothing_more_than(with_session, template)
+            assert (await session.run_cell("os.fork = REAL\nx")).result == "1"
+            async with await session.fork() as fork:
+                assert (await fork.run_cell("x")).result == "1"
+        await session.close()
+
+
+@pytest.mark.parametrize("level", probe()["levels"])  # type: ignore[arg-type]
+async def test_a_session_that_ends_between_two_cells_is_not_the_sandboxs_failure(level):
+    async with beside_a_witness(level) as sandbox:
+        session = await sandbox.session()
+        await session.run_cell("import os, threading\nthreading.Timer(0.1, lambda: os._exit(0)).start()")
+        await asyncio.sleep(0.5)
+        result = await session.run_cell("1")
+        assert (result.status, result.alive) == (KILLED, False)
+        assert "between two calls" in result.message
+
+
+async def test_a_session_that_nobody_waits_for_any_more_is_closed():
+    async with beside_a_witness("namespaces", warm=0) as sandbox:
+        (template,) = sandbox.template_ids
+        before = below(template)
+        for pause in (0, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause), await sandbox.session():
+                    pass
+        await nothing_more_than(before, template)
+
+
+async def test_forks_that_were_closed_do_not_count_as_processes():
+    async with beside_a_witness("namespaces", limits=Limits(processes=6)) as sandbox:
+        async with await sandbox.session() as session:
+            for _ in range(10):
+                await (await session.fork()).close()
+            assert (await session.run_cell("import os; os.waitpid(-1, 0)")).error.name == "ChildProcessError"
+
+
+KILL = """
+import os, signal
+refused = 0
+for pid in range(2, 200):
+    if pid != os.getpid():
+        try:
+            os.kill(pid, 0)
+        except (PermissionError, ProcessLookupError):
+            refused += 1
+refused
+"""
+
+
+@scoped
+async def test_a_line_of_forks_keeps_apart_or_ends():
+    """Landlock's sixteen layers are used up one day. Whoever cannot be kept apart is refused, and says why."""
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox:
+        line = [await sandbox.session()]
+
+        async def grow() -> None:
+            while len(line) < 40:
+                line.append(await line[-1].fork())
+
+        with pytest.raises(SandboxError, match="cannot be forked: error: .* generations"):
+            await grow()
+        assert len(line) >= 12
+        for one in line:
+            assert (await one.run_cell(KILL)).result == "197"
+        assert [one.alive for one in line] == [True] * len(line)
+        with pytest.raises(SandboxError, match="generations"):
+            await line[-1].fork()
+        assert (await line[-1].run_cell("1 + 1")).result == "2"
+
+
+@scoped
+async def test_many_forks_of_one_session_keep_apart():
+    """Made without a cell in between, they use up no more of its layers than one does."""
+    async with LocalSandbox(preload=[], level="namespaces") as sandbox, await sandbox.session() as origin:
+        await origin.run_cell("x = 1")
+        forks = [await origin.fork() for _ in range(30)]
+        for one in (origin, forks[0], forks[15], forks[-1]):
+            assert (await one.run_cell(KILL)).result == "197"
+        deeper = [await forks[-1].fork() for _ in range(3)]
+        argv = ["sh", "-c", "for n in $(seq 2 200); do [ $n = $$ ] || kill -0 $n 2>&- && echo $n; done; true"]
+        for one in (forks[-1], deeper[0]):
+            told = (await one.exec(argv)).stdout.split()
+            assert len(told) <= 2, "its own interpreter, and what that started"
