@@ -377,6 +377,26 @@ def test_a_shortage_of_descriptors_is_told_and_passes(level):
     assert lines[2:] == ["1", " 1 True"], seen
 
 
+@pytest.mark.parametrize(("limit", "message"), [(30, "30 are allowed"), (64, "64 are allowed"), (99, "99 are allowed")])
+def test_too_few_descriptors_are_named(limit, message):
+    seen = subprocess.run(
+        [sys.executable, "-c", SCARCE.replace("(110, 110)", f"({limit}, {limit})"), LEVELS[0]],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    words = seen.stderr.splitlines()[-1]
+    assert "SandboxError" in words
+    assert "at least 100 open files" in words
+    assert message in words
+    assert "ulimit" in words
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "uid"])
+def test_as_few_descriptors_as_are_said_to_do_do(level):
+    text = SCARCE.replace("(110, 110)", "(100, 100)")
+    seen = subprocess.run([sys.executable, "-c", text, level], capture_output=True, text=True, timeout=100, check=False)
+    assert seen.stdout.splitlines()[2:] == ["1", " 1 True"], seen
+
+
 def _below(pid: int) -> dict[int, str]:
     """All processes below one, and when they started."""
     found: list[int] = [pid]

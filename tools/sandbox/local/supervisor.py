@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import logging
+import resource
 import socket
 import subprocess
 import tempfile
@@ -30,6 +31,9 @@ END_TIMEOUT = 5.0
 
 GRACE = 10.0
 """Seconds beyond a request's own deadline until the template counts as stuck."""
+
+MIN_DESCRIPTORS = 100
+"""Open files that a template process must be allowed, for itself and its first children."""
 
 FOLDER = str(Path(__file__).parent)
 JUST_THIS_FOLDER = """
@@ -95,7 +99,17 @@ class Supervisor:
         Raises:
             SandboxError: it cannot be started; says why.
         """
-        ours, theirs = socket.socketpair()
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the template raises its own to that
+        if 0 <= allowed < MIN_DESCRIPTORS:
+            raise SandboxError(
+                f"the sandbox's template process needs at least {MIN_DESCRIPTORS} open files, and {allowed} are "
+                "allowed here; raise the hard limit (`ulimit -Hn 4096` before starting, LimitNOFILE=4096 in a systemd unit, "
+                "`--ulimit nofile=4096` for docker)"
+            )
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise SandboxError(f"the sandbox's template process cannot start: {error}") from error
         try:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
