@@ -206,3 +206,43 @@ async def test_files_on_a_shared_disk_are_watched(level):
             await session.run_cell(f"{thread}\n    import time; time.sleep(20)\nthreading.Thread(target=fill).start()")
             await asyncio.sleep(2 * IDLE_EVERY + 0.5)
             assert not (await session.run_cell("1")).alive
+
+
+RESERVE = """
+import ctypes, errno, fcntl, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+file = os.open("reserved", os.O_CREAT | os.O_RDWR)
+print(libc.fallocate(file, 0, ctypes.c_long(0), ctypes.c_long(1 << 20)), ctypes.get_errno() == errno.EOPNOTSUPP)
+for number in (0x40305828, 0x4030582A, 0x40305839):
+    try:
+        print(fcntl.ioctl(file, number, struct.pack("hxxxxxxqqiI16x", 0, 0, 1 << 20, 0, 0)))
+    except PermissionError:
+        print("refused")
+print(os.stat(file).st_blocks)
+os.posix_fallocate(file, 0, 1 << 16)
+print(os.stat(file).st_size, os.stat(file).st_blocks >= 128)
+"""
+
+
+@pytest.mark.parametrize("level", [level for level in ("uid", "landlock") if level in probe()["levels"]])
+async def test_disk_space_that_is_watched_cannot_be_set_aside(level):
+    """That would take no time: gigabytes would be gone before anybody looks."""
+    python = "/usr/bin/python3" if level == "uid" else None
+    try:
+        sandbox = LocalSandbox(level=level, limits=LIMITS, preload=(), python=python)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    async with sandbox:
+        result = await sandbox.run(RESERVE)
+        expected = ["-1 True", "refused", "refused", "refused", "0", "65536 True"]
+        assert (result.stdout.splitlines(), result.stderr) == (expected, "")
+
+
+async def test_disk_space_of_its_own_can():
+    if "namespaces" not in probe()["levels"]:
+        pytest.skip("needs the level 'namespaces'")
+    async with LocalSandbox(level="namespaces", limits=LIMITS, preload=()) as sandbox:
+        code = "import os\nfile = os.open('a', os.O_CREAT | os.O_RDWR)\n"
+        code += "os.posix_fallocate(file, 0, 1 << 20)\nprint(os.stat(file).st_blocks)"
+        assert (await sandbox.run(code)).stdout == "2048\n"
+        assert (await sandbox.run(code.replace("1 << 20", "1 << 25"))).status is ExecutionStatus.DISK_LIMIT

@@ -229,7 +229,8 @@ class Child:
         ended: whether everything has been reaped.
         memory_mb: what it may use.
         number: its number in another /proc than the template's own, once that is known; 0 before.
-        next_count: when its files are counted again, in the time of `time.monotonic`.
+        counted: when its files were counted last, in the time of `time.monotonic`.
+        counting: seconds that this took.
         init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
@@ -245,7 +246,7 @@ class Child:
         self.ended = False
         self.memory_mb = 0
         self.number = 0
-        self.next_count = 0.0
+        self.counted = self.counting = 0.0
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""

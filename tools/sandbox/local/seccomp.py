@@ -45,6 +45,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "delete_module": (176, 106),
+    "fallocate": (285, 47),
     "fanotify_init": (300, 262),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -160,8 +161,8 @@ _OWN = (
 _TRUNCATING = ("truncate", "open", "openat", "openat2")
 _SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _CHECKED = (
-    *(name for name, _ in _OWN), *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3", "ioctl",
-    "socket", "fork", "vfork",
+    *(name for name, _ in _OWN), *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3",
+    "fallocate", "ioctl", "socket", "fork", "vfork",
 )  # fmt: skip
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
 ATTRIBUTES = (
@@ -178,6 +179,7 @@ _FORBIDDEN = tuple(name for name in _NUMBERS if name not in (*_CHECKED, *METADAT
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _DENY, _ABSENT, _PRETEND = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
+_UNSUPPORTED = 0x00050000 | errno.EOPNOTSUPP
 _NUMBER_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT, _ARG2_AT = 0, 4, 16, 24, 32
 _NAMESPACE_FLAGS = 0x7E020080
 _CLONE_THREAD = 0x00010000
@@ -192,6 +194,8 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR = 0x40086602, 0x40087602, 0x401C5820
 """Change the file behind a descriptor, even one that was opened for reading."""
 _IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR)
+_RESERVING = (0x40305828, 0x4030582A, 0x40305839)
+"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE: `fallocate` by another name."""
 
 
 def supported() -> bool:
@@ -215,6 +219,7 @@ def child_filter(
     chroot: bool = False,
     truncate: bool = True,
     signals: bool = True,
+    reserve: bool = True,
 ) -> bytes:
     """The short filter of a child.
 
@@ -229,6 +234,8 @@ def child_filter(
         truncate: whether files may be truncated without having been opened for writing. Landlock sees that since ABI 3.
         signals: whether signals may be sent to other processes. Landlock keeps them inside since ABI 6; a program that
             has no other process can be kept to itself by this filter. Its process id gets in by `write`.
+        reserve: whether it may have disk space set aside for a file, which takes no time, however much it is. Where
+            disk space is only watched, it may not.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags can be seen
     if fork:
@@ -241,7 +248,10 @@ def child_filter(
         parts.append(_when_arg("socket", _ARG0_AT, [(_EQUAL, family) for family in families], deny_on_match=False))
     else:
         parts.append(_when("socket", _DENY))
-    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, one) for one in _IOCTLS], deny_on_match=True))
+    ioctls = _IOCTLS if reserve else (*_IOCTLS, *_RESERVING)
+    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, one) for one in ioctls], deny_on_match=True))
+    if not reserve:
+        parts.append(_when("fallocate", _UNSUPPORTED))  # the C library then writes zeros, which takes time
     parts += [_when(name, _PRETEND) for name in frozen]
     if not truncate:
         parts += [_when("truncate", _DENY), _when("openat2", _ABSENT)]  # whose flags lie in memory, unseen

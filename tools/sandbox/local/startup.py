@@ -232,6 +232,7 @@ def _confinement(config: Mapping[str, Any], jailed: jail.Jailed) -> Confinement:
             chroot=namespaces,
             truncate=namespaces or abi() >= 3,
             signals=config["level"] != "landlock" or abi() >= 6,
+            reserve=namespaces,
         )
     return Confinement(
         namespaces=namespaces,

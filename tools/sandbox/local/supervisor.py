@@ -103,7 +103,7 @@ class Supervisor:
         if 0 <= allowed < MIN_DESCRIPTORS:
             raise SandboxError(
                 f"the sandbox's template process needs at least {MIN_DESCRIPTORS} open files, and {allowed} are "
-                "allowed here; raise the hard limit (`ulimit -Hn 4096` before starting, LimitNOFILE=4096 in a systemd unit, "
+                "allowed here; raise the hard limit (`ulimit -Hn 4096` before starting, LimitNOFILE=4096 for systemd, "
                 "`--ulimit nofile=4096` for docker)"
             )
         try:

@@ -34,7 +34,7 @@ from toolgym.tools.sandbox.local.lane import Child, Lane
 from toolgym.tools.sandbox.local.nursery import Nursery
 from toolgym.tools.sandbox.local.reactor import Deadlines, Reactor
 from toolgym.tools.sandbox.local.stem import Birth
-from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY, WATCH_EVERY, Eyes, Watchdog
+from toolgym.tools.sandbox.local.watchdog import Eyes, Watchdog
 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
@@ -137,7 +137,7 @@ class Template:
                 busy = {lane.child: None for lane in (*self._running.values(), *self._asked)}
                 for child, status, why in self._watchdog.look(busy, self._sessions):
                     self._stop(child, status, why)
-            waits.append(WATCH_EVERY if self._running or self._asked else IDLE_EVERY)
+            waits.append(self._watchdog.pace(bool(self._running or self._asked)))
         return min(waits, default=None)
 
     def _stop(self, child: Child, status: str, why: str) -> None:
