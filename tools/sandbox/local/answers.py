@@ -98,18 +98,19 @@ def unpack(packed: bytes) -> dict[str, Any]:
         raise ValueError("an answer that is no object, or has too many layers")
     places = answer.pop("places", [])
     at = HEADER.size + length
+    data = memoryview(packed)
     try:
         for *path, key, size in places:
             if not 0 <= size <= len(packed) - at:
                 raise ValueError("an answer with less than it says")
-            part = packed[at : at + size]
+            part = data[at : at + size]
             at += size
             holder = answer
             for step in path:
                 holder = holder[step]
             if not isinstance(holder, MutableMapping | MutableSequence):
                 raise ValueError("an answer with a text that belongs nowhere")
-            holder[key] = part if key == "data" and not path else part.decode("utf-8", "surrogatepass")
+            holder[key] = bytes(part) if key == "data" and not path else str(part, "utf-8", "surrogatepass")
     except (TypeError, LookupError) as error:
         raise ValueError(f"an answer whose parts have no place: {error}") from None
     return answer
