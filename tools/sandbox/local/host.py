@@ -45,11 +45,18 @@ class Host:
         """Bytes that wait for the host to read."""
         return len(self._outbox)
 
-    def pass_on(self, number: int, data: bytes) -> None:
-        """Send bytes that belong to what a request will be answered, ahead of the answer."""
+    def pass_on(self, number: int, data: bytes, *, more: bool = True) -> None:
+        """Send bytes that belong to what a request will be answered, ahead of the answer.
+
+        Args:
+            number: of the request.
+            data: the bytes.
+            more: whether others will follow first; otherwise they go out with the answer, which comes now.
+        """
         self._outbox += wire.piece_head(number, len(data))
         self._outbox += data
-        self._flush()
+        if more:
+            self._flush()
 
     def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         """Answer a request."""

@@ -344,7 +344,7 @@ def _pack(answer: dict[str, Any]) -> bytes:
     try:
         return answers.pack(answer)
     except answers.TooLarge as error:
-        why = f"[left out: {error}, more than the {answers.MAX_ANSWER} bytes and {answers.MAX_PARTS} parts that may be]"
+        why = f"[left out: {error}, more than the {wire.MAX_ANSWER} bytes and {answers.MAX_PARTS} parts that may be]"
         shown = [{"text/plain": why}] if answer.get("display") else []
         failed = answer.get("error")
         if failed:

@@ -289,7 +289,7 @@ class Template:
         request = lane.request
         if request is None or request["op"] not in ANSWERED or not lane.foreign:
             raise ValueError("an answer that nobody asked for")
-        self._host.pass_on(request["id"], part.data)
+        self._host.pass_on(request["id"], part.data, more=not part.last)
         if part.last:
             lane.drain()
             status = "timeout" if lane.interrupted else "ok"
