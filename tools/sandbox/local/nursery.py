@@ -103,6 +103,15 @@ class Nursery:
             self._ask()
             self._bear(child, int(pid), int(first), why.decode("utf-8", "replace"))
 
+    def await_birth(self, child: Child) -> None:
+        """Wait for the stem to say which process a child is. The child may have been quicker to speak."""
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while not child.pid and not child.dead:
+            if not poll.poll(SWEEP_TIMEOUT * 1000):
+                os._exit(4)
+            self.hear()
+
     def bury(self, child: Child) -> tuple[int, Any] | None:
         """Reap a child that ended. Returns its exit code, negative for a signal, and its usage; None: it lives.
 
@@ -197,8 +206,10 @@ class Nursery:
             self._birth.leaves.prepare(slot)
         folder = self._birth.folder(slot)
         if not self._namespaces:
+            if os.path.lexists(folder):
+                folders.remove(folder)  # the last child's: want of descriptors can have kept it
             os.mkdir(folder, 0o700)
-            undo.callback(folders.remove, folder)
+            undo.callback(os.rmdir, folder)  # which needs no descriptor
         out_read, out_write = _undone(undo, *os.pipe())
         err_read, err_write = _undone(undo, *os.pipe())
         ours, theirs = _undone(undo, *(end.detach() for end in socket.socketpair()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import contextlib
 import heapq
 import select
@@ -10,9 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
-
-# Numbers, and the plain function: the module `signal` makes an enum's members of all that comes and goes.
-_ALARM, _DEFAULT, _REAL = int(signal.SIGALRM), int(signal.SIG_DFL), signal.ITIMER_REAL
 
 
 class Timed(Protocol):
@@ -61,17 +57,14 @@ MOST_AT_ONCE = 0.02
 """Seconds that a system call may take before it is interrupted, if it can be."""
 
 
-def leave_alarm() -> None:
-    """In a child: the signal of a reactor's timer, which stays behind, means what it always does."""
-    _signal.signal(_ALARM, _DEFAULT)
-
-
 class Reactor:
     """Calls a handler for every descriptor that has something to tell.
 
     While it does not wait, a timer runs whose signal interrupts whatever the kernel takes long over. A program can send
     us descriptors, whether we take them or not, and whoever gives up the last reference to a file waits for its end: of
     a TCP connection, as long as its owner has said (`SO_LINGER`). A signal ends that wait.
+
+    Whatever is forked from this process inherits the handler of SIGALRM.
     """
 
     def __init__(self) -> None:
@@ -108,7 +101,7 @@ class Reactor:
             self._waits = False
             if not self._guarded:
                 self._guarded = True
-                _signal.setitimer(_REAL, MOST_AT_ONCE, MOST_AT_ONCE)
+                signal.setitimer(signal.ITIMER_REAL, MOST_AT_ONCE, MOST_AT_ONCE)
         for fd, event in events:
             handler = self._handlers.get(fd)
             if handler is not None:
@@ -118,4 +111,4 @@ class Reactor:
     def _on_alarm(self, *_: object) -> None:
         if self._waits:  # nothing to guard; so an idle process is not woken for nothing
             self._guarded = False
-            _signal.setitimer(_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)

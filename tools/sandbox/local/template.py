@@ -307,6 +307,7 @@ class Template:
         elif request["op"] == "run":
             self._on_run_message(lane, request, message)
         elif lane.fork is not None:
+            self._nursery.await_birth(lane.child)
             self._forks.hear(lane.fork, lane, message)
         elif "ready" in message and not lane.foreign:
             lane.foreign = True
@@ -347,6 +348,7 @@ class Template:
         """Take hold of a child's folder before any foreign code runs there. The child waits for that."""
         path, place = lane.child.folder, None
         if self._birth.confinement.namespaces:
+            self._nursery.await_birth(lane.child)
             path, place = f"{memory.number(self._eyes.proc, lane.child.pidfd)}/root/tmp", self._eyes.proc
         try:
             lane.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
