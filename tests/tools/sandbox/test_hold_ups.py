@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from witness import TELL, beside_a_witness
 
+from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import CellError, ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox, answers, probe, wire
 
@@ -275,6 +276,9 @@ async def test_large_files_come_and_go():
         assert look.result == "(True, None)"
         await session.write_file("back/again", b"short")
         assert await session.read_file("back/again") == b"short"
+        await session.run_cell("os.symlink('/dev/zero', 'endless')")
+        with pytest.raises(SandboxError, match="more than the 67108864 bytes"):
+            await session.read_file("endless")
         await session.write_file("exact", bytes(8 << 20))
         assert await session.read_file("exact") == bytes(8 << 20)
 

@@ -17,9 +17,6 @@ from toolgym.tools.sandbox.names import check_name, positive
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.sandbox import LocalSandbox
 
-MAX_READ = 1 << 30
-"""Bytes of one file that a session's `read_file` gives."""
-
 AT_ONCE = 4 * 1024 * 1024
 """Bytes of a file that are read or written in one step: other sessions have their turn in between."""
 
@@ -110,27 +107,28 @@ class LocalSession(Session):
 
         Raises:
             FileNotFoundError: there is no such file.
-            SandboxError: it cannot be read, or is larger than `MAX_READ`.
+            SandboxError: it cannot be read, or is larger than a file may be here (`Limits.file_mb`).
         """
         check_name(name)
+        most = int(self._sandbox.limits.file_mb * (1 << 20))
         parts: list[bytes] = []
+        size = 0
         async with self._lock:
             while True:
-                request = {"op": "read", "name": name, "at": sum(map(len, parts)), "most": AT_ONCE}
-                answer = await self._ask_next(request, START_SESSION)
+                answer = await self._ask_next({"op": "read", "name": name, "at": size, "most": AT_ONCE}, START_SESSION)
                 inner = answer.get("answer") or {}
                 data = inner.get("data")
                 if inner.get("absent"):
                     raise FileNotFoundError(f"the session has no file {name!r}")
-                why = "" if isinstance(data, bytes) else inner.get("failed") or answer.get("message")
                 if not isinstance(data, bytes):
-                    why = _valid(str(why or answer["status"]))
+                    why = _valid(str(inner.get("failed") or answer.get("message") or answer["status"]))
                     raise SandboxError(f"the file {name!r} cannot be read in the session: {why}")
                 parts.append(data)
+                size += len(data)
+                if size > most:  # no file, but a device, or an invention
+                    raise SandboxError(f"the file {name!r} in the session has more than the {most} bytes allowed")
                 if len(data) < AT_ONCE:
                     return b"".join(parts)
-                if len(parts) * AT_ONCE > MAX_READ:
-                    raise SandboxError(f"the file {name!r} in the session is larger than {MAX_READ >> 20} MiB")
 
     async def upload(self, files: Mapping[str, bytes]) -> None:
         """Write several files."""
