@@ -82,10 +82,10 @@ def over_limit(
     return False
 
 
-def free_bytes(folder: str) -> int:
-    """Of the file system that a folder is on."""
+def free(folder: str) -> tuple[int, int]:
+    """Bytes and files that the file system of a folder has room for; of files 0 where it knows no such number."""
     about = os.statvfs(folder)
-    return about.f_bavail * about.f_frsize
+    return about.f_bavail * about.f_frsize, about.f_favail
 
 
 def _count(folder: int, account: Account, depth: int) -> None:

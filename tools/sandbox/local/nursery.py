@@ -209,7 +209,7 @@ class Nursery:
             if os.path.lexists(folder):
                 folders.remove(folder)  # the last child's: want of descriptors can have kept it
             os.mkdir(folder, 0o700)
-            undo.callback(os.rmdir, folder)  # which needs no descriptor
+            undo.callback(folders.remove, folder)
         out_read, out_write = _undone(undo, *os.pipe())
         err_read, err_write = _undone(undo, *os.pipe())
         ours, theirs = _undone(undo, *(end.detach() for end in socket.socketpair()))

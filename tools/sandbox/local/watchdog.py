@@ -63,8 +63,8 @@ class Watchdog:
         self._eyes = eyes
         self._next = self._next_thorough = self._next_idle = 0.0
         self._turn = 0
-        self._free = 0
-        self._reserve = min(disk.RESERVE, disk.free_bytes(eyes.work) // 2) if eyes.disk else 0
+        self._free = self._free_files = 0
+        self._reserve = min(disk.RESERVE, disk.free(eyes.work)[0] // 2) if eyes.disk else 0
 
     @property
     def watches(self) -> bool:
@@ -115,10 +115,11 @@ class Watchdog:
         """Whether space goes fast, and whether it is nearly gone."""
         if self._eyes.disk is None:
             return False, False
-        free, most = disk.free_bytes(self._eyes.work), self._eyes.disk[0]
-        alarm = free < self._free - most * FAST
-        if alarm or free > self._free or time.monotonic() >= self._next_thorough:
-            self._free = free
+        (free, files), (most, most_files) = disk.free(self._eyes.work), self._eyes.disk
+        alarm = free < self._free - most * FAST or files < self._free_files - most_files * FAST
+        if alarm or time.monotonic() >= self._next_thorough:
+            self._free, self._free_files = free, files
+        self._free, self._free_files = max(free, self._free), max(files, self._free_files)
         return alarm, free < self._reserve
 
     def _some(self, idle: list[Child]) -> list[Child]:
