@@ -169,29 +169,30 @@ class Nursery:
 
     def _sweep(self) -> None:
         """Without a pid namespace: what a dead child left behind was re-parented to us, the subreaper."""
-        self._await_births()  # or who was born this moment would look like an orphan
+        # Until that is done, nobody is born: who was born this moment would look like an orphan.
+        waiting, self._to_ask = self._to_ask, deque()
+        self._await_births()
         own = {self._stem, *(child.pid for child in self._children if not child.dead)}
         for _ in range(100):
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = [int(word) for word in file.read().split() if int(word) not in own]
             if not orphans:
-                return
+                break
             for pid in orphans:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(OSError):
                     os.waitpid(pid, 0)
+        self._to_ask.extendleft(reversed(waiting))
+        self._ask()
 
     def _await_births(self) -> None:
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
-        waiting, self._to_ask = self._to_ask, deque()
         while self._asked:
             if not poll.poll(SWEEP_TIMEOUT * 1000):
                 os._exit(4)
             self.hear()
-        self._to_ask.extendleft(reversed(waiting))
-        self._ask()
 
     def _conceive(self) -> Lane:
         slot = self._slots.pop() if self._slots else self._next_slot
