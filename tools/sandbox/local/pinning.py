@@ -20,7 +20,7 @@ import mmap
 import os
 import struct
 
-from toolgym.tools.sandbox.local import kernel
+from toolgym.tools.sandbox.local import kernel, mappings
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY = 8
@@ -61,9 +61,10 @@ class Mirror:
     def __init__(self, proc: int) -> None:
         self._pagemap = os.open("self/pagemap", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self._pieces = []
-        for start, end in _writable(proc):
-            room = mmap.mmap(-1, (end - start) // _PAGE * _ENTRY)
-            self._pieces.append((start // _PAGE, start // _PAGE * _ENTRY, [room]))
+        for piece in mappings.pieces(proc):
+            if piece.rights == "rw-p":
+                first, end = piece.start // _PAGE, piece.end // _PAGE
+                self._pieces.append((first, first * _ENTRY, [mmap.mmap(-1, (end - first) * _ENTRY)]))
 
     def look(self) -> None:
         """Take a picture."""
@@ -117,18 +118,6 @@ def pin(pages: set[int]) -> int:
         os.close(ring)
         return 0
     return sum(count for _, count in runs[:MOST_RUNS])
-
-
-def _writable(proc: int) -> list[tuple[int, int]]:
-    fd = os.open("self/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    found = []
-    with open(fd, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            where, rights = line.split(" ", 2)[:2]
-            if rights.startswith("rw") and rights.endswith("p"):
-                start, _, end = where.partition("-")
-                found.append((int(start, 16), int(end, 16)))
-    return found
 
 
 def collapse(places: list[range], written: set[int]) -> set[int]:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import folders, init, kernel, pinning, program, repl, wire
+from toolgym.tools.sandbox.local import folders, init, kernel, mappings, pinning, program, repl, wire
 from toolgym.tools.sandbox.local.confine import CONTROL_FD, Confinement
 from toolgym.tools.sandbox.local.leaves import Leaves
 from toolgym.tools.sandbox.local.script import Script, move_descriptor
@@ -95,7 +95,7 @@ class Stem:
         self._inits = init.InitMaker(self._thread_id) if birth.pid_namespace >= 0 else None
 
     def rehearse(self, proc: int) -> int:
-        """Make forks cheaper, see `pinning`.
+        """Make forks cheaper, see `pinning` and `mappings`.
 
         Which pages children write to, two of them show: one that runs a program, and one that becomes a session. Where
         anything of this fails, or the system does not allow it, all goes the same way, only slower.
@@ -111,6 +111,7 @@ class Stem:
         gc.freeze()
         gc.disable()
         with contextlib.suppress(OSError):
+            mappings.join(proc)
             written, places = zip(*(self._watch(proc, requests) for requests in _REHEARSAL), strict=True)
             huge = pinning.collapse(places[-1], set.union(*written))
             return pinning.pin(set.intersection(*written) - huge)

@@ -1,0 +1,146 @@
+"""The stem, from which children are forked: its parts by themselves, and what becomes of the sandbox without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
+from toolgym.tools.sandbox.local import kernel
+
+pytestmark = pytest.mark.skipif(
+    kernel.MACHINE not in ("x86_64", "aarch64"), reason=f"no numbers of system calls for {kernel.MACHINE}"
+)
+
+
+def told(program: str) -> str:
+    """What a program in a process of its own prints: these things are for processes with one thread."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == "", done.stderr
+    return done.stdout.strip()
+
+
+def test_a_sibling_has_the_same_parent_and_its_thread_knows_its_number():
+    said = told("""
+        import ctypes, os
+        from toolgym.tools.sandbox.local import kernel
+        parent = os.getpid()
+        stem = os.fork()
+        if stem == 0:
+            place = kernel.thread_id_address()
+            number = ctypes.c_int.from_address(place)
+            assert number.value == os.getpid()
+            sibling = kernel.fork_sibling(place)
+            if sibling == 0:
+                os._exit(7 if os.getppid() == parent and number.value == os.getpid() else 8)
+            try:
+                os.waitpid(sibling, 0)
+            except ChildProcessError:
+                os._exit(3)  # it is none of ours
+            os._exit(4)
+        ends = sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2))
+        print(ends)
+    """)
+    assert said == "[3, 7]"
+
+
+def test_pinned_pages_are_copied_at_the_fork_and_others_are_not():
+    said = told("""
+        import ctypes, mmap, os, signal
+        from toolgym.tools.sandbox.local import pinning
+        room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(4):
+            room[page * mmap.PAGESIZE] = 1
+        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
+        if pinning.pin({first, first + 2}) == 0:
+            print("not allowed")
+            raise SystemExit
+        mirror = pinning.Mirror(os.open("/proc", os.O_RDONLY))
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        mirror.look()
+        alone = mirror.unshared()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print([page in alone for page in range(first, first + 4)])
+    """)
+    if said == "not allowed":
+        pytest.skip("no io_uring, or too little locked memory, is allowed here")
+    assert said == "[True, False, True, False]"
+
+
+def test_a_mirror_shows_what_either_side_of_a_fork_wrote_to():
+    said = told("""
+        import ctypes, mmap, os, signal
+        from toolgym.tools.sandbox.local import pinning
+        room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(4):
+            room[page * mmap.PAGESIZE] = 1
+        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
+        mirror = pinning.Mirror(os.open("/proc", os.O_RDONLY))
+        ready, done = os.pipe()
+        child = os.fork()
+        if child == 0:
+            room[mmap.PAGESIZE] = 2
+            os.write(done, b".")
+            signal.pause()
+        room[3 * mmap.PAGESIZE] = 2
+        os.read(ready, 1)
+        mirror.look()
+        alone = mirror.unshared()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print([page in alone for page in range(first, first + 4)])
+    """)
+    assert said == "[False, True, False, True]"
+
+
+def test_joined_libraries_are_fewer_pieces_and_work():
+    said = told("""
+        import os, json, decimal, hashlib, sqlite3, zlib
+        from toolgym.tools.sandbox.local import mappings
+        proc = os.open("/proc", os.O_RDONLY)
+        before = [piece for piece in mappings.pieces(proc) if ".so" in piece.file]
+        mappings.join(proc)
+        after = [piece for piece in mappings.pieces(proc) if ".so" in piece.file]
+        import ctypes, csv, lzma
+        print(len(after) <= 0.6 * len(before), before[0].start == after[0].start, before[-1].end == after[-1].end)
+        print(decimal.Decimal(1) / 3, hashlib.sha256(b"x").hexdigest()[:8], json.loads("[1]"), zlib.crc32(b"x"))
+    """)
+    assert said.splitlines() == ["True True True", "0.3333333333333333333333333333 2d711642 [1] 2363233923"]
+
+
+async def test_without_its_stem_a_template_is_replaced():
+    async with LocalSandbox(preload=()) as sandbox:
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+        session = await sandbox.session()
+        (template,) = sandbox.template_ids
+        # The jail's own first process, or the template itself where there is no jail, is the stem's parent.
+        family = [template]
+        for one in family:
+            family += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+        stems = [one for one in family if one != template and _looks_like_a_stem(one, family)]
+        os.kill(stems[0], signal.SIGKILL)
+        result = await sandbox.run("print(2)")
+        assert (result.status, result.stdout) == (ExecutionStatus.OK, "2\n")
+        assert sandbox.template_ids != [template]
+        cell = await session.run_cell("1")
+        assert (cell.status, cell.alive) == (ExecutionStatus.SANDBOX_ERROR, False)
+
+
+def _looks_like_a_stem(pid: int, family: list[int]) -> bool:
+    """The eldest child of the process that has the children: it was there before all of them."""
+    for parent in family:
+        children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        if len(children) > 1:
+            return pid == children[0]
+    return False
