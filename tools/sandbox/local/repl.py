@@ -6,7 +6,6 @@ import ast
 import base64
 import contextlib
 import errno
-import json
 import linecache
 import os
 import resource
@@ -16,30 +15,14 @@ import stat
 import subprocess
 import sys
 import traceback
-import types
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import answers, confine, landlock, program, wire
-
-MAX_ECHO = 64 * 1024
-"""Characters of a last expression's `repr` that are echoed, and of one line of a traceback."""
-
-MAX_STRUCTURE = 50_000
-"""How many commas and brackets the JSON of one rich form may have that is not a text."""
+from toolgym.tools.sandbox.local import answers, confine, landlock, notebook, program, wire
+from toolgym.tools.sandbox.local.notebook import MAX_ECHO
 
 MOST_SAID = 1000
 """Characters of what went wrong with a fork."""
-
-_MIME_METHODS = {
-    "text/html": "_repr_html_",
-    "text/markdown": "_repr_markdown_",
-    "text/latex": "_repr_latex_",
-    "image/svg+xml": "_repr_svg_",
-    "image/png": "_repr_png_",
-    "image/jpeg": "_repr_jpeg_",
-    "application/json": "_repr_json_",
-}
 
 
 def serve(request: Mapping[str, Any]) -> NoReturn:
@@ -60,6 +43,7 @@ class Repl:
         self._main = program.fresh_main("<session>")
         self._names: dict[str, Any] = self._main.__dict__
         self._names["display"] = self._display
+        notebook.put_display(self._display)
         self._count = 0
         self._shown: list[dict[str, Any]] = []
         self._loop: Any = None
@@ -109,11 +93,11 @@ class Repl:
         return {"result": result, "error": error, "why": why, "display": self._shown}
 
     def _execute(self, code: str, name: str) -> str | None:
-        code = _answer_magics(code)
+        code = notebook.answer_magics(code)
         linecache.cache[name] = (len(code), None, f"{code}\n".splitlines(True), name)
         tree = ast.parse(code, name)
         last: ast.Expression | None = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not notebook.silenced(code, tree.body[-1]):
             statement = tree.body.pop()
             assert isinstance(statement, ast.Expr)
             last = ast.Expression(statement.value)
@@ -126,11 +110,10 @@ class Repl:
         if value is None:
             return None
         self._names["_"] = value
-        text = repr(value)
-        rich = _rich(value)
-        if rich:
-            self._shown.append(_bundle(text, rich))
-        return answers.cut(text, MAX_ECHO)
+        forms = notebook.forms(value)
+        if len(forms) > 1:
+            self._shown.append(notebook.bundle(forms))
+        return answers.cut(forms["text/plain"], MAX_ECHO)
 
     def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
         compiled = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -144,10 +127,10 @@ class Repl:
             value = self._loop.run_until_complete(value)
         return value
 
-    def _display(self, *values: Any) -> None:
-        """Show values as Jupyter's `display` does."""
+    def _display(self, *values: Any, raw: bool = False, **_: Any) -> None:
+        """Show values as Jupyter's `display` does; `raw` ones are forms by MIME type. Other options do nothing."""
         for value in values:
-            self._shown.append(_bundle(repr(value), _rich(value)))
+            self._shown.append(notebook.bundle(value if raw else notebook.forms(value)))
 
     def _collect_figures(self) -> None:
         """Take the figures that matplotlib has open, as Jupyter's inline backend does."""
@@ -368,74 +351,3 @@ def _describe(error: BaseException) -> dict[str, Any]:
         lines = []
     lines = [answers.cut(line, MAX_ECHO) for line in lines]
     return {"name": type(error).__name__, "value": answers.cut(value, MAX_ECHO), "traceback": lines}
-
-
-def _bundle(text: str, rich: Mapping[str, Any]) -> dict[str, Any]:
-    """The forms of one value that are shown; those that cannot be are named in its text."""
-    text = text[:MAX_ECHO]
-    shown: dict[str, Any] = {}
-    for mime, data in rich.items():
-        if not isinstance(data, str):
-            try:
-                encoded = json.dumps(data).encode()
-                why = "" if answers.count(encoded) <= MAX_STRUCTURE else "has too many parts"
-                why = why if len(encoded) <= answers.MAX_HEAD // 2 else "is too large"
-            except (TypeError, ValueError, RecursionError):
-                why = "is not JSON"
-            if why:
-                text += f"\n[left out: its {mime}, which {why}]"
-                continue
-        shown[str(mime)] = data
-    return {"text/plain": text, **shown}
-
-
-def _rich(value: Any) -> dict[str, Any]:
-    """The rich forms that a value offers, by MIME type; images in base64."""
-    if isinstance(value, type | types.ModuleType):
-        return {}
-    shown: dict[str, Any] = {}
-    bundle = getattr(value, "_repr_mimebundle_", None)
-    if callable(bundle):
-        with contextlib.suppress(Exception):
-            data = bundle()
-            data = data[0] if isinstance(data, tuple) else data
-            shown.update(data)
-    for mime, method in _MIME_METHODS.items():
-        shower = getattr(value, method, None)
-        if mime in shown or not callable(shower):
-            continue
-        with contextlib.suppress(Exception):
-            data = shower()
-            if data is not None:
-                shown[mime] = data
-    shown.pop("text/plain", None)
-    return {mime: _as_text(data) for mime, data in shown.items()}
-
-
-def _as_text(data: Any) -> Any:
-    return base64.b64encode(data).decode() if isinstance(data, bytes) else data
-
-
-def _answer_magics(code: str) -> str:
-    """Replace lines that only IPython understands by a sentence that says so; plain Python stays as it is."""
-    if not any(line.lstrip().startswith(("%", "!")) for line in code.splitlines()):
-        return code
-    try:
-        ast.parse(code)
-        return code  # a `%` at the beginning of a continued line is just Python
-    except SyntaxError:
-        pass
-    lines = code.splitlines()
-    if lines and lines[0].startswith("%%"):
-        return f"print({f'[{lines[0].split()[0]} is not available here: this is plain Python]'!r})"
-    answered = []
-    for line in lines:
-        bare = line.lstrip()
-        indent = line[: len(line) - len(bare)]
-        if bare.startswith("!"):
-            answered.append(f"{indent}__import__('subprocess').run({bare[1:].strip()!r}, shell=True) and None")
-        elif bare.startswith("%") and not bare.startswith("%%"):
-            answered.append(f"{indent}print({f'[{bare.split()[0]} is not available here: this is plain Python]'!r})")
-        else:
-            answered.append(line)
-    return "\n".join(answered)
