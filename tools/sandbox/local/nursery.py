@@ -222,6 +222,8 @@ class Nursery:
         self._children.add(child)
         self._to_ask.append((child, (theirs, out_write, err_write)))
         self._ask()
+        if child.dead:
+            raise OSError("a child could not be asked for")
         return lane
 
     def _ask(self) -> None:
@@ -230,6 +232,8 @@ class Nursery:
             self._asked[child.slot] = child
             try:
                 socket.send_fds(self._line, [b"%d" % child.slot], descriptors)
+            except ConnectionError:
+                os._exit(4)  # see `hear`
             except OSError as error:
                 del self._asked[child.slot]
                 self._bear(child, 0, 0, str(error))

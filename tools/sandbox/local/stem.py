@@ -157,14 +157,17 @@ class Stem:
 
     def serve(self) -> NoReturn:
         """Serve until the template closes its end."""
-        while True:
-            words, sent, _, _ = self._line.recvmsg(16, _ROOM)
-            if not words:
-                os._exit(0)
-            descriptors = _DESCRIPTORS.unpack(sent[0][2])
-            self._line.send(b"%b %d %d %b" % (words, *self._fork(int(words), *descriptors)))
-            for fd in descriptors:
-                os.close(fd)
+        try:
+            while True:
+                words, sent, _, _ = self._line.recvmsg(16, _ROOM)
+                if not words:
+                    os._exit(0)
+                descriptors = _DESCRIPTORS.unpack(sent[0][2])
+                self._line.send(b"%b %d %d %b" % (words, *self._fork(int(words), *descriptors)))
+                for fd in descriptors:
+                    os.close(fd)
+        except ConnectionError:  # the template was killed
+            os._exit(0)
 
     def _fork(self, slot: int, control: int, out: int, err: int, *, sibling: bool = True) -> tuple[int, int, bytes]:
         """Fork a child, as this process's sibling or not.
