@@ -124,20 +124,22 @@ class Stem:
             The pages that it, or this process meanwhile, has written to, and where huge pages would have a place.
         """
         frames = [wire.encode_down(request) for request in requests]
-        folder = self._birth.folder(0)
-        if not self._birth.confinement.namespaces:
-            os.mkdir(folder, 0o700)
-        if self._birth.leaves is not None:
-            self._birth.leaves.prepare(0)
-        control, its_control = socket.socketpair()
-        out, its_out = socket.socketpair()
-        control.settimeout(REHEARSAL_TIMEOUT)
-        out.settimeout(REHEARSAL_TIMEOUT)
-        mirror = pinning.Mirror(proc)
-        pid = first = 0
-        try:
+        with contextlib.ExitStack() as stack:
+            mirror = pinning.Mirror(proc)
+            stack.callback(mirror.close)
+            if not self._birth.confinement.namespaces:
+                folder = self._birth.folder(0)
+                os.mkdir(folder, 0o700)
+                stack.callback(folders.remove, folder)
+            if self._birth.leaves is not None:
+                self._birth.leaves.prepare(0)
+            control, its_control = (stack.enter_context(end) for end in socket.socketpair())
+            out, its_out = (stack.enter_context(end) for end in socket.socketpair())
+            for end in (control, out):
+                end.settimeout(REHEARSAL_TIMEOUT)
             control.sendall(frames[0])
             pid, first, why = self._fork(0, its_control.fileno(), its_out.fileno(), self._devnull, sibling=False)
+            stack.callback(kernel.end_processes, pid, first)
             its_control.close()
             its_out.close()
             for frame in frames[1:]:
@@ -147,13 +149,6 @@ class Stem:
                 raise OSError(why.decode("utf-8", "replace"))
             mirror.look()
             return mirror.unshared(), mirror.full()
-        finally:
-            kernel.end_processes(pid, first)
-            mirror.close()
-            for end in (control, its_control, out, its_out):
-                end.close()
-            if not self._birth.confinement.namespaces:
-                folders.remove(folder)
 
     def serve(self) -> NoReturn:
         """Serve until the template closes its end."""
