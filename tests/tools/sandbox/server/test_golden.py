@@ -31,6 +31,7 @@ VERSIONS = RECORD["head"]["versions"]
 REASONS = json.loads((FOLDER / "differences.json").read_text())
 DIFFERENCES = {name: listed for reason in REASONS for name, listed in reason["cases"].items()}
 LEVEL = choose(None, None)
+IN_TMP = any(prefix.startswith("/tmp/") for prefix in (sys.prefix, sys.base_prefix))
 SAME_PYTHON = platform.python_version_tuple()[:2] == tuple(VERSIONS["python"].split(".")[:2])
 
 
@@ -74,6 +75,8 @@ def languages(shared_url):
 async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
     if case.language and case.language not in languages:
         pytest.skip(f"{case.language} is not installed here")
+    if case.name == "jupyter/fetch_absolute" and IN_TMP:
+        pytest.skip("the interpreter lives below /tmp, so programs work in a folder there, and not in /tmp itself")
     answer = await ask(http, shared_url, case)
     found, listed = differing(RECORD["cases"][case.name], answer, gist(case)), DIFFERENCES.get(case.name, {})
     if SAME_PYTHON:
