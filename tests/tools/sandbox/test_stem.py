@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -128,7 +130,7 @@ async def test_without_its_stem_a_template_is_replaced():
         # The jail's own first process, or the template itself where there is no jail, is the stem's parent.
         family = [template]
         for one in family:
-            family += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+            family += _children(one)
         stems = [one for one in family if one != template and _looks_like_a_stem(one, family)]
         os.kill(stems[0], signal.SIGKILL)
         results = await asyncio.gather(*(sandbox.run(f"print({number})") for number in range(20)))
@@ -139,10 +141,50 @@ async def test_without_its_stem_a_template_is_replaced():
         assert (cell.status, cell.alive) == (ExecutionStatus.SANDBOX_ERROR, False)
 
 
+async def test_a_child_whose_birth_is_spoiled_costs_nobody_the_call():
+    """Whatever is killed while a child comes to be: no call fails for want of it, though the child itself may be."""
+    async with LocalSandbox(preload=()) as sandbox:
+        await sandbox.run("pass")
+        (template,) = sandbox.template_ids
+        parent = template
+        while len(_children(parent)) < 2:
+            parent = _children(parent)[0]
+        known = set(_children(parent))
+        over = threading.Event()
+
+        def spoil() -> int:
+            killed = 0
+            while not over.is_set():
+                for one in set(_children(parent)) - known:
+                    known.add(one)
+                    if len(known) % 3 == 0:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(one, signal.SIGKILL)
+                            killed += 1
+            return killed
+
+        spoiling = asyncio.create_task(asyncio.to_thread(spoil))
+        try:
+            results = await asyncio.gather(*(sandbox.run("print(1)") for _ in range(300)))
+        finally:
+            over.set()
+        assert await spoiling > 0
+        statuses = {one.status for one in results}
+        assert statuses <= {ExecutionStatus.OK, ExecutionStatus.KILLED}, [one for one in results if not one.ok][:3]
+        assert (await sandbox.run("print(2)")).stdout == "2\n"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def _looks_like_a_stem(pid: int, family: list[int]) -> bool:
     """The eldest child of the process that has the children: it was there before all of them."""
     for parent in family:
-        children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        children = _children(parent)
         if len(children) > 1:
             return pid == children[0]
     return False

@@ -62,7 +62,7 @@ def check(result: int, what: str) -> int:
     return result
 
 
-_python = ctypes.PyDLL(None)  # calls that keep Python's global lock
+_python = ctypes.PyDLL(None, use_errno=True)  # calls that keep Python's global lock
 _python.fork.restype = ctypes.c_int
 _clone = _python["syscall"]
 _clone.restype = ctypes.c_long

@@ -52,6 +52,9 @@ ANSWERED = ("cell", "exec", "read", "write")
 LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
 """Limits that a program may say it ran into; it could not gain anything by lying."""
 
+MOST_STILLBORN = 3
+"""Children in a row that could not be forked, until none is forked ahead any more."""
+
 
 class Template:
     """Brings requests to children, and answers back.
@@ -81,11 +84,12 @@ class Template:
     ) -> None:
         self._birth, self._want_warm, self._can_fork, self._eyes = birth, warm, can_fork, eyes
         self._pinned = pinned
+        self._stillborn = 0
         self._watchdog = Watchdog(eyes)
         self._reactor = Reactor()
         self._host = Host(host, self._reactor, self._on_request, lambda: self._nursery.end())
         self._deadlines: Deadlines[Lane] = Deadlines()
-        self._nursery = Nursery(self._reactor, birth, line, stem, self._watch_child, self._on_stillbirth)
+        self._nursery = Nursery(self._reactor, birth, line, stem, self._on_birth, self._on_stillbirth)
         self._sessions: dict[str, Lane] = {}
         self._running: dict[int, Lane] = {}
         self._forks = Forks(self._host, self._reactor, birth.confinement, eyes.proc, self._adopt, self._drop)
@@ -119,11 +123,11 @@ class Template:
 
     def _warm_up(self) -> None:
         """Have children forked ahead."""
-        while self._nursery.warm < self._want_warm:
+        while self._nursery.warm < self._want_warm and self._stillborn < MOST_STILLBORN:
             try:
                 self._watch_lane(self._nursery.warm_one())
             except OSError:
-                self._want_warm = 0  # too many descriptors or processes already: who lives comes first
+                self._stillborn = MOST_STILLBORN  # too many descriptors already: who lives comes first
 
     def _patience(self) -> float | None:
         """Do what is due, and say how many seconds the next wait may take."""
@@ -238,7 +242,8 @@ class Template:
             self._watch_lane(lane)
         return lane
 
-    def _watch_child(self, child: Child) -> None:
+    def _on_birth(self, child: Child) -> None:
+        self._stillborn = 0
         self._reactor.watch(child.pidfd, lambda _: self._on_death(child))
 
     def _watch_lane(self, lane: Lane) -> None:
@@ -480,12 +485,28 @@ class Template:
             child.kill()
 
     def _on_stillbirth(self, child: Child, why: str) -> None:
-        """A child could not be forked."""
-        self._want_warm = 0  # who lives comes first
+        """A child could not be forked. Another one does what it was to do; where that fails too, the sandbox does.
+
+        The first process of its namespace may have been killed, by a machine short of memory for example. Nothing of
+        the request has run yet.
+        """
+        self._stillborn += 1
+        again = None
         for lane in list(child.lanes):
-            lane.killed = lane.killed or f"broken: {why}"
+            request = lane.request
+            if request is not None and not lane.killed and not request.get("again"):
+                again = {**request, "again": True}
+                lane.request = None
+                lane.deadline = 0
+                self._running.pop(request["id"], None)
+                self._sessions.pop(lane.session, None)
+                lane.session = ""
+            else:
+                lane.killed = lane.killed or f"broken: {why}"
             self._lay_down(lane, None, 0.0, 0)
         self._nursery.forget(child)
+        if again is not None:
+            self._host.carry_out(again)
 
     def _on_end(self, child: Child) -> None:
         """The last process of a child's pid namespace is gone."""
