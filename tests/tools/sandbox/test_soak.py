@@ -20,14 +20,16 @@ import psutil
 import pytest
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.base import ExecutionStatus, Limits
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.sandbox import TRIES
 
 pytestmark = pytest.mark.slow
 
 EXECUTIONS = int(os.environ.get("TOOLGYM_SOAK", "3000")) // 2
 AT_ONCE = 16
 LIMITS = Limits(memory_mb=200, processes=16, disk_mb=16, output_bytes=16 * 1024)
+LOST = f"was lost {TRIES} times"
 ANSWER = 60.0
 """Seconds after which a call counts as lost."""
 
@@ -93,19 +95,26 @@ class Saboteur:
                 self.children += 1
 
 
+def named(result: ExecutionResult) -> str:
+    """What came of a call that did not go as it would without anybody being killed."""
+    if result.status is not ExecutionStatus.SANDBOX_ERROR:
+        return result.status
+    return LOST if LOST in result.message else f"sandbox_error: {result.message}"
+
+
 async def one_call(sandbox: LocalSandbox, number: int) -> str:
     """Make one call, of a kind that depends on its number, and name what came of it."""
     kind = number % 50
     if kind == 0:
         result = await sandbox.run("while True: pass", timeout=0.2)
-        return "as expected" if result.status is ExecutionStatus.TIMEOUT else result.status
+        return "as expected" if result.status is ExecutionStatus.TIMEOUT else named(result)
     if kind == 1:
         result = await sandbox.run("import ctypes; ctypes.string_at(0)")
-        return "as expected" if result.status is ExecutionStatus.KILLED else result.status
+        return "as expected" if result.status is ExecutionStatus.KILLED else named(result)
     if kind == 2:
         result = await sandbox.run("import os\nfor n in range(9): os.fork()\nimport time; time.sleep(9)", timeout=0.3)
         expected = (ExecutionStatus.TIMEOUT, ExecutionStatus.ERROR)  # without forks, or with too many
-        return "as expected" if result.status in expected else result.status
+        return "as expected" if result.status in expected else named(result)
     if kind == 3:
         call = asyncio.create_task(sandbox.run("import time; time.sleep(9)"))
         await asyncio.sleep(0.02)
@@ -117,7 +126,7 @@ async def one_call(sandbox: LocalSandbox, number: int) -> str:
         result = await sandbox.run(
             "open('a', 'wb').write(b'x' * 100000)", files={"in": bytes(10_000)}, fetch_files=["a", "in"]
         )
-        return "as expected" if sorted(result.files) == ["a", "in"] else result.status
+        return "as expected" if sorted(result.files) == ["a", "in"] else named(result)
     if kind in (5, 6):
         try:
             async with await sandbox.session() as session:
@@ -130,7 +139,7 @@ async def one_call(sandbox: LocalSandbox, number: int) -> str:
     result = await sandbox.run(code)
     if result.status is ExecutionStatus.OK and result.stdout != f"{number}\n":
         return f"the answer to another call: {result.stdout!r}"
-    return "as expected" if result.ok else result.status
+    return "as expected" if result.ok else named(result)
 
 
 @pytest.fixture
@@ -178,7 +187,9 @@ async def test_soak(level, own_temporary_folder):
     # A killed child ends its own call, and one that waits for others no other; a killed template ends its sessions.
     bad = sum(answers.values()) - answers["as expected"]
     assert bad <= saboteur.children + AT_ONCE * saboteur.templates, answers
-    assert answers["sandbox_error"] == 0, answers
+    # Of some hundred templates that are killed in 100,000 calls, hardly ever as many as a call is tried with in a row.
+    assert answers[LOST] <= 1 + EXECUTIONS // 10_000, answers
+    assert not any(name.startswith("sandbox_error") for name in answers), answers
     assert not any(name.startswith("the answer to another") for name in answers), answers
     assert late.processes <= early.processes + 2, (early, late)
     assert late.descriptors <= early.descriptors + 4, (early, late)
