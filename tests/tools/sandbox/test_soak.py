@@ -54,7 +54,11 @@ class Stock:
             descriptors=own.num_fds(),
             threads=own.num_threads(),
             folders=sum(path.name.startswith("toolgym") for path in Path(tempfile.gettempdir()).iterdir()),
-            groups=sum(1 for path in Path("/sys/fs/cgroup").glob(f"**/toolgym-{os.getpid()}-*") if path.is_dir()),
+            groups=sum(
+                name.startswith(f"toolgym-{os.getpid()}-")
+                for _, folders, _ in os.walk("/sys/fs/cgroup")  # which others change meanwhile
+                for name in folders
+            ),
             memory_mb=own.memory_info().rss / 2**20,
         )
 
