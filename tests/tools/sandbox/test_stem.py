@@ -157,7 +157,7 @@ async def test_a_child_whose_birth_is_spoiled_costs_nobody_the_call():
             while not over.is_set():
                 for one in set(_children(parent)) - known:
                     known.add(one)
-                    if len(known) % 3 == 0:
+                    if len(known) % 7 == 0:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(one, signal.SIGKILL)
                             killed += 1

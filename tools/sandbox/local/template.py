@@ -53,7 +53,7 @@ LIMITS_TOLD = ("memory_limit", "file_limit", "disk_limit")
 """Limits that a program may say it ran into; it could not gain anything by lying."""
 
 MOST_STILLBORN = 3
-"""Children in a row that could not be forked, until none is forked ahead any more."""
+"""Children in a row that could not be forked: then none is forked ahead any more, and a request has failed."""
 
 
 class Template:
@@ -494,8 +494,9 @@ class Template:
         again = None
         for lane in list(child.lanes):
             request = lane.request
-            if request is not None and not lane.killed and not request.get("again"):
-                again = {**request, "again": True}
+            tries = 1 if request is None else request.get("tries", 1)
+            if request is not None and not lane.killed and tries < MOST_STILLBORN:
+                again = {**request, "tries": tries + 1}
                 lane.request = None
                 lane.deadline = 0
                 self._running.pop(request["id"], None)
