@@ -357,6 +357,9 @@ class Template:
             path, place = f"{memory.number(self._eyes.proc, lane.child.pidfd)}/root/tmp", self._eyes.proc
         try:
             lane.folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        except (FileNotFoundError, ProcessLookupError):
+            lane.child.kill()  # somebody has killed it already: its end is the answer
+            return
         except OSError as error:
             lane.killed = f"broken: the program's folder cannot be opened: {error}"
             lane.child.kill()
