@@ -22,14 +22,12 @@ import pytest
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
-from toolgym.tools.sandbox.local.sandbox import TRIES
 
 pytestmark = pytest.mark.slow
 
 EXECUTIONS = int(os.environ.get("TOOLGYM_SOAK", "3000")) // 2
 AT_ONCE = 16
 LIMITS = Limits(memory_mb=200, processes=16, disk_mb=16, output_bytes=16 * 1024)
-LOST = f"was lost {TRIES} times"
 ANSWER = 60.0
 """Seconds after which a call counts as lost."""
 
@@ -103,7 +101,7 @@ def named(result: ExecutionResult) -> str:
     """What came of a call that did not go as it would without anybody being killed."""
     if result.status is not ExecutionStatus.SANDBOX_ERROR:
         return result.status
-    return LOST if LOST in result.message else f"sandbox_error: {result.message}"
+    return f"sandbox_error: {result.message}"
 
 
 async def one_call(sandbox: LocalSandbox, number: int) -> str:
@@ -191,8 +189,6 @@ async def test_soak(level, own_temporary_folder):
     # A killed child ends its own call, and one that waits for others no other; a killed template ends its sessions.
     bad = sum(answers.values()) - answers["as expected"]
     assert bad <= saboteur.children + AT_ONCE * saboteur.templates, answers
-    # Of some hundred templates that are killed in 100,000 calls, hardly ever as many as a call is tried with in a row.
-    assert answers[LOST] <= 1 + EXECUTIONS // 10_000, answers
     assert not any(name.startswith("sandbox_error") for name in answers), answers
     assert not any(name.startswith("the answer to another") for name in answers), answers
     assert late.processes <= early.processes + 2, (early, late)

@@ -40,7 +40,7 @@ _WORDS = [
         (r"\btmp\w{8}\b(?=\)|')", "<program>"),
         (r"/tmp/tmp\w{8}\b", "<folder>"),
         # Where an interpreter lives below /tmp, its programs work in /tmp/work.
-        (r"/tmp(?:/work)?\b", "<folder>"),
+        (r"/tmp(?:[/]work)?\b", "<folder>"),
         (r"\b0x[0-9a-f]{6,16}\b", "<address>"),
     )
 ]
