@@ -64,11 +64,12 @@ for pid in pids():
         "secrets",
         _READ + "show('/proc/self/environ')\nshow(f'/proc/{os.getppid()}/environ')",
     ),
-    abuse("environment_of_all", "secrets", _READ + "for pid in pids(): show(f'/proc/{pid}/environ')"),
+    abuse("environment_of_all", "secrets", _READ + "for pid in [os.getppid(), *pids()]: show(f'/proc/{pid}/environ')"),
     abuse(
         "command_lines_of_all",
         "secrets",
-        _READ + "victim = @victim@\nfor pid in pids(): show(f'/proc/{pid}/cmdline')",
+        # The victim's first: on a busy machine those of all are more than a call may print.
+        _READ + "for pid in [@victim@, *pids()]: show(f'/proc/{pid}/cmdline')",
     ),
     abuse(
         "processes_of_the_host",

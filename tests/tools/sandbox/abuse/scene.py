@@ -195,16 +195,17 @@ class Scene:
 
 
 def marked(mark: str, *, dead: bool = False) -> list[int]:
-    """The processes of this machine whose name is `mark`: those that live, or with `dead` those that are zombies."""
+    """The processes of this machine whose name is `mark`: those that live, or with `dead` those that are zombies.
+
+    The newest are looked at first: where there are many processes, one that lives for milliseconds would be gone.
+    """
     found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for entry in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
             name = text[text.index("(") + 1 : text.rindex(")")]
             if name == mark and (text.rpartition(")")[2].split()[0] in "ZX") == dead:
-                found.append(int(entry))
+                found.append(entry)
     return found
 
 
