@@ -29,6 +29,9 @@ T = TypeVar("T")
 GRACE = 5.0
 """Seconds that cancelled code gets to clean up, before the caller goes on without it."""
 
+SLICE = 0.1
+"""Seconds for which a thread waits before it looks again whether it was interrupted."""
+
 _log = logging.getLogger("toolgym.envs")
 
 
@@ -84,7 +87,7 @@ class EventLoopThread:
         call = _Call(coroutine)
         try:
             self._server.submit(call)
-            if call.finished.wait(timeout):
+            if call.wait(timeout):
                 return call.result()
             self._server.cancel(call)
         except BaseException:  # an interrupt may come anywhere
@@ -136,6 +139,15 @@ class _Call(Generic[T]):
         else:  # an interrupt came before `start` was scheduled, and now it never will be
             self.coroutine.close()
             self.finished.set()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until it is over; False when `timeout` passed first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # In slices: an interrupt that comes just before a lock is waited for is not seen until the wait is over.
+        while not self.finished.wait(SLICE if deadline is None else min(SLICE, deadline - time.monotonic())):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        return True
 
     def result(self) -> T:
         assert self.task is not None

@@ -55,7 +55,8 @@ class LocalRateLimiter(RateLimiter):
             raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
         self.limit = limit
         self._free = limit
-        self._lock = threading.Lock()
+        # Re-entrant: a garbage collection inside it may find a forgotten waiter, which gives its permit back.
+        self._lock = threading.RLock()
         self._waiters: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = collections.deque()
 
     @property

@@ -103,14 +103,16 @@ def test_a_permit_on_its_way_to_a_loop_that_was_closed_is_not_lost():
     limiter = LocalRateLimiter(1)
     loop = asyncio.new_event_loop()
 
-    async def hold_then_die():
+    async def hold_and_wait():
         await limiter.acquire()
         waiter = asyncio.ensure_future(limiter.acquire())
         await asyncio.sleep(0)
-        await limiter.release()  # handed to the waiter, which never runs again
         return waiter
 
-    waiter = loop.run_until_complete(hold_then_die())
+    waiter = loop.run_until_complete(hold_and_wait())
+    assert limiter.waiting == 1
+    asyncio.run(limiter.release())  # handed to the waiter, which never runs again
+    assert limiter.in_use == 1
     waiter._log_destroy_pending = False
     loop.close()
     del waiter

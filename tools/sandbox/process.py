@@ -21,6 +21,7 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
@@ -206,8 +207,7 @@ class _Program(asyncio.SubprocessProtocol):
 
 def _feed(transport: asyncio.SubprocessTransport, data: bytes) -> None:
     """Write standard input and close it. A program that does not read it is no error."""
-    stream = transport.get_pipe_transport(0)
-    assert isinstance(stream, asyncio.WriteTransport)
+    stream = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))  # uvloop's is one without deriving from it
     if data:
         stream.write(data)
     stream.close()
