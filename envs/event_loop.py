@@ -321,7 +321,11 @@ async def _cancel_tasks() -> None:
 def _shut_down(executor: concurrent.futures.Executor) -> None:
     """End an executor's threads, waiting a little for those that are at work."""
     closer = threading.Thread(target=executor.shutdown, kwargs={"cancel_futures": True}, daemon=True)
-    closer.start()
+    try:
+        closer.start()
+    except RuntimeError:  # the interpreter is ending, and has waited for the worker threads already
+        executor.shutdown(wait=False, cancel_futures=True)
+        return
     closer.join(GRACE)
     if closer.is_alive():
         _log.warning("a blocking function still runs in a worker thread and was left behind")

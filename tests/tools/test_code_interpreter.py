@@ -60,7 +60,7 @@ async def test_the_model_reads_what_was_printed():
 
 
 async def test_the_model_reads_the_errors_last_lines():
-    code = "print('so far')\ndef f(n):\n    return f(n + 1)\nf(0)"
+    code = "print('so far')\ndef f(n):\n    return g(n + 1)\ndef g(n):\n    return f(n + 1)\nf(0)"
     text = (await ask(CodeInterpreterTool(), code)).text
     assert text.startswith("so far\n... [")
     assert text.endswith("RecursionError: maximum recursion depth exceeded")

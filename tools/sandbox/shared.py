@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import logging
 import threading
 import weakref
@@ -37,7 +38,11 @@ class _Host:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
+        # Our own, for the loop's default one leaves its threads to end when they like.
+        executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="toolgym-sandbox")
+        self.loop.set_default_executor(executor)
         self.loop.run_forever()
+        executor.shutdown(cancel_futures=True)
         self.loop.close()
 
     def warm(self) -> None:
