@@ -52,7 +52,7 @@ BODIES = [
     raw("text", "/run_code", '"code"'),
     raw("number", "/run_code", "5"),
     raw("null", "/run_code", "null"),
-    raw("trailing_comma", "/run_code", '{"code": "1",}'),
+    raw("trailing_comma", "/run_code", '{"code": "1",}', versioned=True),
     raw("not_utf8", "/run_code", b'{"code": "\xff", "language": "python"}'),
     raw("nan", "/run_code", '{"code": "print(1)", "language": "python", "run_timeout": NaN}'),
     raw("infinity", "/run_code", '{"code": "print(1)", "language": "python", "run_timeout": Infinity}'),

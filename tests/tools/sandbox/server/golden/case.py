@@ -68,9 +68,10 @@ def run(
     return Case(f"{language}/{name}", "/run_code", body, language=language, gist=gist, needs=needs, versioned=versioned)
 
 
-def raw(name: str, path: str, body: Any = None, method: str = "POST", **headers: str) -> Case:
+def raw(name: str, path: str, body: Any = None, method: str = "POST", versioned: bool = False, **headers: str) -> Case:
     """A request that is about HTTP and its body rather than about a program."""
-    return Case(f"http/{name}", path, body, method, headers={key.replace("_", "-"): headers[key] for key in headers})
+    named = {key.replace("_", "-"): headers[key] for key in headers}
+    return Case(f"http/{name}", path, body, method, headers=named, versioned=versioned)
 
 
 def code(name: str, *, gist: str = "python", **fields: Any) -> Case:

@@ -415,7 +415,11 @@ SURROUNDINGS = [
             "c = socket.create_connection(s.getsockname()); c.sendall(b'hi'); print(s.accept()[0].recv(2))"
         ),
     ),
-    run("decimal_and_locale", "import locale, decimal; print(locale.getlocale(), decimal.getcontext().prec)"),
+    run(
+        "decimal_and_locale",
+        "import locale, decimal; print(locale.getlocale(), decimal.getcontext().prec)",
+        versioned=True,
+    ),
     run("big_integers", "print(len(str(2 ** 10000)), 10 ** 40)"),
     run("floats", "print(0.1 + 0.2, float('nan'), 1e308 * 10)"),
     run("seeded_random", "import random; random.seed(1); print(random.random())"),
