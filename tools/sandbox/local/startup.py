@@ -46,6 +46,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     """Be a template process. `config` is what `toolgym.tools.sandbox.local.supervisor` sends."""
     host = socket.socket(fileno=config["socket"])
     os.set_inheritable(host.fileno(), False)
+    _forget_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_limits()
     leaves = _leaves(config)
@@ -91,6 +92,14 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     )
     _filter_calls(namespaces=config["level"] == "namespaces")
     template.serve()
+
+
+def _forget_signals() -> None:
+    """What the host ignores or holds back is inherited: under `nohup`, a shell's `&`, a launcher that wants no SIGCHLD."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:  # those two are ignored by Python itself
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _fork_stem(host: socket.socket, config: Mapping[str, Any], birth: Birth, proc: int) -> tuple[int, socket.socket]:

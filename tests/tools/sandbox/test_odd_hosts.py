@@ -1,0 +1,99 @@
+"""The process that uses the sandbox may be an odd one: what it ignores, holds open or lacks is not passed on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "conformance"))
+
+from sandbox_makers import LEVELS
+
+STORY = """
+import asyncio, os, resource, signal, sys
+from toolgym.tools.sandbox import LocalSandbox
+
+LEVEL = sys.argv[1]
+SETTABLE = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+
+async def story(sandbox):
+    result = await sandbox.run("print(6 * 7)", timeout=20)
+    assert result.stdout == "42\\n", result
+    code = (
+        "import signal\\nignored = [int(n) for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN]\\n"
+        "print(ignored, signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    )
+    result = await sandbox.run(code, timeout=20)
+    assert result.stdout == "[13, 25] set()\\n", result  # Python itself ignores those two
+    session = await sandbox.session()
+    await session.run_cell("kept = 5")
+    assert (await session.run_cell("while True: pass", timeout=0.5)).status == "timeout"
+    assert (await session.run_cell("kept")).result == "5"  # the interrupt reached the cell, and not the session
+    await session.close()
+
+async def whole():
+    async with LocalSandbox(level=LEVEL) as sandbox:
+        await story(sandbox)
+"""
+
+SIGNALS = """
+for number in SETTABLE:
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+signal.pthread_sigmask(signal.SIG_BLOCK, SETTABLE)
+asyncio.run(whole())
+"""
+
+FORKED = """
+async def main():
+    async with LocalSandbox(level=LEVEL) as sandbox:
+        session = await sandbox.session()
+        await session.run_cell("kept = 3")
+        child = os.fork()
+        if child == 0:  # as a data loader's worker, say
+            del sandbox, session
+            import gc
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (await session.run_cell("kept")).result == "3"
+        await story(sandbox)
+
+asyncio.run(main())
+"""
+
+DESCRIPTORS = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (4000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = [open("/dev/null") for _ in range(3000)]
+asyncio.run(whole())
+"""
+
+CLOSED = """
+said = os.dup(2)
+for number in range(3):
+    os.close(number)
+try:
+    asyncio.run(whole())
+except BaseException as error:
+    os.write(said, repr(error).encode())
+    os._exit(1)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "host",
+    [SIGNALS, FORKED, DESCRIPTORS, CLOSED],
+    ids=["ignores_every_signal", "forked", "holds_3000_files", "has_no_standard_streams"],
+)
+def test_the_sandbox_works_in_a_process_that(host, level):
+    done = subprocess.run(
+        [sys.executable, "-c", STORY + host, level], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
