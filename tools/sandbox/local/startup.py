@@ -95,7 +95,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
 
 
 def _forget_signals() -> None:
-    """What the host ignores or holds back is inherited: under `nohup`, a shell's `&`, a launcher that wants no SIGCHLD."""
+    """What the host ignores or blocks is inherited, under `nohup` say, or a launcher that wants no SIGCHLD: undo it."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is signal.SIG_IGN:  # those two are ignored by Python itself
             signal.signal(number, signal.SIG_DFL)
