@@ -21,7 +21,7 @@ from toolgym.rollout.engines.base import Engine, SamplingParams
 from toolgym.rollout.episode import Episode
 from toolgym.rollout.rules import History, Limits, TruncatedTurn
 from toolgym.rollout.trajectory import Failure, Trajectory
-from toolgym.tools.deadline import with_deadline
+from toolgym.tools.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EngineError
 from toolgym.tools.schema import ToolSchema
 
@@ -243,7 +243,8 @@ class Runner:
 
     async def _close(self, env: BaseEnv) -> None:
         try:
-            await with_deadline(env.close(), CLOSE_TIMEOUT)
+            # Shielded: when the last trajectory has come, workers that are closing their envs are cancelled.
+            await shielded(with_deadline(env.close(), CLOSE_TIMEOUT))
         except Exception as error:  # noqa: BLE001  the episodes' results are worth more
             _log.warning("closing an env failed: %s: %s", type(error).__name__, error)
 

@@ -10,6 +10,7 @@ import os
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
 from toolgym.envs.base import StopReason
@@ -46,6 +47,13 @@ def config(**kwargs):
 
 async def play(engine, tokenizer, questions, *, env=CodeInterpreterEnv, **kwargs):
     return await rollout(env, engine, tokenizer, tasks(*questions), config=config(**kwargs))
+
+
+async def test_no_process_and_no_thread_is_left_after_a_run(scripted, tokenizer):
+    before = set(psutil.Process().children()), set(threading.enumerate())
+    for _ in range(3):
+        await play(scripted(compute_then_answer), tokenizer, ["a", "b", "c", "d"], group_size=2)
+    assert (set(psutil.Process().children()), set(threading.enumerate())) == before
 
 
 async def test_the_record_of_an_episode(scripted, tokenizer):

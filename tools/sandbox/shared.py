@@ -88,15 +88,18 @@ class _Host:
         self._ending = self.loop.create_task(end())  # kept, for a loop holds its tasks only weakly
 
     async def stop(self) -> None:
-        """Close the sandbox and end the thread."""
-        if self.stopped:
-            return
-        self.stopped = True
+        """Close the sandbox and end the thread. For a caller that is cancelled meanwhile it happens all the same.
+
+        Raises:
+            TimeoutError: it did not end in time.
+            Exception: what closing the sandbox raised; the thread has ended.
+        """
+        self.stop_soon()
         async with asyncio.timeout(STOP_TIMEOUT):
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.sandbox.close(), self.loop))
-            self.loop.call_soon_threadsafe(self.loop.stop)
             while self._thread.is_alive():  # noqa: ASYNC110  a thread sets no event when it is gone
                 await asyncio.sleep(0.002)
+        if self._ending is not None and not self._ending.cancelled() and self._ending.done():
+            self._ending.result()
 
     def stop_now(self) -> None:
         """End it at the end of the interpreter, where nothing can be awaited any more."""

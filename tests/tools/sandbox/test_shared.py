@@ -1,0 +1,66 @@
+"""One sandbox for a whole process: it ends with its last user, however that one lets go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import psutil
+import pytest
+
+from toolgym.tools.sandbox.shared import SharedSandbox
+
+
+def ours():
+    """Template processes of this process, and threads of shared sandboxes."""
+    children = {child.pid for child in psutil.Process().children()}
+    return children, {thread for thread in threading.enumerate() if thread.name.startswith("toolgym-sandbox")}
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+async def test_the_last_user_ends_it():
+    before = ours()
+    one, two = SharedSandbox(preload=()), SharedSandbox(preload=())
+    assert one.local is two.local
+    assert (await one.run("print(1)")).stdout == "1\n"
+    await one.close()
+    assert (await two.run("print(2)")).stdout == "2\n"
+    await two.close()
+    assert ours() == before
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_close_that_is_cancelled_ends_it_all_the_same(turns):
+    before = ours()
+    sandbox = SharedSandbox(preload=())
+    await sandbox.run("pass")
+    assert ours() != before
+    closing = asyncio.create_task(sandbox.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    if turns == 0:  # it never began, and so is still to do
+        await sandbox.close()
+    assert until(lambda: ours() == before)
+
+
+async def test_what_closing_raises_is_told_and_the_thread_ends(monkeypatch):
+    before = ours()[1]
+    sandbox = SharedSandbox(preload=())
+    local = sandbox.local
+
+    async def broken():
+        raise OSError("no")
+
+    monkeypatch.setattr(local, "close", broken)
+    with pytest.raises(OSError, match="no"):
+        await sandbox.close()
+    assert ours()[1] == before
