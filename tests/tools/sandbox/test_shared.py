@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 
 
@@ -64,3 +65,15 @@ async def test_what_closing_raises_is_told_and_the_thread_ends(monkeypatch):
     with pytest.raises(OSError, match="no"):
         await sandbox.close()
     assert ours()[1] == before
+
+
+@pytest.mark.parametrize("after", [0.001, 0.003, 0.03])
+async def test_a_local_sandbox_whose_close_is_cancelled_leaves_nothing(after):
+    before = ours()[0]
+    sandbox = LocalSandbox(preload=())
+    await sandbox.run("pass")
+    closing = asyncio.create_task(sandbox.close())
+    await asyncio.sleep(after)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert ours()[0] == before

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.rate_limit import LocalRateLimiter
 from toolgym.tools.sandbox.base import (
@@ -278,6 +279,9 @@ class LocalSandbox(Sandbox):
 
     async def close(self) -> None:
         self._closed = True
+        await shielded(self._close_all())  # half closed, it would leave processes unreaped and folders behind
+
+    async def _close_all(self) -> None:
         sessions, self._sessions = self._sessions, set()
         for one in sessions:
             one._end()
