@@ -1,4 +1,4 @@
-"""One sandbox for a whole process: it ends with its last user, however that one lets go."""
+"""A shared sandbox ends with its last user, however that one lets go, and the local one behind it as well."""
 
 from __future__ import annotations
 

@@ -96,8 +96,9 @@ def main(config: Mapping[str, Any]) -> NoReturn:
 
 def _forget_signals() -> None:
     """What the host ignores or blocks is inherited, under `nohup` say, or a launcher that wants no SIGCHLD: undo it."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
-        if signal.getsignal(number) is signal.SIG_IGN:  # those two are ignored by Python itself
+    fixed, pythons = {signal.SIGKILL, signal.SIGSTOP}, {signal.SIGPIPE, signal.SIGXFSZ}  # which Python ignores
+    for number in signal.valid_signals() - fixed - pythons:
+        if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
