@@ -46,8 +46,11 @@ WARM_CODE = {
 }
 """Small computations that fill the libraries' caches before the fork."""
 
-TRIES = 3
-"""How often a run is sent when its template process is lost under it."""
+TRIES = 5
+"""How often a run is sent when its template process is lost under it.
+
+Where processes are killed at random, seven a second, one loss in thirty is followed by another one of the same run:
+three tries were too few once in 30,000 executions."""
 
 Network = Literal["off", "loopback", "host"]
 
