@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
-from toolgym.rollout.engines.openai_http import CompletionsClient, is_address
+from toolgym.rollout.engines.http import is_address
+from toolgym.rollout.engines.openai_http import CompletionsClient
 from toolgym.rollout.engines.openai_wire import (
     PROBE_TOP,
     Answer,

@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from toolgym.rollout.engines.http import new_session, retry_after
 from toolgym.rollout.engines.openai_wire import Answer, EventReader, short
 from toolgym.rollout.engines.sglang_wire import error_text
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
@@ -18,11 +18,6 @@ ATTEMPTS = 4
 """How often a request is sent at most; see `CompletionsClient.complete` for when it is sent again."""
 BACKOFF = 0.25
 """Seconds before the first repetition; doubles each time."""
-RETRY_AFTER_LIMIT = 30.0
-"""Most seconds that a server's `Retry-After` is followed."""
-IDLE_CONNECTION = 3.0
-"""Seconds that an idle connection is kept: less than the servers' 5, or a request meets a closing connection."""
-
 DRAIN_DEADLINE = 1.0
 """Seconds that a server gets to end an answer after its last event."""
 
@@ -39,15 +34,13 @@ class CompletionsClient:
 
     def __init__(self, url: str, api_key: str | None, connect_timeout: float, control_timeout: float) -> None:
         self.url = url
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._api_key = api_key
         self._connect_timeout, self._control_timeout = connect_timeout, control_timeout
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
         """Make the session, which belongs to the running event loop."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION), headers=self._headers
-        )
+        self._session = new_session(self._api_key)
 
     async def close(self) -> None:
         """Close all connections. Closing twice is fine."""
@@ -83,20 +76,27 @@ class CompletionsClient:
             last = attempt == ATTEMPTS - 1
             delay = BACKOFF * 2**attempt
             try:
-                wait = await self._send(body, answer, headers or {}, progress, last)
+                wait = await self._send(body, answer, headers or {}, progress, None if last else delay)
             except EngineUnavailableError:
                 if last:
                     raise
-            else:
-                if wait is None:
-                    return
-                delay = wait if wait >= 0 else delay
-            await asyncio.sleep(delay)
+                wait = delay
+            if wait is None:
+                return
+            await asyncio.sleep(wait)
 
     async def _send(
-        self, body: dict[str, Any], answer: Answer, headers: dict[str, str], progress: Callable[[], None], last: bool
+        self,
+        body: dict[str, Any],
+        answer: Answer,
+        headers: dict[str, str],
+        progress: Callable[[], None],
+        delay: float | None,
     ) -> float | None:
-        """Send a request once. Return the seconds after which to send it again (negative: ours), or None when done."""
+        """Send a request once. Return the seconds after which to send it again, or None when done.
+
+        `delay` is the wait where the server names none; None when this is the last attempt.
+        """
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout)
         path = f"{self.url}/v1/completions"
@@ -106,10 +106,10 @@ class CompletionsClient:
                     await self._read(response, answer, progress)
                     return None
                 text = await response.text(errors="replace")
-                wait = _retry_after(response.status, response.headers.get("Retry-After"))
-                if wait is None or last:
+                named = response.headers.get("Retry-After")
+                if response.status not in (429, 503) or named is None or delay is None:
                     raise _refusal(path, response.status, text)
-                return wait
+                return retry_after(named, delay)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise self._unavailable(error) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -162,15 +162,6 @@ class CompletionsClient:
         )
 
 
-def is_address(url: str) -> bool:
-    """Whether this is the url of a server."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number or too large, an open bracket
-        return False
-
-
 async def _drain(response: aiohttp.ClientResponse) -> bool:
     """Read behind the last event, so that the connection can be used again. Returns whether it can."""
     try:
@@ -179,16 +170,6 @@ async def _drain(response: aiohttp.ClientResponse) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _retry_after(status: int, header: str | None) -> float | None:
-    """Return the seconds after which the same request may be sent again, negative for ours; None when it may not."""
-    if status not in (429, 503) or header is None:
-        return None
-    try:
-        return min(max(float(header), 0.0), RETRY_AFTER_LIMIT)
-    except ValueError:  # the header may also be a date
-        return -1.0
 
 
 def _refusal(path: str, status: int, text: str) -> ConfigError | EngineError:

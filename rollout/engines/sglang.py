@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from toolgym.rollout.engines.base import Generation, SamplingParams
+from toolgym.rollout.engines.http import new_session
 from toolgym.rollout.engines.sglang_control import ControlError, SGLangControl
 from toolgym.rollout.engines.sglang_http import (
     NoAnswerError,
@@ -19,7 +20,6 @@ from toolgym.rollout.engines.sglang_http import (
     ServerLostError,
     WorkerLostError,
     check_url,
-    new_session,
     refusal,
     retry_delay,
 )

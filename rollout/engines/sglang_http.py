@@ -7,19 +7,13 @@ import io
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from toolgym.rollout.engines.http import is_address, retry_after
 from toolgym.rollout.engines.sglang_wire import error_text
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
-IDLE_CONNECTION = 3.0
-"""Seconds that an idle connection is kept: less than the server's 5, or a request meets a closing connection."""
-
-
-RETRY_AFTER_LIMIT = 30.0
-"""Most seconds that a server's `Retry-After` is followed."""
 LARGE_PROMPT = 50_000
 """Tokens of a prompt from which its request is sent in pieces."""
 
@@ -58,24 +52,9 @@ def check_url(url: str) -> str:
     Raises:
         ConfigError: it is not the address of an HTTP server.
     """
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise ConfigError(f"the url of an SGLang server must begin with http:// or https://, got {url!r}")
-    try:
-        parts = urlsplit(url)
-        usable = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number or too large, an open bracket
-        usable = False
-    if not usable:
+    if not is_address(url):
         raise ConfigError(f"the url of an SGLang server must look like http://host:30000, got {url!r}")
     return url.rstrip("/")
-
-
-def new_session(api_key: str | None) -> aiohttp.ClientSession:
-    """Make the pool of connections that all requests share. The caller closes it."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION),
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-    )
 
 
 class HttpAddress:
@@ -165,7 +144,4 @@ def retry_delay(reply: Reply, delay: float) -> float | None:
     if named is None:
         # SGLang sends no Retry-After. Its other 503s (a running request timed out) would only do the same again.
         return delay if "queue is full" in error_text(reply.body) else None
-    try:
-        return min(max(float(named), 0.0), RETRY_AFTER_LIMIT)
-    except ValueError:  # the header may also be a date
-        return delay
+    return retry_after(named, delay)

@@ -19,52 +19,21 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.tools.parsers.marked_json import read_marked_json
-from toolgym.tools.parsers.turn import Turn, region_end, scan
-from toolgym.tools.schema import CallProblem, ToolSchema
+from toolgym.tools.parsers.sections import Markers, section_reader
+from toolgym.tools.parsers.turn import Turn, scan
+from toolgym.tools.schema import ToolSchema
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 OPEN, ARGUMENTS, CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 SHAPE = f"{SECTION}{OPEN}functions.tool:0{ARGUMENTS}{{...}}{CLOSE}{END_SECTION}"
 
-_MARKS = "|".join(map(re.escape, (OPEN, SECTION, END_SECTION)))
-_HEAD = re.compile(rf"\s*((?:functions\.)?([^\s<>:|]+):\d+)\s*{re.escape(ARGUMENTS)}")
-_CLOSING = re.compile(rf"\s*{re.escape(CLOSE)}")
+_MARKERS = Markers(SECTION, END_SECTION, OPEN, CLOSE)
+_HEAD = rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<>:|]+):\d+)\s*{re.escape(ARGUMENTS)}"
+_READ = section_reader(_MARKERS, _HEAD, rf"\s*{re.escape(CLOSE)}", SHAPE)
 
 
 def parse_kimi(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, Turn(first_id), _MARKS, _read, starts_open=starts_open)
-
-
-def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
-    at = mark.end()
-    if mark.group() == END_SECTION:
-        return at
-    if mark.group() == SECTION:
-        end, closed = region_end(text, at, END_SECTION, OPEN, SECTION)
-        if text.startswith(OPEN, end):
-            return at
-        message = f"The tool call is not understood: got {text[at : at + 40]!r} behind {SECTION}. Write it as {SHAPE}."
-        turn.error(CallProblem.MALFORMED_CALL, message, text[at:end])
-        return end + len(END_SECTION) if closed else end
-    head = _HEAD.match(text, at)
-    if head is None:
-        end, closed = region_end(text, at, CLOSE, OPEN)
-        message = f"The tool call is not understood: got {text[at : at + 40]!r} behind {OPEN}. Write it as {SHAPE}."
-        turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
-        return end + len(CLOSE) if closed else end
-    return read_marked_json(
-        text,
-        turn,
-        start=mark.start(),
-        at=head.end(),
-        name=head[2],
-        closing=_CLOSING,
-        close=CLOSE,
-        openers=(OPEN,),
-        shape=SHAPE,
-        call_id=head[1],
-    )
+    return scan(text, Turn(first_id), _MARKERS.pattern, _READ, starts_open=starts_open)
