@@ -8,15 +8,19 @@ rate limit can be switched off, an exception reaches the caller, and a worker th
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import enum
 import multiprocessing
+import pickle
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 
+from toolgym.tools.deadline import ExitError, shielded
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 
@@ -24,6 +28,9 @@ T = TypeVar("T")
 
 POOL_LIMIT_NAME = "rate-limiter"
 """Name under which all pools of a process share their rate limit."""
+
+START_TIMEOUT = 120.0
+"""Seconds for a worker process to start: it imports the main module, which may be a whole trainer."""
 
 
 class PoolMode(enum.Enum):
@@ -36,13 +43,18 @@ class PoolMode(enum.Enum):
 
 
 class ExecutionPool:
-    """Runs functions in threads or processes. Made by `init_execution_pool`; `close` it when done."""
+    """Runs functions in threads or processes. Made by `init_execution_pool`; `close` it when done.
+
+    Each worker is an executor of one thread or process, so that one that is killed or never ends takes no other
+    function with it.
+    """
 
     def __init__(self, num_workers: int, limiter: RateLimiter | None, mode: PoolMode) -> None:
         self.num_workers, self.mode = num_workers, mode
         self._limiter = limiter
-        self._workers = LocalRateLimiter(num_workers)
-        self._executor: Executor | None = None
+        self._places = LocalRateLimiter(num_workers)
+        self._idle: list[Executor] = []
+        self._workers: set[Executor] = set()
         self._closed = False
 
     async def execute(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
@@ -51,42 +63,46 @@ class ExecutionPool:
         Args:
             function: in process mode it may be any function that cloudpickle can carry, lambdas included.
             args: its positional arguments.
-            timeout: seconds for the function itself, queueing not counted. A thread that overruns it cannot be stopped
-                and runs on unseen; a process that does is killed with its pool, which is then replaced.
+            timeout: seconds for the function itself, queueing not counted. A thread that overruns it cannot be stopped:
+                it runs on unseen, and another takes its place. A process is killed and replaced. The same happens when
+                the caller is cancelled.
             kwargs: its keyword arguments.
 
         Raises:
             TimeoutError: it did not finish in time.
-            SandboxError: the worker process died.
-            ConfigError: the function cannot be carried to another process.
+            SandboxError: the worker process died, or cannot be started; or the pool is closed.
+            ConfigError: the function cannot be carried to another process, or what it returns cannot be carried back.
+            ExitError: the function called `sys.exit`, or raised something else that is meant to end a program.
+            RuntimeError: the function raised `StopIteration`, which no coroutine can.
         """
-        if self._closed:
-            raise SandboxError("the pool is closed; make another with init_execution_pool")
-        async with self._workers.permit(), self._permit():
-            executor = self._open()
-            loop = asyncio.get_running_loop()
-            if self.mode is PoolMode.ThreadMode:
-                future = loop.run_in_executor(executor, lambda: function(*args, **kwargs))
-            else:
-                future = loop.run_in_executor(executor, _call, _dumps(function, args, kwargs))
+        call = partial(_contained, function, args, kwargs)
+        if self.mode is PoolMode.ProcessMode:
+            call = partial(_call, _dumps(function, args, kwargs))
+        async with self._places.permit(), self._permit():
+            worker, future = await self._begin(call)
+            clock = asyncio.timeout(timeout)
             try:
-                async with asyncio.timeout(timeout):
-                    return await future
-            except TimeoutError:
-                if future.cancelled() and self.mode is PoolMode.ProcessMode:
-                    self._replace(executor, kill=True)
-                raise
+                async with clock:
+                    found = await asyncio.wrap_future(future)
             except BrokenExecutor as error:
-                self._replace(executor)
+                self._discard(worker)
                 raise SandboxError(f"a worker process died while running {function!r}; it is replaced") from error
+            except BaseException as error:
+                if clock.expired() or isinstance(error, asyncio.CancelledError):
+                    self._discard(worker)
+                else:  # what the function raised
+                    self._idle.append(worker)
+                raise
+            self._idle.append(worker)
+        return cast(T, cloudpickle.loads(found) if self.mode is PoolMode.ProcessMode else found)
 
     async def close(self) -> None:
         """Wait for what runs and end the workers. Closing twice is fine."""
         self._closed = True
         self._limiter = None  # whoever comes next may set another limit
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            await asyncio.to_thread(executor.shutdown, True, cancel_futures=True)
+        self._idle.clear()
+        workers, self._workers = self._workers, set()
+        await shielded(asyncio.to_thread(lambda: [worker.shutdown() for worker in workers]))
 
     @contextlib.asynccontextmanager
     async def _permit(self) -> AsyncIterator[None]:
@@ -96,23 +112,44 @@ class ExecutionPool:
             async with self._limiter.permit():
                 yield
 
-    def _open(self) -> Executor:
-        if self._executor is None:
-            if self.mode is PoolMode.ThreadMode:
-                self._executor = ThreadPoolExecutor(self.num_workers, thread_name_prefix="toolgym-pool")
-            else:
-                # Spawned, not forked: this process may have threads that hold locks.
-                context = multiprocessing.get_context("spawn")
-                self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context)
-        return self._executor
+    async def _begin(self, call: Callable[[], Any]) -> tuple[Executor, concurrent.futures.Future[Any]]:
+        """Hand a call to a worker that is idle, or to a new one. One that died while it was idle is passed over."""
+        while True:
+            if self._closed:
+                raise SandboxError("the pool is closed; make another with init_execution_pool")
+            worker = self._idle.pop() if self._idle else await self._start()
+            try:
+                return worker, worker.submit(call)
+            except RuntimeError:  # broken, or shut down by `close` a moment ago
+                self._discard(worker)
 
-    def _replace(self, broken: Executor, *, kill: bool = False) -> None:
-        if self._executor is broken:
-            self._executor = None
-        if kill and isinstance(broken, ProcessPoolExecutor):
-            for process in list(broken._processes.values()):
-                process.kill()
-        broken.shutdown(wait=False, cancel_futures=True)
+    async def _start(self) -> Executor:
+        worker: Executor
+        if self.mode is PoolMode.ThreadMode:
+            worker = ThreadPoolExecutor(1, thread_name_prefix="toolgym-pool")
+            self._workers.add(worker)
+            return worker
+        # Spawned, not forked: this process may have threads that hold locks.
+        worker = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self._workers.add(worker)
+        try:  # starting it is not part of the function's time
+            async with asyncio.timeout(START_TIMEOUT):
+                await asyncio.wrap_future(worker.submit(int))
+        except (BrokenExecutor, OSError, TimeoutError) as error:
+            self._discard(worker)
+            raise SandboxError(f"a worker process cannot be started: {type(error).__name__}: {error}") from error
+        except BaseException:
+            self._discard(worker)
+            raise
+        return worker
+
+    def _discard(self, worker: Executor) -> None:
+        """Leave a worker to its end; a process is killed."""
+        self._workers.discard(worker)
+        processes = list((worker._processes or {}).values()) if isinstance(worker, ProcessPoolExecutor) else []
+        worker.shutdown(wait=False)
+        for process in processes:
+            process.kill()
 
 
 def init_execution_pool(
@@ -148,6 +185,31 @@ def _dumps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return data
 
 
-def _call(data: bytes) -> Any:
+def _contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function. What it raises can be raised to whoever waits, without ending or cancelling that one."""
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, concurrent.futures.CancelledError) as error:
+        raise RuntimeError(f"{function!r} raised {error!r}") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise ExitError(f"{function!r} raised {error!r}") from error
+
+
+def _call(data: bytes) -> bytes:
+    """Carry out what `_dumps` made, in another process. Nothing that cannot travel back breaks the worker."""
     function, args, kwargs = cloudpickle.loads(data)
-    return function(*args, **kwargs)
+    try:
+        value = _contained(function, args, kwargs)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001  whatever its class does when it is copied
+            raise RuntimeError(f"{function!r} raised {type(error).__name__}: {error}") from error
+        raise
+    try:
+        found: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise ConfigError(f"what {function!r} returned cannot be sent to another process: {error}") from error
+    return found

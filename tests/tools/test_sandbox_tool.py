@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from toolgym.envs.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.task import Task
 from toolgym.tools import CodeInterpreterTool, from_config
+from toolgym.tools.deadline import ExitError
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.execution_pool import PoolMode, init_execution_pool
 
@@ -151,6 +154,69 @@ async def test_a_function_that_overruns_its_time(mode):
     with pytest.raises(TimeoutError):
         await pool.execute(time.sleep, 1.5, timeout=0.2)
     assert await asyncio.wait_for(pool.execute(lambda: 7), 30) == 7
+    await pool.close()
+
+
+class UncopiedError(Exception):
+    """Cannot be unpickled: its initializer wants what `Exception` does not keep."""
+
+    def __init__(self, first, second):
+        super().__init__(first)
+
+
+def raising(error):
+    raise error
+
+
+def raising_uncopied():
+    raise UncopiedError("rotten", 2)
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("function", "kind", "said"),
+    [
+        (partial(next, iter([])), RuntimeError, "StopIteration"),
+        (partial(raising, SystemExit(3)), ExitError, "SystemExit"),
+        (partial(raising, KeyboardInterrupt()), ExitError, "KeyboardInterrupt"),
+        (partial(raising, asyncio.CancelledError()), ExitError, "CancelledError"),
+        (partial(raising, concurrent.futures.CancelledError()), RuntimeError, "CancelledError"),
+        (partial(raising, TimeoutError("its own")), TimeoutError, "its own"),
+    ],
+)
+async def test_whatever_a_function_raises_is_told_and_the_worker_goes_on(mode, function, kind, said):
+    pool = init_execution_pool(1, enable_global_rate_limit=False, mode=mode)
+    worker = await pool.execute(os.getpid)
+    with pytest.raises(kind, match=said):
+        await asyncio.wait_for(pool.execute(function, timeout=60), 60)
+    assert await pool.execute(os.getpid) == worker
+    await pool.close()
+
+
+async def test_what_cannot_travel_back_breaks_no_process():
+    pool = init_execution_pool(1, enable_global_rate_limit=False, mode=PoolMode.ProcessMode)
+    worker = await pool.execute(os.getpid)
+    with pytest.raises(RuntimeError, match="UncopiedError: rotten"):
+        await pool.execute(raising_uncopied)
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        await pool.execute(threading.Lock)
+    assert await pool.execute(os.getpid) == worker
+    await pool.close()
+
+
+@MODES
+async def test_a_function_that_is_given_up_takes_neither_a_place_nor_others_with_it(mode):
+    pool = init_execution_pool(2, enable_global_rate_limit=False, mode=mode)
+    over = threading.Event()
+    endless = (time.sleep, 60) if mode is PoolMode.ProcessMode else (over.wait, 60)
+    await asyncio.gather(pool.execute(time.sleep, 0.1), pool.execute(time.sleep, 0.1))  # both workers are there
+    innocent = asyncio.create_task(pool.execute(time.sleep, 0.5))
+    stuck = asyncio.create_task(pool.execute(*endless))
+    await asyncio.sleep(0.1)
+    stuck.cancel()
+    assert await asyncio.wait_for(pool.execute(lambda: 7), 30) == 7
+    assert await innocent is None
+    over.set()
     await pool.close()
 
 
