@@ -5,6 +5,9 @@ SGLANG_VENV ?= .sglang-venv
 # Installed first and pinned: another package's looser wish would bring several gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
+# A Python started beside a checkout that is called toolgym would take that folder for the library.
+LIBRARY_FIRST := "import sys; sys.meta_path.sort(key=lambda one: '__editable___toolgym' not in getattr(one, '__module__', ''))"
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # One thread per operation and no spinning: tiny matrices gain nothing from more, and two cores are soon crowded.
@@ -55,6 +58,7 @@ $(VENV)/.python:
 $(VENV)/.rollout: $(VENV)/.python pyproject.toml setup.cfg constraints.txt
 	$(PIP) install -c constraints.txt $(TORCH)
 	$(PIP) install -c constraints.txt -e ".[rollout]"
+	echo $(LIBRARY_FIRST) > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/toolgym-first.pth
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.rollout

@@ -36,6 +36,8 @@ async def _examine() -> dict[str, Any]:
     from toolgym.tools.sandbox.local import LocalSandbox
     from toolgym.tools.sandbox.local.isolation import probe
     from toolgym.tools.sandbox.local.languages import LANGUAGES
+    from toolgym.tools.sandbox.server.config import ServerConfig
+    from toolgym.tools.sandbox.server.factory import offered_languages
 
     isolation: dict[str, Any] | None = None
     trouble = ""
@@ -57,7 +59,8 @@ async def _examine() -> dict[str, Any]:
                 isolation, trouble = None, f"a test program ended with {ran.status}: {ran.message or ran.stderr}"
     except SandboxError as error:
         trouble = str(error)
-    available = sorted(name for name, language in LANGUAGES.items() if language.available)
+    installed = {"python", *(name for name, language in LANGUAGES.items() if language.available)}
+    usable = offered_languages(ServerConfig(), sandbox.level) if isolation else installed
     return {
         "toolgym": __version__,
         "python": platform.python_version(),
@@ -65,8 +68,9 @@ async def _examine() -> dict[str, Any]:
         "machine": probe(),
         "isolation": isolation,
         "trouble": trouble,
-        "languages": ["python", *available],
-        "languages_not_installed": sorted(set(LANGUAGES) - set(available)),
+        "languages": sorted(usable),
+        "languages_not_at_this_level": sorted(installed - usable),
+        "languages_not_installed": sorted(set(LANGUAGES) - installed),
         "extras": {name: importlib.util.find_spec(module) is not None for name, module in EXTRAS.items()},
     }
 
@@ -91,6 +95,8 @@ def _table(findings: dict[str, Any]) -> Table:
         table.add_row("isolation", f"[red]none: {findings['trouble']}[/red]")
     table.add_row("levels offered", ", ".join(findings["machine"]["levels"]) or "none")
     table.add_row("languages", ", ".join(findings["languages"]))
+    if findings["languages_not_at_this_level"]:
+        table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]))
     table.add_row("not installed", ", ".join(findings["languages_not_installed"]))
     present = [name for name, there in findings["extras"].items() if there]
     table.add_row("extras", ", ".join(present) or "none")

@@ -166,7 +166,7 @@ def choose(require: str | None, level: str | None) -> Level:
     levels = offered()
     if level is not None:
         if Level(level) not in levels:
-            raise SandboxError(f"this machine cannot give the isolation level {level!r}; it offers: {_names(levels)}")
+            raise SandboxError(f"this machine cannot give the isolation level {str(level)!r}; it offers: {_names(levels)}")
         return Level(level)
     if not levels:
         raise SandboxError(
@@ -174,7 +174,7 @@ def choose(require: str | None, level: str | None) -> Level:
             "on x86-64 or arm64); run code on a remote sandbox, or on ProcessSandbox, which isolates nothing"
         )
     if require is not None and ORDER.index(levels[0]) > ORDER.index(Level(require)):
-        raise SandboxError(f"isolation level {require!r} was required, and this machine offers: {_names(levels)}")
+        raise SandboxError(f"isolation level {str(require)!r} was required, and this machine offers: {_names(levels)}")
     return levels[0]
 
 
