@@ -6,6 +6,12 @@ from pathlib import PurePosixPath
 
 from toolgym.tools.errors import ConfigError
 
+MAX_PART = 255
+"""Bytes between two slashes of a file's name: the kernel's limit."""
+
+MAX_DEPTH = 64
+"""Folders that a file's name may lead through, the file itself included."""
+
 
 def check_name(name: str, *, absolute: bool = False) -> str:
     """Check the name of a file in a sandbox's folder.
@@ -24,9 +30,14 @@ def check_name(name: str, *, absolute: bool = False) -> str:
     if path.is_absolute() or ".." in path.parts or str(path) in (".", ""):
         raise ConfigError(f"a file's name must stay inside the sandbox's folder, got {name!r}")
     try:
-        name.encode()
+        sizes = [len(part.encode()) for part in path.parts]
     except UnicodeEncodeError:
         raise ConfigError(f"a file's name must be valid Unicode, got {name!r}") from None
+    if max(sizes) > MAX_PART or len(sizes) > MAX_DEPTH:
+        raise ConfigError(
+            f"a file's name must have at most {MAX_PART} bytes between slashes and at most {MAX_DEPTH} parts, got "
+            f"{name[:200]!r}"
+        )
     return name
 
 

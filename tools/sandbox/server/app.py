@@ -124,7 +124,8 @@ class SandboxApp:
         )
         self._metrics = Metrics(
             {
-                "in_flight": ("Requests being answered.", lambda: self._in_flight),
+                # Whoever asks for this does so with a request.
+                "in_flight": ("Requests being answered, but for this one.", lambda: self._in_flight - 1),
                 "running": ("Programs and cells that run.", lambda: gate.inside),
                 "queue_length": ("Requests that wait for a place.", lambda: gate.waiting),
                 "sessions": ("Open sessions.", lambda: len(self._sessions)),
@@ -209,13 +210,15 @@ class SandboxApp:
                 response = answer({"detail": f"internal error {mark}; see the server's log", "traceback": []}, 500)
             await self._send(request, response)
         except (asyncio.CancelledError, ConnectionError):
-            self._metrics.disconnected()
+            if not internal:
+                self._metrics.disconnected()
             raise
         finally:
             self._in_flight -= 1
             if not self._in_flight:
                 self._quiet.set()
-        self._metrics.answered(route.name, response.status, loop.time() - started)
+        if not internal:  # else the worker counts it that the client speaks to
+            self._metrics.answered(route.name, response.status, loop.time() - started)
         return response
 
     async def _answer(self, request: web.BaseRequest, route: Route, words: list[str], internal: bool) -> web.Response:
@@ -263,7 +266,7 @@ class SandboxApp:
         if route is not None:
             return route, []
         words = path.split("/", 4)[1:]
-        if words[0] == "sessions" and len(words) > 1:
+        if words[:1] == ["sessions"] and len(words) > 1:
             name = "/sessions/{id}"
             if len(words) > 2:
                 name += f"/{words[2]}"

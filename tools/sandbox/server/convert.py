@@ -22,6 +22,7 @@ from pathlib import PurePosixPath
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.names import MAX_DEPTH, MAX_PART
 from toolgym.tools.sandbox.server.wire import (
     CellErrorMessage,
     CellResponse,
@@ -92,8 +93,22 @@ def check_name(name: str, loc: Sequence[str | int], *, absolute: bool = False) -
     path = PurePosixPath(name.removeprefix("/tmp/") if absolute else name)
     if "\0" in name or len(name) > 4096 or not path.parts or path.is_absolute() or ".." in path.parts:
         raise problem(loc, "A file's name should be relative and stay in the working folder", value=name)
-    if any(len(part.encode()) > 255 for part in path.parts):
-        raise problem(loc, "A file's name should have at most 255 bytes between slashes", value=name)
+    if any(len(part.encode()) > MAX_PART for part in path.parts):
+        raise problem(loc, f"A file's name should have at most {MAX_PART} bytes between slashes", value=name)
+    if len(path.parts) > MAX_DEPTH:
+        raise problem(loc, f"A file's name should have at most {MAX_DEPTH} parts", value=name)
+
+
+def check_env(env: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for a variable that no process can have."""
+    for name, value in env.items():
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise problem(("env", name), "A variable should be valid Unicode", value=value) from None
+        if not name or "=" in name or "\0" in name + value:
+            said = "A variable should have a name without '=' and no NUL characters"
+            raise problem(("env", name), said, value=value)
 
 
 # --------------------------------------------------------------------------------------------------- result to message

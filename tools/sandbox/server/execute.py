@@ -6,13 +6,20 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Session
 from toolgym.tools.sandbox.server.admission import Gate
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.convert import check_name, decode_files, run_code_response, run_jupyter_response
+from toolgym.tools.sandbox.server.convert import (
+    check_env,
+    check_name,
+    decode_files,
+    run_code_response,
+    run_jupyter_response,
+)
 from toolgym.tools.sandbox.server.metrics import Metrics
 from toolgym.tools.sandbox.server.wire import (
     COMPILED,
@@ -28,6 +35,9 @@ GRACE = 60.0
 
 FILE_DEADLINE = 60.0
 """Seconds for reading or writing one file of a session, opening, forking or closing one."""
+
+OWN_INODES = 16
+"""Files and folders that the sandbox itself keeps where a program's are."""
 
 NOT_FOUND = 127
 """The return code that shells give for a command that they do not find."""
@@ -116,7 +126,8 @@ class Executor:
         self.check_timeout("run_timeout", request.run_timeout)
         self.check_timeout("compile_timeout", request.compile_timeout)
         memory = self.memory(request.memory_limit_MB)
-        files = decode_files(request.files)
+        check_env(request.env)
+        files = self.files(request.files)
         for at, name in enumerate(request.fetch_files):
             check_name(name, ("fetch_files", at), absolute=True)
         if request.language not in self._languages:
@@ -177,7 +188,7 @@ class Executor:
         self.check_timeout("total_timeout", request.total_timeout)
         self.check_timeout("cell_timeout", request.cell_timeout)
         memory = self.memory(request.memory_limit_MB)
-        files = decode_files(request.files)
+        files = self.files(request.files)
         for at, name in enumerate(request.fetch_files):
             check_name(name, ("fetch_files", at), absolute=True)
         if request.total_timeout <= 0:
@@ -269,6 +280,22 @@ class Executor:
         if seconds > self._config.max_timeout:
             most = f"Input should be less than or equal to {self._config.max_timeout:g}"
             raise problem((field,), most, "less_than_equal", seconds)
+
+    def files(self, given: Mapping[str, str | None]) -> dict[str, bytes]:
+        """The files of a request. Raises InvalidRequest for what cannot be files, or has no room in the folder."""
+        files = decode_files(given)
+        limits = self._config.limits
+        inodes = len({place for name in files for place in (name, *PurePosixPath(name).parents)}) + OWN_INODES
+        if files and inodes > limits.inodes:
+            most = f"The files and their folders should be at most {limits.inodes - OWN_INODES}"
+            raise problem(("files",), most, "too_long", inodes - OWN_INODES)
+        size = sum(map(len, files.values()))
+        if size > limits.disk_mb * MIB:
+            raise problem(("files",), f"The files should have at most {limits.disk_mb} MiB", "too_long", size)
+        too_large = next((name for name, data in files.items() if len(data) > limits.file_mb * MIB), None)
+        if too_large is not None:
+            raise problem(("files", too_large), f"A file should have at most {limits.file_mb} MiB", "too_long")
+        return files
 
     def memory(self, asked: int) -> int | None:
         """The limit that a request asks for; None where it asks for none. Raises InvalidRequest for too much."""

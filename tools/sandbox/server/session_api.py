@@ -12,7 +12,7 @@ from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import Session
 from toolgym.tools.sandbox.server.admission import Gate
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.convert import cell_response, check_name, decode_files, exec_response
+from toolgym.tools.sandbox.server.convert import cell_response, check_env, check_name, exec_response
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, ServedSandbox
 from toolgym.tools.sandbox.server.metrics import Metrics
 from toolgym.tools.sandbox.server.sessions import Entry, Sessions
@@ -59,7 +59,8 @@ class SessionApi:
         """Open a session."""
         request = parse(CreateSessionRequest, body or b"{}")
         memory = self._executor.memory(request.memory_limit_MB)
-        files = decode_files(request.files)
+        check_env(request.env)
+        files = self._executor.files(request.files)
 
         async def opening() -> Session:
             async with self._gate.place(), asyncio.timeout(FILE_DEADLINE):
@@ -132,7 +133,7 @@ class SessionApi:
             except ConfigError as error:
                 raise _bad_name(str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(name, error) from None
+                raise await self._failed(name, error, entry) from None
         return web.Response(status=204)
 
     async def read_file(self, name: str, raw: str) -> web.Response:
@@ -147,7 +148,7 @@ class SessionApi:
             except ConfigError as error:
                 raise _bad_name(str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(name, error) from None
+                raise await self._failed(name, error, entry) from None
         return web.Response(body=content, content_type="application/octet-stream")
 
     async def info(self, name: str) -> web.Response:
@@ -159,14 +160,23 @@ class SessionApi:
         await self._sessions.remove(name)
         return web.Response(status=204)
 
-    async def _failed(self, name: str, error: Exception) -> Refused:
+    async def _failed(self, name: str, error: Exception, entry: Entry | None = None) -> Refused:
         """What the sandbox, not the program, got wrong. A session that does not answer is given up.
 
         Nobody knows how far the call came, so the status is one that clients do not retry.
+
+        Args:
+            name: the session's id.
+            error: what happened.
+            entry: the session, for a file of it: where it goes on, it is the file that stands in the way.
         """
         if isinstance(error, TimeoutError):
             await self._sessions.remove(name)
             return Refused(500, "the sandbox did not answer in time; the session is closed")
+        if entry is not None and entry.session.alive:
+            return Refused(409, str(error))
+        if entry is not None:
+            return Refused(404, f"{type(error).__name__}: {error}", reason="no_session")
         return Refused(500, f"{type(error).__name__}: {error}")
 
 

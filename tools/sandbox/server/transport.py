@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,22 @@ LINGER = 2.0
 """Seconds that the rest of a refused body is read, so that the client comes to read the answer."""
 
 MIB = 1024 * 1024
+
+
+_log = logging.getLogger("toolgym.tools.sandbox.server.http")
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Whether a line in the log tells of us.
+
+    Clients that go away, and those that send what is no HTTP and are told so, are no trouble of ours; they shall not
+    fill the log.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError)
+
+
+_log.addFilter(_ours)
 
 
 class Refused(Exception):
@@ -61,6 +78,7 @@ class Listener(web.Server):
             handler,
             handler_cancellation=True,
             access_log=None,
+            logger=_log,
             keepalive_timeout=config.keepalive_timeout,
             lingering_time=LINGER,
         )

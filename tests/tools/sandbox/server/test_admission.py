@@ -169,6 +169,29 @@ async def test_slow_clients_hold_nothing(serve, http, dial):
     assert len(await read_all(deaf)) < 25_000_000
 
 
+async def test_what_is_no_request_is_told_and_fills_no_log(serve, http, dial, caplog):
+    service = await serve()
+    packed = b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
+    for sent, status in (
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+        (b"GARBAGE\r\n\r\n", b"400"),
+        (packed, b"400"),
+    ):
+        reader, writer = await dial(service)
+        writer.write(sent)
+        assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == status
+        writer.transport.abort()
+    # Somebody who goes away while his answer is on its way.
+    for _ in range(10):
+        _, writer = await dial(service)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        await asyncio.sleep(0)
+        writer.transport.abort()
+    assert (await post(http, service, HELLO))[0] == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_expect_continue(serve, dial):
     service = await serve()
     reader, writer = await dial(service)
@@ -252,7 +275,7 @@ async def test_metrics(serve, http):
     assert await metric(http, service, at.format("request_seconds_bucket", 'le="0.1"')) == 1
     assert await metric(http, service, at.format("request_seconds_bucket", 'le="+Inf"')) == 2
     assert await metric(http, service, "toolgym_sandbox_queue_seconds_count") == 2
-    for gauge, value in {"in_flight": 1, "running": 0, "queue_length": 0, "sessions": 0}.items():
+    for gauge, value in {"in_flight": 0, "running": 0, "queue_length": 0, "sessions": 0}.items():
         assert await metric(http, service, f"toolgym_sandbox_{gauge}{{") == value
     async with http.get(f"{service.url}/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")

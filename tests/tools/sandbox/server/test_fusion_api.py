@@ -136,6 +136,18 @@ async def test_odd_output_is_no_error(shared_url, http):
         ({"code": "1", "language": "python", "files": {"x": "a"}}, ["body", "files", "x"], "base64_decode"),
         ({"code": "1", "language": "python", "files": {"x/": ""}}, ["body", "files", "x/"], "value_error"),
         ({"code": "1", "language": "python", "files": {"a/b": "", "a": ""}}, ["body", "files", "a/b"], "value_error"),
+        (
+            {"code": "1", "language": "python", "files": {"a/" * 64 + "b": ""}},
+            ["body", "files", "a/" * 64 + "b"],
+            "value_error",
+        ),
+        (
+            {"code": "1", "language": "python", "files": {f"d{n}/f": "" for n in range(2048)}},
+            ["body", "files"],
+            "too_long",
+        ),
+        ({"code": "1", "language": "python", "env": {"A": "\ud800"}}, ["body", "env", "A"], "value_error"),
+        ({"code": "1", "language": "python", "env": {"A=B": "1"}}, ["body", "env", "A=B"], "value_error"),
         ({"code": "1", "language": "python", "fetch_files": ["a", ".."]}, ["body", "fetch_files", 1], "value_error"),
         ("{", ["body", 1], "json_invalid"),
         ("", ["body"], "missing"),

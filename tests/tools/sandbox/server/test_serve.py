@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,9 @@ async def test_several_workers(command, settings, http):
         text = await response.text()
     assert 'sessions{worker="0"}' in text
     assert 'sessions{worker="1"}' in text
+    # What one worker hands to another is one request.
+    cells = re.findall(r'requests_total\{worker="\d",endpoint="/sessions/\{id\}/cells",code="200"\} (\d+)', text)
+    assert sum(map(int, cells)) == 12 + 3 * 12
     assert text.count("# TYPE toolgym_sandbox_sessions ") == 1
 
     # One of them dies: the other goes on, a new one comes, only its sessions are lost.

@@ -53,6 +53,33 @@ async def test_files_and_programs(shared_url, http):
     await call(http, "DELETE", session, 204)
 
 
+async def test_what_is_no_regular_file_is_neither_read_nor_written(shared_url, http):
+    session = await opened(http, shared_url)
+    await cell(
+        http, session, "import os, socket; os.mkfifo('f'); socket.socket(socket.AF_UNIX).bind('s'); os.mkdir('d')"
+    )
+    for name in "fsd":
+        assert (await call(http, "GET", f"{session}/files/{name}", 404))["reason"] == "no_file"
+        wrong = await call(http, "PUT", f"{session}/files/{name}", 409, data=b"1")
+        assert "not a regular file" in wrong["detail"]
+    assert (await cell(http, session, "1"))["result"] == "1"
+    await call(http, "DELETE", session, 204)
+
+
+@pytest.mark.parametrize("words", [["sleep", "60"], None])
+async def test_a_call_that_is_cancelled_as_it_begins_does_not_end_the_session(serve, http, words):
+    sandbox = (await serve()).app.sandbox
+    async with await sandbox.session() as session:
+        await session.run_cell("x = 7")
+        for after in (0, 0, 0, 0, 0, 0, 0.002, 0.004):
+            coroutine = session.exec(words) if words else session.run_cell("import time; time.sleep(60)")
+            task = asyncio.create_task(coroutine)
+            await asyncio.sleep(after)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert (await session.run_cell("x")).result == "7"
+
+
 async def test_a_fork_is_independent(shared_url, http):
     session = await opened(http, shared_url)
     await cell(http, session, "x = [1]; open('f', 'w').write('old')")
