@@ -62,6 +62,7 @@ class Lane:
         self.compiled: dict[str, Any] | None = None
         self.session = ""
         self.fork: Fork | None = None
+        self.warned = False
         self.namespace = -1
         self.ends: list[int] = []
         self._outbox = bytearray()
@@ -70,7 +71,7 @@ class Lane:
         """Turn to a request, or to the next step of one: the clock and the output start anew."""
         self.request = request
         self.started = time.monotonic()
-        self.interrupted = False
+        self.interrupted = self.warned = False
         self.output = {1: Capture(self.cap), 2: Capture(self.cap)}
 
     # ------------------------------------------------------------------ control

@@ -73,6 +73,13 @@ def catch_interrupts() -> None:
     _signal.signal(_INTERRUPT, _signal.default_int_handler)
 
 
+def note_interrupts() -> list[int]:
+    """SIGINT is noted in the list that is returned, and does nothing else. (Programs do not inherit that.)"""
+    noted: list[int] = []
+    _signal.signal(_INTERRUPT, lambda number, _: noted.append(number))
+    return noted
+
+
 def ignore_interrupts() -> None:
     """SIGINT does nothing."""
     _signal.signal(_INTERRUPT, _IGNORE)

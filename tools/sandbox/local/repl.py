@@ -151,13 +151,16 @@ class Repl:
 
     def _on_exec(self, request: Mapping[str, Any]) -> dict[str, Any]:
         data = (request.get("stdin") or "").encode("utf-8", "surrogatepass")
-        program.catch_interrupts()
+        interrupts = program.note_interrupts()  # one while it starts would leave it running
         try:
             process = subprocess.Popen(request["argv"], stdin=subprocess.PIPE)
         except OSError as error:
             print(f"{request['argv'][0]}: {error.strerror}", file=sys.stderr)
             return {"status": 127}
         try:
+            program.catch_interrupts()
+            if interrupts:
+                raise KeyboardInterrupt
             process.communicate(data)
         except KeyboardInterrupt:
             process.kill()
@@ -167,6 +170,7 @@ class Repl:
 
     def _on_write(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if not request["at"]:
+            _check_regular(request["name"], missing_is_fine=True)
             program.place_files({request["name"]: request["data"]})
             return {}
         with open(request["name"], "r+b") as file:
@@ -176,10 +180,11 @@ class Repl:
 
     def _on_read(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
+            _check_regular(request["name"])
             with open(request["name"], "rb") as file:
                 file.seek(request["at"])
                 return {"data": file.read(request["most"])}
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, _NotRegularError):
             return {"absent": True}
 
     # ------------------------------------------------------------------ fork
@@ -299,6 +304,22 @@ def _not_copied(where: str, names: list[str]) -> list[str]:
         if not plain or os.path.ismount(path):
             skipped.append(name)
     return skipped
+
+
+class _NotRegularError(OSError):
+    """A pipe, whose other end would be waited for; a socket, a device, a folder."""
+
+
+def _check_regular(name: str, *, missing_is_fine: bool = False) -> None:
+    """Raises _NotRegularError for what is there and is no regular file, FileNotFoundError where nothing is."""
+    try:
+        mode = os.stat(name).st_mode
+    except FileNotFoundError:
+        if missing_is_fine:
+            return
+        raise
+    if not stat.S_ISREG(mode):
+        raise _NotRegularError(errno.EINVAL, "not a regular file", name)
 
 
 def _reopen(fd: int, path: str) -> None:

@@ -443,7 +443,7 @@ def _encode_files(files: Mapping[str, bytes] | None) -> dict[str, str]:
 def _check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in (env or {}).items():
         bad = not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name
-        if bad or "\0" in name + value:
+        if bad or "\0" in name + value or name + value != (name + value).encode(errors="ignore").decode():
             raise ConfigError(f"an environment variable needs a name without '=' and a text, got {name!r}: {value!r}")
     return dict(env or {})
 

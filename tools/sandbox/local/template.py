@@ -23,6 +23,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -38,6 +39,9 @@ from toolgym.tools.sandbox.local.watchdog import Eyes, Watchdog
 
 SOFT_KILL = 0.5
 """Seconds between the interrupt of a cell at its deadline and the kill."""
+
+YOUNG = 0.25
+"""Seconds after which a cell has surely begun to listen to interrupts."""
 
 LAST_WORDS = 8
 """How often a process that has ended is still read from: what it can have left, and no more, for others may go on
@@ -432,10 +436,12 @@ class Template:
         lane.deadline = 0
         if lane.request is None:
             return
-        if lane.session and lane.request["op"] in ("cell", "exec") and not lane.interrupted:
-            lane.interrupted = True
+        if lane.session and lane.request["op"] in ("cell", "exec") and not lane.warned:
+            # One that has hardly begun may ignore interrupts still: it gets another.
+            young = time.monotonic() - lane.started < YOUNG
+            lane.interrupted, lane.warned = True, not young
             lane.signal(signal.SIGINT)
-            self._deadlines.arm(lane, SOFT_KILL)
+            self._deadlines.arm(lane, YOUNG / 5 if young else SOFT_KILL)
             return
         lane.killed = lane.killed or "timeout"
         if lane.session:
