@@ -38,7 +38,9 @@ def rollout_command(
     env: Annotated[str, typer.Option(help="Id of the env.")] = "CodeInterpreter-v0",
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 32,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 4,
-    out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl and batch.safetensors.")] = Path("rollout-out"),
+    out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl and batch.safetensors.")] = Path(
+        "rollout-out"
+    ),
     engine: Annotated[
         str,
         typer.Option(

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -30,6 +31,7 @@ class _Host:
         self.sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
         self.users = 0
         self.stopped = False
+        self._pid = os.getpid()
         self._ending: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
         self.loop = asyncio.new_event_loop()
@@ -63,6 +65,12 @@ class _Host:
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there."""
+        if self._pid != os.getpid():
+            coroutine.close()
+            raise SandboxError(
+                f"this sandbox was made in process {self._pid}, and this is a forked child, {os.getpid()}: threads do "
+                "not survive a fork; make the sandbox in the process that uses it"
+            )
         if self.stopped:
             coroutine.close()
             raise SandboxError("the sandbox is closed")
@@ -74,7 +82,7 @@ class _Host:
 
     def stop_soon(self) -> None:
         """Stop without waiting, for a garbage collector that may call from any thread, this one included."""
-        if not self.stopped and not self.loop.is_closed():
+        if not self.stopped and not self.loop.is_closed() and self._pid == os.getpid():
             self.stopped = True
             self.loop.call_soon_threadsafe(self._begin_to_stop)
 
@@ -119,6 +127,16 @@ class _Host:
 
 _hosts: dict[str, _Host] = {}
 _lock = threading.Lock()
+
+
+def _forget_hosts() -> None:
+    """In a forked child: its parent's threads are not there, and its parent's sandboxes are not the child's to end."""
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    _hosts.clear()
+
+
+os.register_at_fork(after_in_child=_forget_hosts)
 
 
 def _give_up(key: str, host: _Host) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 
@@ -77,3 +79,49 @@ async def test_a_local_sandbox_whose_close_is_cancelled_leaves_nothing(after):
     closing.cancel()
     await asyncio.wait({closing})
     assert ours()[0] == before
+
+
+FORKED = """
+import asyncio, multiprocessing
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.shared import SharedSandbox
+
+async def six(sandbox):
+    return (await sandbox.run("print(6)", timeout=20)).stdout.strip()
+
+async def own():
+    sandbox = SharedSandbox(preload=())
+    try:
+        return await six(sandbox)
+    finally:
+        await sandbox.close()
+
+def child(pipe):
+    pipe.send(asyncio.run(own()))
+    try:
+        pipe.send(asyncio.run(six(kept)))
+    except SandboxError as error:
+        pipe.send(str(error))
+    asyncio.run(kept.close())
+
+kept = SharedSandbox(preload=())
+print(asyncio.run(six(kept)))
+ours, theirs = multiprocessing.get_context("fork").Pipe()
+process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,), daemon=True)
+process.start()
+for _ in range(2):
+    print(ours.recv() if ours.poll(60) else "nothing came")
+process.join(60)
+print(process.exitcode, asyncio.run(six(kept)))
+asyncio.run(kept.close())
+"""
+
+
+async def test_a_forked_child_has_sandboxes_of_its_own_and_is_told_that_its_parents_are_not():
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=240, check=False
+    )
+    first, own, parents, last = done.stdout.splitlines()
+    assert (first, own, last) == ("6", "6", "0 6"), done.stderr
+    assert "forked child" in parents
+    assert "make the sandbox in the process that uses it" in parents

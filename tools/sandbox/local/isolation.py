@@ -166,7 +166,9 @@ def choose(require: str | None, level: str | None) -> Level:
     levels = offered()
     if level is not None:
         if Level(level) not in levels:
-            raise SandboxError(f"this machine cannot give the isolation level {str(level)!r}; it offers: {_names(levels)}")
+            raise SandboxError(
+                f"this machine cannot give the isolation level {str(level)!r}; it offers: {_names(levels)}"
+            )
         return Level(level)
     if not levels:
         raise SandboxError(
