@@ -17,6 +17,7 @@ CONTROL_FD = 3
 """Where a child finds its control socket."""
 
 _MIB = 1 << 20
+_EMPTY_PATH = 0x1000
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Confinement:
         # One file system for both, so that one size limits everything that the child writes.
         script.add("mount", "tmpfs", "/w", "tmpfs", safe, self.file_system, about="tmpfs /w")
         for name, target in (("tmp", "/tmp"), ("shm", "/dev/shm")):
-            _make_folder(script, f"/w/{name}", 0o777)
+            _make_folder(script, f"/w/{name}", 0o1777)  # sticky, or Ruby makes no temporary files there
             if name == "tmp":
                 made = {"/tmp"}
                 for path in self.below_tmp:  # a runtime that lives there must not disappear under the child's own /tmp
@@ -166,6 +167,8 @@ class Confinement:
     @staticmethod
     def _become(script: Script, uid: int, folder: str) -> None:
         script.add("fchownat", AT_FDCWD, folder, uid, uid, 0, about=folder)
+        for stream in (1, 2):  # so that /dev/stdout and /dev/stderr can be opened
+            script.add("fchownat", stream, "", uid, uid, _EMPTY_PATH, expect=NEVERMIND)
         script.add("setgroups", 0, None)
         script.add("setresgid", uid, uid, uid)
         script.add("setresuid", uid, uid, uid)

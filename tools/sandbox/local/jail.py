@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -22,8 +23,8 @@ from toolgym.tools.sandbox.local.users import SANDBOX_UID
 
 SYSTEM_PATHS = (
     "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/alternatives", "/etc/fonts",
-    "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/certs", "/etc/java-17-openjdk", "/etc/java-21-openjdk",
-    "/etc/mono", "/opt/go",
+    "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/certs", *glob.glob("/etc/java-*-openjdk"), "/etc/mono", "/etc/R",
+    *glob.glob("/etc/php/*/cli"), *glob.glob("/etc/php/*/mods-available"), "/etc/ldc2.conf", "/opt/go",
 )  # fmt: skip
 """What programs need of the system, where it exists. Nothing of it is secret: the rest of /etc stays outside."""
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 import shutil
 from dataclasses import dataclass
+from typing import Any
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.sandbox.local.jail import SYSTEM_PATHS
+
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
+"""Where programs are looked for, here and inside."""
 
 
 @dataclass(frozen=True)
 class Language:
     """One language.
 
+    In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
+    it begins with, and a thread's stack, all in proportion to the memory that the program may have.
+
     Attributes:
         name: what a caller asks for.
         source: name of the file that holds the program.
         run: the command that runs it.
         compile: the command that compiles it first, where there is one.
-        needs: programs that must be installed.
+        needs: programs that must be installed, or other files by their full names.
         alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
+        forks: whether even running it takes several processes.
+        env: variables for the commands.
+        begins: what is put in front of a program that has it nowhere.
+        named_by_class: whether the file has the name of the program's public class, where it has one.
     """
 
     name: str
@@ -27,20 +42,106 @@ class Language:
     compile: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
+    forks: bool = False
+    env: tuple[tuple[str, str], ...] = ()
+    begins: str = ""
+    named_by_class: bool = False
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What it needs and lacks, a phrase each."""
+        return tuple(phrase for need in self.needs if (phrase := _lacks(need)))
 
     @property
     def available(self) -> bool:
         """Whether everything that it needs is installed where a sandbox can see it."""
-        return all(shutil.which(program, path=SEARCH_PATH) for program in self.needs)
+        return not self.absent
+
+    def possible(self, *, processes: bool) -> bool:
+        """Whether it can run where programs may start processes, or may not."""
+        return processes or bool(self.alone) or not (self.compile or self.forks)
+
+    def request(self, code: str, memory_mb: int, *, processes: bool) -> dict[str, Any]:
+        """What a template is told about a program: `code`, `source`, `argv`, `compile` and `env`.
+
+        Args:
+            code: the program.
+            memory_mb: what it may use.
+            processes: whether it may start processes.
+        """
+        heap = max(16, memory_mb * 3 // 5)
+        stack = max(1, min(16, memory_mb // 64))
+
+        def fitted(text: str) -> str:
+            for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack)):
+                text = text.replace(f"{{{name}}}", str(value))
+            return text
+
+        run, compiler = (self.run, self.compile) if processes or not self.alone else (self.alone, ())
+        source = self.source
+        if self.named_by_class and (found := _PUBLIC_CLASS.search(code)):
+            source = found[1] + os.path.splitext(source)[1]
+        return {
+            "code": code if self.begins.strip() in code else self.begins + code,
+            "source": source,
+            "argv": [fitted(word) for word in run],
+            "compile": [fitted(word) for word in compiler],
+            "env": {name: fitted(value) for name, value in self.env},
+        }
 
 
-SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
-"""Where programs are looked for, here and inside."""
+_PUBLIC_CLASS = re.compile(r"^\s*public\s+(?:\w+\s+)*(?:class|interface|enum|record)\s+(\w+)", re.MULTILINE)
+
+
+def _lacks(need: str) -> str:
+    """What is wrong with a program that is needed; empty where it is there and a sandbox can see it."""
+    path = need if os.path.isabs(need) else shutil.which(need, path=SEARCH_PATH)
+    if path is None or not os.path.exists(path):
+        return need
+    real = os.path.realpath(path)
+    if any(real == seen or real.startswith(f"{seen}/") for seen in map(os.path.realpath, SYSTEM_PATHS)):
+        return ""
+    return f"{need} (which is {real}, where a sandbox cannot see it; install it below /usr)"
+
 
 _CLASSES = ("-cp", ".:*")
 """The working folder, and the archives that were given along with the program."""
 
-_JAVA_FLAGS = ("-Xmx512m", "-Xss16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_JAVA_FLAGS = (
+    "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+)  # fmt: skip
+_JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
+
+_JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
+"""Where Debian's package `junit5` has it; by hand, the archive of that name from Maven can be put there."""
+
+_JUNIT_CLASSES = f".:*:{_JUNIT}"
+
+
+_CRYPTO = ("-Wl,--as-needed", "-lcrypto", "-lssl") if glob.glob("/usr/lib/*/libcrypto.so") else ()
+"""OpenSSL, where it is installed: some benchmarks' C++ programs want it."""
+
+
+def _shell(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+def _go(command: str) -> tuple[str, ...]:
+    """A command of Go's.
+
+    It ignores a `go.mod` in the folder for temporary files, so that must be another one. Since Go 1.20 the standard
+    library does not come compiled, and to compile it for each program takes ten seconds. Who runs
+    `GODEBUG=installgoroot=all go install std` once has it in Go's own folder, and that is where this looks for it.
+    """
+    return _shell(f'mkdir -p .go-tmp && TMPDIR="$PWD/.go-tmp" GODEBUG=installgoroot=all exec {command}')
+
+
+def _first(*names: str) -> str:
+    """Of programs that are called alike, the first that is installed."""
+    return next((name for name in names if shutil.which(name, path=SEARCH_PATH)), names[0])
+
+
+_D = _first("dmd", "ldmd2", "gdmd")
 
 
 def _table(*languages: Language) -> dict[str, Language]:
@@ -49,17 +150,19 @@ def _table(*languages: Language) -> dict[str, Language]:
 
 LANGUAGES = _table(
     Language("bash", "main.sh", ("bash", "main.sh"), needs=("bash",)),
-    Language("cpp", "main.cpp", ("./main",), ("g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"), ("g++",)),
+    Language(
+        "cpp", "main.cpp", ("./main",), ("g++", "-std=c++17", "-O1", "main.cpp", "-o", "main", *_CRYPTO), ("g++",)
+    ),
     Language("c", "main.c", ("./main",), ("gcc", "-O1", "main.c", "-o", "main", "-lm"), ("gcc",)),
     Language("nodejs", "main.js", ("node", "main.js"), needs=("node",)),
     Language("js", "main.js", ("node", "main.js"), needs=("node",)),
-    Language("typescript", "main.ts", ("tsx", "main.ts"), needs=("tsx",)),
-    Language("go", "main.go", ("./main",), ("go", "build", "-o", "main", "main.go"), ("go",)),
+    Language("typescript", "main.ts", ("tsx", "main.ts"), needs=("tsx",), forks=True),
+    Language("go", "main.go", ("./main",), _go("go build -o main main.go"), ("go",)),
     Language(
         "java",
         "Main.java",
         ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main"),
-        ("javac", *(f"-J{flag}" for flag in _JAVA_FLAGS), *_CLASSES, "Main.java"),
+        ("javac", *_JAVAC_FLAGS, *_CLASSES, "Main.java"),
         ("java", "javac"),
         ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main.java"),
     ),
@@ -67,15 +170,22 @@ LANGUAGES = _table(
     Language("perl", "main.pl", ("perl", "main.pl"), needs=("perl",)),
     Language("ruby", "main.rb", ("ruby", "main.rb"), needs=("ruby",)),
     Language("lua", "main.lua", ("lua", "main.lua"), needs=("lua",)),
-    Language("php", "main.php", ("php", "-f", "main.php"), needs=("php",)),
-    Language("R", "main.R", ("Rscript", "main.R"), needs=("Rscript",)),
-    Language("csharp", "main.cs", ("mono", "main.exe"), ("mcs", "-out:main.exe", "main.cs"), ("mcs", "mono")),
-    Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",)),
+    Language("php", "main.php", ("php", "-f", "main.php"), needs=("php",), begins="<?php "),
+    Language("R", "main.R", ("Rscript", "main.R"), needs=("Rscript",), forks=True),
+    Language(
+        "csharp",
+        "main.cs",
+        ("mono", "main.exe"),
+        ("mcs", "-out:main.exe", "main.cs"),
+        ("mcs", "mono"),
+        env=(("MONO_GC_PARAMS", "max-heap-size={heap}m"),),  # or, out of memory, it ends with code 0
+    ),
+    Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",), forks=True),
     Language("julia", "main.jl", ("julia", "main.jl"), needs=("julia",)),
-    Language("kotlin_script", "main.kts", ("kotlin", "main.kts"), needs=("kotlin",)),
+    Language("kotlin_script", "main.kts", ("kotlin", "main.kts"), needs=("kotlin",), forks=True),
     Language("swift", "main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main"), ("swiftc",)),
     Language("racket", "main.rkt", ("racket", "main.rkt"), needs=("racket",)),
-    Language("D_ut", "main.d", ("./main",), ("dmd", "-unittest", "main.d", "-of=main"), ("dmd",)),
+    Language("D_ut", "main.d", ("./main",), (_D, "-unittest", "main.d", "-of=main"), (_D,)),
     Language(
         "verilog",
         "main.sv",
@@ -85,9 +195,22 @@ LANGUAGES = _table(
     ),
     Language("lean", "main.lean", ("lean", "main.lean"), needs=("lean",)),
     Language("pytest", "test_main.py", ("python", "-m", "pytest", "-q", "test_main.py")),
-    Language("go_test", "main_test.go", ("go", "test", "main_test.go"), needs=("go",)),
-    Language("junit", "MainTest.java", ("junit", "MainTest.java"), needs=("junit", "javac")),
-    Language("jest", "main.test.js", ("jest", "main.test.js"), needs=("jest",)),
+    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), forks=True),
+    Language(
+        "junit",
+        "MainTest.java",
+        ("java", *_JAVA_FLAGS, "-ea", "-jar", _JUNIT, "--class-path", ".", "--scan-class-path", "--disable-banner"),
+        _shell(f"exec javac {' '.join(_JAVAC_FLAGS)} -cp '{_JUNIT_CLASSES}' *.java"),
+        ("java", "javac", _JUNIT),
+        named_by_class=True,
+    ),
+    Language(
+        "jest",
+        "main.test.js",
+        _shell("[ -e package.json ] || echo {} >package.json; exec jest --runInBand --no-cache main.test.js"),
+        needs=("jest",),
+        forks=True,
+    ),
     Language("sql", "main.sql", ("sqlite3", ":memory:", ".read main.sql"), needs=("sqlite3",)),
 )
 """Every language but Python, which the template runs itself."""
@@ -108,7 +231,8 @@ def find(name: str) -> Language | None:
         raise UnknownNameError(
             f"unknown language {name!r}{nearest(name, ['python', *LANGUAGES]) or '.'} Known: {known}."
         )
-    if not language.available:
-        absent = [program for program in language.needs if not shutil.which(program, path=SEARCH_PATH)]
-        raise ConfigError(f"language {name!r} needs {', '.join(absent)}, which is not installed on this machine")
+    if absent := language.absent:
+        raise ConfigError(
+            f"language {name!r} needs {', '.join(absent)}: not installed on this machine in {SEARCH_PATH}"
+        )
     return language

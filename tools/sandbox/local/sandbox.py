@@ -206,18 +206,14 @@ class LocalSandbox(Sandbox):
             "env": _check_env(env),
         }
         if found is not None:
-            argv, compiler = found.run, found.compile
-            if self._level is Level.LANDLOCK and found.alone:
-                argv, compiler = found.alone, ()
-            if self._level is Level.LANDLOCK and compiler:
+            processes = self._level is not Level.LANDLOCK
+            if not found.possible(processes=processes):
                 raise ConfigError(
-                    f"language {language!r} needs a compiler, and the level 'landlock' allows no processes"
+                    f"language {language!r} needs several processes, and the level 'landlock' allows no more than one"
                 )
-            message |= {"argv": list(argv), "compile": list(compiler), "source": found.source}
+            wanted = found.request(code, message["memory_mb"], processes=processes)
+            message |= {**wanted, "env": {**wanted["env"], **message["env"]}}
             message["compile_timeout"] = positive("compile_timeout", compile_timeout or timeout)
-            # Node ends where it may not read OpenSSL's settings.
-            places = {"GOCACHE": "/tmp/.go", "GOPATH": "/tmp/.gopath", "OPENSSL_CONF": "/dev/null"}
-            message["env"] = {**places, **message["env"]}
         kind = "full" if found is None and self._pattern.search(code) else "bare"
         if found is not None and found.name == "pytest":
             message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", found.source]

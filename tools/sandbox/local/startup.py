@@ -217,6 +217,9 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         MKL_NUM_THREADS="1",
         JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads where it is installed
         PYTHONDONTWRITEBYTECODE="1",
+        NODE_PATH="/usr/local/lib/node_modules:/usr/lib/node_modules:/usr/share/nodejs",  # what is installed for all
+        OPENSSL_CONF="/dev/null",  # Node and git end where they may not read the system's settings
+        GIT_CONFIG_NOSYSTEM="1",
     )
 
 

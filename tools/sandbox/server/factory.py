@@ -29,7 +29,6 @@ def offered_languages(config: ServerConfig, level: Level) -> frozenset[str]:
     """Languages that requests can use: installed, possible at that isolation level, and not left out."""
     able = {"python"}
     for name, language in LANGUAGES.items():
-        needs_processes = language.compile and not language.alone
-        if language.available and not (needs_processes and level is Level.LANDLOCK):
+        if language.available and language.possible(processes=level is not Level.LANDLOCK):
             able.add(name)
     return frozenset(able if config.languages is None else able & set(config.languages))

@@ -36,7 +36,7 @@ Language = Literal[
 ]  # fmt: skip
 """Languages that a request may name; see `toolgym.tools.sandbox.local.languages` for those that can run."""
 
-COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog"})
+COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit"})
 """Languages with a compiler's run of its own, to which `compile_timeout` applies."""
 
 
