@@ -12,6 +12,7 @@ config: {sandbox_fusion_url: "http://c:8080/run_code"}    # SandboxFusion's /run
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -86,6 +87,41 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     """Kept so that verl's tool files load; only "native" exists."""
 
 
+class _Episode:
+    """The session of one episode."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+        self._over = False
+
+    async def open(self, sandbox: Sandbox) -> tuple[Session, bool]:
+        """The session, opened where there is none or it has ended; and whether it had ended.
+
+        Raises:
+            SandboxError: it cannot be opened, or the episode is over.
+        """
+        async with self._opening:  # several calls of one turn may come together
+            session = self._session
+            if session is not None and session.alive:
+                return session, False
+            if session is not None:
+                await session.close()
+            if not self._over:
+                opened = await sandbox.session()
+                if not self._over:
+                    self._session = opened
+                    return opened, session is not None
+                await shielded(opened.close())
+            raise SandboxError("the episode was released before this call could run")
+
+    async def end(self) -> None:
+        """Close the session; none is opened any more."""
+        self._over = True
+        if self._session is not None:
+            await self._session.close()
+
+
 class CodeInterpreterTool(BaseTool):
     """Runs the `code` that the model sends and answers with what it printed, and with what went wrong.
 
@@ -130,7 +166,7 @@ class CodeInterpreterTool(BaseTool):
         self._stateful: bool | None = has_sessions and wanted
         if self._stateful and isinstance(self.sandbox, RemoteSandbox):
             self._stateful = None  # its servers must be asked
-        self._sessions: dict[str, Session] = {}
+        self._episodes: dict[str, _Episode] = {}
         self._workers: RateLimiter = LocalRateLimiter(self.options.num_workers)
         self._limiter: RateLimiter | None = (
             global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit)
@@ -176,24 +212,28 @@ class CodeInterpreterTool(BaseTool):
         timeout = float(execute_kwargs.get("timeout", self.options.default_timeout))
         stdin = str(execute_kwargs.get("stdin", ""))
         asked = time.monotonic()
+        episode = self._episodes.setdefault(instance_id, _Episode())
         async with self._workers.permit():
             if self._limiter is None:
-                return await self._execute(instance_id, parameters["code"], timeout, stdin, asked)
+                return await self._execute(episode, parameters["code"], timeout, stdin, asked)
             async with self._limiter.permit():
-                return await self._execute(instance_id, parameters["code"], timeout, stdin, asked)
+                return await self._execute(episode, parameters["code"], timeout, stdin, asked)
 
     async def release(self, instance_id: str, **release_kwargs: Any) -> None:
-        """Close the episode's session, if one was opened. It is closed to the end even if the caller is cancelled."""
-        session = self._sessions.pop(instance_id, None)
-        if session is not None:
-            await shielded(session.close())
+        """Close the episode's session, if one was opened. It is closed to the end even if the caller is cancelled.
+
+        A call that still waits for its turn, or for its session to open, comes to nothing and leaves no session behind.
+        """
+        episode = self._episodes.pop(instance_id, None)
+        if episode is not None:
+            await shielded(episode.end())
 
     async def close(self) -> None:
         """Close sessions of episodes that nobody released; and the sandbox, unless it was given by the caller."""
         self._limiter = None
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            await shielded(session.close())
+        episodes, self._episodes = self._episodes, {}
+        for episode in episodes.values():
+            await shielded(episode.end())
         if self._owns_sandbox:
             await self.sandbox.close()
 
@@ -218,13 +258,13 @@ class CodeInterpreterTool(BaseTool):
             self._stateful = found
         return self._stateful
 
-    async def _execute(self, instance_id: str, code: str, timeout: float, stdin: str, asked: float) -> ToolResult:
+    async def _execute(self, episode: _Episode, code: str, timeout: float, stdin: str, asked: float) -> ToolResult:
         queued = time.monotonic() - asked
         most = self.options.max_output_chars
         try:
             stateful = await self._decide() and not stdin
             if stateful:
-                status, text, code_or_none, seconds = await self._run_cell(instance_id, code, timeout, most)
+                status, text, code_or_none, seconds = await self._run_cell(episode, code, timeout, most)
             else:
                 result = await self.sandbox.run(
                     code,
@@ -250,15 +290,10 @@ class CodeInterpreterTool(BaseTool):
         return ToolResult(text, 0.0, metrics)
 
     async def _run_cell(
-        self, instance_id: str, code: str, timeout: float, most: int
+        self, episode: _Episode, code: str, timeout: float, most: int
     ) -> tuple[ExecutionStatus, str, int | None, float]:
         """Run a cell in the episode's session, which is opened at its first call."""
-        session = self._sessions.get(instance_id)
-        lost = session is not None and not session.alive
-        if session is None or lost:
-            if session is not None:
-                await session.close()
-            session = self._sessions[instance_id] = await self.sandbox.session()
+        session, lost = await episode.open(self.sandbox)
         result = await session.run_cell(code, timeout=timeout)
         text = render_cell(result, timeout, most)
         if lost:

@@ -11,6 +11,7 @@ from toolgym.tools import CodeInterpreterTool, ToolSchema
 from toolgym.tools.code_interpreter import render_result
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
 
 
 class SlowSandbox(Sandbox):
@@ -123,6 +124,63 @@ async def test_a_lost_session_is_said_and_a_new_one_opened():
     assert again.text.endswith("variables and files of earlier calls are gone]\nFalse")
     await tool.release(instance)
     await tool.close()
+
+
+class LateSandbox(Sandbox):
+    """A real local sandbox whose sessions open only when they are let."""
+
+    def __init__(self):
+        self.inner = SharedSandbox(preload=[])
+        self.let = asyncio.Event()
+        self.asked = 0
+        self.opened = []
+
+    async def run(self, *args, **kwargs):
+        raise AssertionError
+
+    async def session(self):
+        self.asked += 1
+        await self.let.wait()
+        self.opened.append(await self.inner.session())
+        return self.opened[-1]
+
+
+@pytest.mark.parametrize("end", ["release", "close", "cancel"])
+async def test_an_episode_that_ends_while_its_session_opens_leaves_none(end):
+    sandbox = LateSandbox()
+    tool = CodeInterpreterTool({"num_workers": 2, "enable_global_rate_limit": False}, sandbox=sandbox)
+    episode = await tool.create()
+    calls = [
+        asyncio.create_task(tool.execute(episode, {"code": "1"})) for _ in range(3)
+    ]  # two workers: the third waits
+    while not sandbox.asked:
+        await asyncio.sleep(0)
+    if end == "cancel":
+        for task in calls:
+            task.cancel()
+    else:
+        await (tool.release(episode) if end == "release" else tool.close())
+    sandbox.let.set()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [session.alive for session in sandbox.opened] == [False] * len(sandbox.opened)
+    if end == "cancel":
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    else:
+        assert all("released before this call" in result.text for result in results)
+        assert all(result.metrics["infra_failure"] for result in results)
+    await sandbox.inner.close()
+
+
+async def test_calls_of_one_turn_share_one_session():
+    sandbox = LateSandbox()
+    sandbox.let.set()
+    tool = CodeInterpreterTool({"enable_global_rate_limit": False}, sandbox=sandbox)
+    episode = await tool.create()
+    await asyncio.gather(*(tool.execute(episode, {"code": f"x{n} = {n}"}) for n in range(4)))
+    assert (await tool.execute(episode, {"code": "x0 + x1 + x2 + x3"})).text == "6"
+    await tool.release(episode)
+    assert [session.alive for session in sandbox.opened] == [False]
+    await sandbox.inner.close()
 
 
 async def test_stateless_by_option():

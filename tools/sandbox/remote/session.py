@@ -122,7 +122,9 @@ class RemoteSession(Session):
         except SessionGoneError:
             return
         except (CallError, SandboxError, ConfigError, TimeoutError) as error:
-            _log.warning("a remote session could not be closed, its server will: %s", error or "it took too long")
+            # One that is known to be lost was told of when it was; its server may have taken hundreds along.
+            level = logging.WARNING if reachable else logging.DEBUG
+            _log.log(level, "a remote session could not be closed, its server will: %s", error or "it took too long")
 
     async def _ask(self, request: Request, read: Callable[[Reply], T]) -> T:
         async with self._lock:

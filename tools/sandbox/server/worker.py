@@ -70,6 +70,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._level = ""
+        self._orphaned = False
 
     def stop(self) -> None:
         """Stop: the first time after what runs has finished, the second time at once."""
@@ -78,7 +79,8 @@ class Worker:
         self._stop.set()
 
     def abandon(self) -> None:
-        """Stop at once."""
+        """Stop at once: the parent is gone."""
+        self._orphaned = True
         self._hurry.set()
         self._stop.set()
 
@@ -143,9 +145,18 @@ class Worker:
         finally:
             await public.cleanup()
             await internal.cleanup()
+            if self._folder is not None:
+                self._tidy(self._folder)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_GRACE):
                     await app.quiet()
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove the socket; where the parent is gone, who would remove the folder, the last worker does."""
+        with contextlib.suppress(OSError):
+            socket_path(folder, self._number).unlink(missing_ok=True)
+            if self._orphaned:
+                folder.rmdir()
 
     async def _beat(self) -> None:
         while True:

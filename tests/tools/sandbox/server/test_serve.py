@@ -106,8 +106,12 @@ async def test_a_killed_server_leaves_nothing(command, settings, http):
     assert (await post(http, server.url))[0] == 200
     below = psutil.Process(server.process.pid).children(recursive=True)
     assert len(below) >= 4
+    addresses = {one.laddr for worker in workers_of(server.process) for one in worker.net_connections("unix")}
+    [folder] = {Path(address).parent for address in addresses if address.endswith(".sock")}
+    assert folder.is_dir()
     server.process.kill()
     await until(lambda: not any(alive(process) for process in below))
+    assert not folder.exists()
 
 
 async def test_several_workers(command, settings, http):
