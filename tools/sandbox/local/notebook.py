@@ -1,186 +1,217 @@
-"""What a session has in common with a notebook: what cells may say beyond Python, and the forms in which values show.
+"""What a session has in common with a notebook: cells that share their names, and what comes of each.
 
-It is loaded before sessions are forked, and makes nothing per session but one small object.
+Where it differs from Jupyter's kernel, it is meant to:
+
+- The echo is Python's own `repr`, where IPython has a pretty printer, and `get_ipython`, `In` and `Out` do not exist:
+  libraries that look for them take this for plain Python. `_`, `__` and `___` are there.
+- Tracebacks are Python's own, and `exit()` ends the cell only.
+- No event loop runs while a cell does, so that `asyncio.run` works; tasks go on while a cell awaits.
+- Which magics there are, `cells.plain` tells.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
-import base64
 import contextlib
-import json
+import linecache
+import os
 import sys
+import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
-from toolgym.tools.sandbox.local import answers
+from toolgym.tools.sandbox.local import answers, cells, display, program
+from toolgym.tools.sandbox.local.display import MAX_ECHO
 
-MAX_ECHO = 64 * 1024
-"""Characters of a last expression's `repr` that are echoed, and of one line of a traceback."""
+_OURS = os.path.dirname(__file__)
 
-MAX_STRUCTURE = 50_000
-"""How many commas and brackets the JSON of one rich form may have that is not a text."""
+_UNDERSCORES = ("_", "__", "___")
+_NOTHING = object()
 
-_MIME_METHODS = {
-    "text/html": "_repr_html_",
-    "text/markdown": "_repr_markdown_",
-    "text/latex": "_repr_latex_",
-    "image/svg+xml": "_repr_svg_",
-    "image/png": "_repr_png_",
-    "image/jpeg": "_repr_jpeg_",
-    "application/json": "_repr_json_",
-}
+_COROUTINE = 0x80
+_FUTURES = 0
+for _feature in __future__.all_feature_names:
+    _FUTURES |= getattr(__future__, _feature).compiler_flag
 
-_DISPLAY_MODULE = "IPython.core.display_functions"
-
-_DISPLAY_USERS = ("IPython.core.display", "IPython.display")
-
-# ---------------------------------------------------------------------- values
+# Python warns of a coroutine that nobody awaited with the place where it was dropped: none of ours.
+_DROP = compile("dropped.clear()", "<session>", "eval")
 
 
-def forms(value: Any) -> dict[Any, Any]:
-    """How a value shows, by MIME type. Its text is always there, as `text/plain`."""
-    offered = _rich(value)
-    text = offered.pop("text/plain", None)
-    return {"text/plain": text if isinstance(text, str) else repr(value), **offered}
-
-
-def bundle(offered: Mapping[Any, Any]) -> dict[str, Any]:
-    """The forms of one value that are shown, bytes in base64; those that cannot be are named in its text."""
-    shown: dict[str, Any] = {}
-    left_out = []
-    for mime, form in offered.items():
-        data = base64.b64encode(form).decode() if isinstance(form, bytes) else form
-        if not isinstance(data, str):
-            try:
-                encoded = json.dumps(data).encode()
-                why = "" if answers.count(encoded) <= MAX_STRUCTURE else "has too many parts"
-                why = why if len(encoded) <= answers.MAX_HEAD // 2 else "is too large"
-            except (TypeError, ValueError, RecursionError):
-                why = "is not JSON"
-            if why:
-                left_out.append(f"[left out: its {mime}, which {why}]")
-                continue
-        shown[str(mime)] = data[:MAX_ECHO] if mime == "text/plain" and isinstance(data, str) else data
-    if left_out:
-        shown["text/plain"] = "\n".join([str(shown.get("text/plain", "")), *left_out])
-    return shown
-
-
-def _rich(value: Any) -> dict[Any, Any]:
-    """The forms that a value offers. Its text is among them only where it offers several at once."""
-    if isinstance(value, type | types.ModuleType):
-        return {}
-    shown: dict[Any, Any] = {}
-    offered = getattr(value, "_repr_mimebundle_", None)
-    if callable(offered):
-        with contextlib.suppress(Exception):
-            data = offered()
-            data = data[0] if isinstance(data, tuple) else data
-            shown.update(data)
-    for mime, method in _MIME_METHODS.items():
-        shower = getattr(value, method, None)
-        if mime in shown or not callable(shower):
-            continue
-        with contextlib.suppress(Exception):
-            data = shower()
-            data = data[0] if isinstance(data, tuple) else data  # metadata may come with it
-            if data is not None:
-                shown[mime] = data
-    return shown
-
-
-# ---------------------------------------------------------------------- `display`
-
-
-def put_display(display: Callable[..., None]) -> None:
-    """Have IPython's `display` do what it does in a notebook: without IPython's shell it would only print.
+class Notebook:
+    """Runs cells.
 
     Args:
-        display: is put in its place, at once where IPython is loaded already, else whenever it is imported.
+        main: the module whose names they share.
     """
-    for name in (_DISPLAY_MODULE, *_DISPLAY_USERS):
-        module = sys.modules.get(name)
-        if module is not None and "display" in vars(module):
-            module.display = display  # type: ignore[attr-defined]
-    sys.meta_path.insert(0, _DisplayFinder(display))
 
+    def __init__(self, main: types.ModuleType) -> None:
+        sys.path[0] = ""  # modules are found where the session is, wherever it goes
+        self._names: dict[str, Any] = main.__dict__
+        self._display = display.Display()
+        self._display.put_in_place()
+        self._names.update({"display": self._display.display, cells.SHELL: cells.run_shell})
+        self._count = 0
+        self._futures = 0
+        self._loop: Any = None
+        self._echoed: list[Any] = [_NOTHING] * len(_UNDERSCORES)
+        self._dropped: list[Any] = []
 
-class _DisplayFinder:
-    """Finds one module of IPython as other finders do, and changes its `display` once it is loaded."""
+    def run(self, code: str) -> dict[str, Any]:
+        """Run a cell.
 
-    __slots__ = ("_display",)
+        Returns:
+            What came of it: `result`, the echo of its last expression; `error`; `why`, the status of the limit that
+            the error tells of; and `display`.
+        """
+        self._count += 1
+        self._display.begin()
+        result: str | None = None
+        error: dict[str, Any] | None = None
+        why = ""
+        try:
+            result = self._execute(code, f"<cell {self._count}>")
+            self._display.show_figures()
+        except BaseException as raised:  # noqa: BLE001  whatever the cell raised is its own
+            program.ignore_interrupts()
+            if isinstance(raised, Exception):
+                with contextlib.suppress(BaseException):
+                    self._display.show_figures()
+            error, why = _describe(raised), program.limit_of(raised)
+            self._dropped.append(raised)
+        eval(_DROP, {"dropped": self._dropped})
+        return {"result": result, "error": error, "why": why, "display": self._display.shown}
 
-    def __init__(self, display: Callable[..., None]) -> None:
-        self._display = display
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The module's own specification, which then loads it with that change; None for all other modules."""
-        if name != _DISPLAY_MODULE:
+    def _execute(self, code: str, name: str) -> str | None:
+        tree, code = _parse(code, name)
+        last: ast.Expression | None = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not cells.silenced(code, tree.body[-1]):
+            statement = tree.body.pop()
+            assert isinstance(statement, ast.Expr)
+            last = ast.Expression(statement.value)
+        program.catch_interrupts()
+        if tree.body:
+            self._evaluate(tree, name, "exec")
+        if last is None:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
+        value = self._evaluate(last, name, "eval")
+        if value is None:
+            return None
+        self._remember(value)
+        if display.shows_itself(value):
+            return None
+        forms = display.forms(value)
+        if len(forms) > 1:
+            self._display.add(forms)
+        return answers.cut(forms["text/plain"], MAX_ECHO)
 
-        def exec_module(module: types.ModuleType) -> None:
-            load(module)
-            module.display = self._display  # type: ignore[attr-defined]
+    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | self._futures
+        compiled = compile(tree, name, mode, flags=flags, dont_inherit=True)
+        self._futures |= compiled.co_flags & _FUTURES  # what one cell imports from there, holds for all that follow
+        value = eval(compiled, self._names)
+        return self._complete(value) if compiled.co_flags & _COROUTINE else value
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run what has an await at the top. Tasks of earlier cells go on meanwhile."""
+        import asyncio
+        import contextvars
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        context = contextvars.copy_context()
+        task = self._loop.create_task(coroutine, context=context)
+        try:
+            return self._loop.run_until_complete(task)
+        except KeyboardInterrupt as error:
+            if task.done():
+                raise
+            task.cancel()  # otherwise it would go on with the next cell that awaits
+            try:
+                self._loop.run_until_complete(task)
+            except asyncio.CancelledError as cancelled:
+                raise error.with_traceback(cancelled.__traceback__) from None
+            raise
+        finally:
+            for variable, value in context.items():  # as if there had been no task
+                variable.set(value)
+
+    def _remember(self, value: Any) -> None:
+        """Name the last echoes, unless `_` is a name of the program's own."""
+        names, echoed = self._names, self._echoed
+        ours = names.get("_", echoed[0]) is echoed[0]
+        self._dropped.append(echoed.pop())
+        echoed.insert(0, value)
+        if ours:
+            names.update((name, old) for name, old in zip(_UNDERSCORES, echoed, strict=True) if old is not _NOTHING)
 
 
-# ---------------------------------------------------------------------- cells
+def _parse(code: str, name: str) -> tuple[ast.Module, str]:
+    """Read a cell, as Python or else as what notebooks make of it. Returns the code that it is."""
 
+    def parse(code: str) -> ast.Module:
+        linecache.cache[name] = (len(code), None, f"{code}\n".splitlines(True), name)
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        tree = compile(code, name, "exec", flags=flags, dont_inherit=True)
+        assert isinstance(tree, ast.Module)
+        return tree
 
-def silenced(code: str, last: ast.stmt) -> bool:
-    """Whether a semicolon follows a cell's last statement: then Jupyter echoes nothing. Comments are no matter."""
-    if ";" not in code:
-        return False
-    # The parser counts lines as Python does, which `splitlines` does not, and columns in bytes.
-    lines = code.replace("\r\n", "\n").replace("\r", "\n").encode().split(b"\n")
-    end, column = last.end_lineno or 0, last.end_col_offset or 0
-    rest = b"\n".join([lines[end - 1][column:], *lines[end:]])
-    return b";" in rest.partition(b"#")[0]
-
-
-def answer_magics(code: str) -> str:
-    """Replace lines that only IPython understands by a sentence that says so; plain Python stays as it is.
-
-    What `%time` and `%%time` time runs, untimed, and `%matplotlib` is silent: figures are shown without it.
-    """
-    if not any(line.lstrip().startswith(("%", "!")) for line in code.splitlines()):
-        return code
     try:
-        ast.parse(code)
-        return code  # a `%` at the beginning of a continued line is just Python
+        return parse(code), code
     except SyntaxError:
-        pass
-    lines = code.splitlines()
-    if lines[0].startswith("%%"):
-        if lines[0].split() != ["%%time"]:
-            return _unavailable(lines[0])
-        lines[0] = ""
-    answered = []
-    for line in lines:
-        bare = line.lstrip()
-        indent = line[: len(line) - len(bare)]
-        magic, _, rest = bare.partition(" ")
-        if bare.startswith("!"):
-            answered.append(f"{indent}__import__('subprocess').run({bare[1:].strip()!r}, shell=True) and None")
-        elif magic == "%matplotlib":
-            answered.append(f"{indent}pass")
-        elif magic == "%time" and rest.strip() and not rest.lstrip().startswith("-"):
-            answered.append(indent + rest.lstrip())
-        elif bare.startswith("%") and not bare.startswith("%%"):
-            answered.append(indent + _unavailable(bare))
-        else:
-            answered.append(line)
-    return "\n".join(answered)
+        plain = cells.plain(code)
+        if plain == code:
+            raise
+    return parse(plain), plain
 
 
-def _unavailable(line: str) -> str:
-    return f"print({f'[{line.split()[0]} is not available here: this is plain Python]'!r})"
+# ---------------------------------------------------------------------- errors
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    try:
+        value = str(error)
+    except BaseException:  # noqa: BLE001  even that may be the cell's own code
+        value = "<its text cannot be shown>"
+    if isinstance(error, SystemExit):
+        return {"name": "SystemExit", "value": answers.cut(value, MAX_ECHO), "traceback": []}
+    frames = error.__traceback__
+    try:
+        frames = _from_cell(program.own_frames(frames))
+        error.__traceback__ = frames
+        _forget_our_frames(error)
+        lines = traceback.format_exception(type(error), error, frames)
+    except BaseException:  # noqa: BLE001
+        lines = []
+    lines = [answers.cut(line, MAX_ECHO) for line in lines]
+    return {"name": type(error).__name__, "value": answers.cut(value, MAX_ECHO), "traceback": lines}
+
+
+def _from_cell(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback from its first frame in a cell on, if one is: above that, the event loop has some."""
+    frame = frames
+    while frame is not None and not frame.tb_frame.f_code.co_filename.startswith("<cell "):
+        frame = frame.tb_next
+    return frames if frame is None else frame
+
+
+def _forget_our_frames(error: BaseException) -> None:
+    """Take frames of the sandbox from the middle of an exception's traceback, as `display` leaves some, and from those
+    of all that led to it."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+        frame = one.__traceback__
+        while frame is not None:
+            inner = frame.tb_next
+            while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
+                inner = inner.tb_next
+            frame.tb_next = inner
+            frame = inner

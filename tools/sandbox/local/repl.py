@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import contextlib
 import errno
-import linecache
 import os
 import resource
 import shutil
@@ -14,12 +12,10 @@ import socket
 import stat
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from toolgym.tools.sandbox.local import answers, confine, landlock, notebook, program, wire
-from toolgym.tools.sandbox.local.notebook import MAX_ECHO
 
 MOST_SAID = 1000
 """Characters of what went wrong with a fork."""
@@ -40,13 +36,7 @@ class Repl:
     """Keeps the state of a session."""
 
     def __init__(self) -> None:
-        self._main = program.fresh_main("<session>")
-        self._names: dict[str, Any] = self._main.__dict__
-        self._names["display"] = self._display
-        notebook.put_display(self._display)
-        self._count = 0
-        self._shown: list[dict[str, Any]] = []
-        self._loop: Any = None
+        self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._near_copies = False
         self._copies: list[int] = []
 
@@ -74,78 +64,8 @@ class Repl:
             frame = wire.encode(answer) if request["op"] == "fork" else wire.encode_answer(_pack(answer))
             wire.send_all(confine.CONTROL_FD, frame)
 
-    # ------------------------------------------------------------------ cells
-
     def _on_cell(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._count += 1
-        self._shown = []
-        name = f"<cell {self._count}>"
-        code: str = request["code"]
-        result: str | None = None
-        error: dict[str, Any] | None = None
-        why = ""
-        try:
-            result = self._execute(code, name)
-            self._collect_figures()
-        except BaseException as raised:  # noqa: BLE001  whatever the cell raised is its own
-            program.ignore_interrupts()
-            error, why = _describe(raised), program.limit_of(raised)
-        return {"result": result, "error": error, "why": why, "display": self._shown}
-
-    def _execute(self, code: str, name: str) -> str | None:
-        code = notebook.answer_magics(code)
-        linecache.cache[name] = (len(code), None, f"{code}\n".splitlines(True), name)
-        tree = ast.parse(code, name)
-        last: ast.Expression | None = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not notebook.silenced(code, tree.body[-1]):
-            statement = tree.body.pop()
-            assert isinstance(statement, ast.Expr)
-            last = ast.Expression(statement.value)
-        program.catch_interrupts()
-        if tree.body:
-            self._evaluate(tree, name, "exec")
-        if last is None:
-            return None
-        value = self._evaluate(last, name, "eval")
-        if value is None:
-            return None
-        self._names["_"] = value
-        forms = notebook.forms(value)
-        if len(forms) > 1:
-            self._shown.append(notebook.bundle(forms))
-        return answers.cut(forms["text/plain"], MAX_ECHO)
-
-    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
-        compiled = compile(tree, name, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        value = eval(compiled, self._names)
-        if compiled.co_flags & 0x80:  # a coroutine: there was a top-level await
-            import asyncio
-
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                asyncio.set_event_loop(self._loop)
-            value = self._loop.run_until_complete(value)
-        return value
-
-    def _display(self, *values: Any, raw: bool = False, **_: Any) -> None:
-        """Show values as Jupyter's `display` does; `raw` ones are forms by MIME type. Other options do nothing."""
-        for value in values:
-            self._shown.append(notebook.bundle(value if raw else notebook.forms(value)))
-
-    def _collect_figures(self) -> None:
-        """Take the figures that matplotlib has open, as Jupyter's inline backend does."""
-        pyplot = sys.modules.get("matplotlib.pyplot")
-        if pyplot is None:
-            return
-        import io
-
-        for number in pyplot.get_fignums():
-            figure = pyplot.figure(number)
-            data = io.BytesIO()
-            figure.savefig(data, format="png", bbox_inches="tight")
-            picture = base64.b64encode(data.getvalue()).decode()
-            self._shown.append({"text/plain": repr(figure), "image/png": picture})
-        pyplot.close("all")
+        return self._notebook.run(request["code"])
 
     # ------------------------------------------------------------------ programs and files
 
@@ -356,19 +276,3 @@ def _pack(answer: dict[str, Any]) -> bytes:
         return answers.pack({**answer, "display": shown})
     except BaseException as error:  # noqa: BLE001  want of memory, above all
         return answers.pack({"failed": _told(error)})
-
-
-def _describe(error: BaseException) -> dict[str, Any]:
-    frames = program.own_frames(error.__traceback__)
-    try:
-        value = str(error)
-    except BaseException:  # noqa: BLE001  even that may be the cell's own code
-        value = "<its text cannot be shown>"
-    if isinstance(error, SystemExit):
-        return {"name": "SystemExit", "value": answers.cut(value, MAX_ECHO), "traceback": []}
-    try:
-        lines = traceback.format_exception(type(error), error, frames)
-    except BaseException:  # noqa: BLE001
-        lines = []
-    lines = [answers.cut(line, MAX_ECHO) for line in lines]
-    return {"name": type(error).__name__, "value": answers.cut(value, MAX_ECHO), "traceback": lines}

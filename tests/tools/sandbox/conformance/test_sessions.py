@@ -85,64 +85,22 @@ async def test_leaving_the_interpreter_does_not_end_the_session(session):
     assert (await session.run_cell("1")).result == "1"
 
 
-async def test_rich_display(session):
-    result = await session.run_cell("class A:\n    def _repr_html_(self): return '<b>a</b>'\nA()")
-    assert any(one.get("text/html") == "<b>a</b>" for one in result.display)
-    result = await session.run_cell("class A:\n    def _repr_json_(self): return {'a': 1}, {'root': 'meta'}\nA()")
-    assert result.display[0]["application/json"] == {"a": 1}
-
-
 @pytest.mark.parametrize(
     ("cell", "magic"),
-    [("%timeit x", "%timeit"), ("%time", "%time"), ("%time -q x", "%time"), ("%%bash\nls", "%%bash")],
+    [
+        ("%timeit x", "%timeit"),
+        ("%time", "%time"),
+        ("%time -q x", "%time"),
+        ("\n%%bash\nls", "%%bash"),
+        ("y = %timeit -o x", "%timeit"),
+        ("?len", "?len"),
+        ("def f(): pass\nf.__doc__??", "f.__doc__??"),
+        ("  %pip install \\\n   x", "%pip"),
+    ],
 )
 async def test_what_only_ipython_can_do_is_answered_by_a_sentence(session, cell, magic):
     result = await session.run_cell(cell)
     assert (result.stdout, result.result) == (f"[{magic} is not available here: this is plain Python]\n", None)
-
-
-async def test_the_text_that_comes_with_other_forms_is_shown(session):
-    await session.run_cell("class A:\n    def __init__(self, forms): self._repr_mimebundle_ = lambda: forms")
-    result = await session.run_cell("A({'text/plain': 'own', 'text/html': '<b>'})")
-    assert (result.result, *result.display) == ("own", {"text/plain": "own", "text/html": "<b>"})
-    result = await session.run_cell("A({'text/plain': 'own'})")
-    assert (result.result, result.display) == ("own", ())
-    result = await session.run_cell("A({'text/plain': 1, 'text/html': '<b>'})")
-    assert "A object at" in (result.result or "")
-
-
-async def test_display_with_options(session):
-    result = await session.run_cell("display({'text/plain': 'own', 'image/png': b'1'}, raw=True, display_id='a')")
-    assert (result.status, result.display) == (OK, ({"text/plain": "own", "image/png": "MQ=="},))
-    result = await session.run_cell("display({'text/html': '<b>', 'a/b': {1}}, {'text/html': 'c'}, raw=True)")
-    left_out = {"text/html": "<b>", "text/plain": "\n[left out: its a/b, which is not JSON]"}
-    assert result.display == (left_out, {"text/html": "c"})
-    result = await session.run_cell("display({'text/html': '<b>'}, 'a', metadata={})")
-    assert result.display == ({"text/plain": "{'text/html': '<b>'}"}, {"text/plain": "'a'"})
-
-
-_PRINTING_DISPLAY = """
-import os
-os.makedirs("IPython/core")
-for name, code in {
-    "__init__": "",
-    "core/display_functions": "def display(*values): print(*values)",
-    "display": "from IPython.core.display_functions import display",
-}.items():
-    with open(f"IPython/{name}.py", "w") as file:
-        file.write(code)
-"""
-
-
-async def test_the_display_of_ipython_shows(session):
-    """What stands in for it prints, as IPython's does outside of notebooks."""
-    await session.run_cell(_PRINTING_DISPLAY)
-    result = await session.run_cell("from IPython.display import display as show\nshow('a')")
-    assert (result.stdout, result.display) == ("", ({"text/plain": "'a'"},))
-    result = await session.run_cell(
-        "import importlib, IPython.core.display_functions as f\nimportlib.reload(f).display(1)"
-    )
-    assert (result.stdout, result.display) == ("", ({"text/plain": "1"},))
 
 
 async def test_a_timeout_keeps_the_state(session):
