@@ -15,6 +15,11 @@ from toolgym.tools.sandbox.local.jail import SYSTEM_PATHS
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 """Where programs are looked for, here and inside."""
 
+_LEVELS = ("namespaces", "uid", "landlock")
+
+COMPILER_MB = 512
+"""MiB that a compiler may use at least: C++'s standard library alone takes more than many a program's limit."""
+
 
 @dataclass(frozen=True)
 class Language:
@@ -30,7 +35,8 @@ class Language:
         compile: the command that compiles it first, where there is one.
         needs: programs that must be installed, or other files by their full names.
         alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
-        forks: whether even running it takes several processes.
+        level: the weakest isolation level at which it can run: `landlock`; `uid` where it takes several processes; or
+            `namespaces` where it does not start without a /proc.
         env: variables for the commands.
         begins: what is put in front of a program that has it nowhere.
         named_by_class: whether the file has the name of the program's public class, where it has one.
@@ -42,7 +48,7 @@ class Language:
     compile: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
-    forks: bool = False
+    level: str = "landlock"
     env: tuple[tuple[str, str], ...] = ()
     begins: str = ""
     named_by_class: bool = False
@@ -57,40 +63,48 @@ class Language:
         """Whether everything that it needs is installed where a sandbox can see it."""
         return not self.absent
 
-    def possible(self, *, processes: bool) -> bool:
-        """Whether it can run where programs may start processes, or may not."""
-        return processes or bool(self.alone) or not (self.compile or self.forks)
+    def possible(self, level: str) -> bool:
+        """Whether it can run at an isolation level."""
+        least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
+        return _LEVELS.index(level) <= _LEVELS.index(least)
 
-    def request(self, code: str, memory_mb: int, *, processes: bool) -> dict[str, Any]:
-        """What a template is told about a program: `code`, `source`, `argv`, `compile` and `env`.
+    def request(self, code: str, memory_mb: int, level: str) -> dict[str, Any]:
+        """What a template is told about a program: `code`, `source`, `argv`, `compile`, `env` and `compile_memory_mb`.
+
+        A compiler gets `COMPILER_MB` where the program itself may use less.
 
         Args:
             code: the program.
             memory_mb: what it may use.
-            processes: whether it may start processes.
+            level: the isolation level.
         """
-        heap = max(16, memory_mb * 3 // 5)
-        stack = max(1, min(16, memory_mb // 64))
-
-        def fitted(text: str) -> str:
-            for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack)):
-                text = text.replace(f"{{{name}}}", str(value))
-            return text
-
-        run, compiler = (self.run, self.compile) if processes or not self.alone else (self.alone, ())
+        run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
+        argv = [_fitted(word, memory_mb) for word in run]
+        compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
+        if compile_mb > memory_mb:
+            argv = ["sh", "-c", f'ulimit -d {memory_mb << 10} && exec "$@"', "sh", *argv]
         source = self.source
         if self.named_by_class and (found := _PUBLIC_CLASS.search(code)):
             source = found[1] + os.path.splitext(source)[1]
         return {
             "code": code if self.begins.strip() in code else self.begins + code,
             "source": source,
-            "argv": [fitted(word) for word in run],
-            "compile": [fitted(word) for word in compiler],
-            "env": {name: fitted(value) for name, value in self.env},
+            "argv": argv,
+            "compile": [_fitted(word, compile_mb) for word in compiler],
+            "compile_memory_mb": compile_mb,
+            "env": {name: _fitted(value, memory_mb) for name, value in self.env},
         }
 
 
 _PUBLIC_CLASS = re.compile(r"^\s*public\s+(?:\w+\s+)*(?:class|interface|enum|record)\s+(\w+)", re.MULTILINE)
+
+
+def _fitted(text: str, memory_mb: int) -> str:
+    """A word of a command with its numbers."""
+    heap = max(16, memory_mb * 3 // 5)
+    for name, value in (("heap", heap), ("start", heap // 4), ("stack", max(1, min(16, memory_mb // 64)))):
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
 
 
 def _lacks(need: str) -> str:
@@ -136,6 +150,12 @@ def _go(command: str) -> tuple[str, ...]:
     return _shell(f'mkdir -p .go-tmp && TMPDIR="$PWD/.go-tmp" GODEBUG=installgoroot=all exec {command}')
 
 
+def _typescript() -> tuple[str, ...]:
+    """Node with what `tsx` loads into it; `tsx` itself wants a socket, which not every level allows."""
+    loader = os.path.join(os.path.dirname(os.path.realpath(shutil.which("tsx", path=SEARCH_PATH) or "")), "loader.mjs")
+    return ("node", "--import", loader, "main.ts") if os.path.exists(loader) else ("tsx", "main.ts")
+
+
 def _first(*names: str) -> str:
     """Of programs that are called alike, the first that is installed."""
     return next((name for name in names if shutil.which(name, path=SEARCH_PATH)), names[0])
@@ -156,7 +176,7 @@ LANGUAGES = _table(
     Language("c", "main.c", ("./main",), ("gcc", "-O1", "main.c", "-o", "main", "-lm"), ("gcc",)),
     Language("nodejs", "main.js", ("node", "main.js"), needs=("node",)),
     Language("js", "main.js", ("node", "main.js"), needs=("node",)),
-    Language("typescript", "main.ts", ("tsx", "main.ts"), needs=("tsx",), forks=True),
+    Language("typescript", "main.ts", _typescript(), needs=("tsx", "node"), level="uid"),
     Language("go", "main.go", ("./main",), _go("go build -o main main.go"), ("go",)),
     Language(
         "java",
@@ -171,18 +191,19 @@ LANGUAGES = _table(
     Language("ruby", "main.rb", ("ruby", "main.rb"), needs=("ruby",)),
     Language("lua", "main.lua", ("lua", "main.lua"), needs=("lua",)),
     Language("php", "main.php", ("php", "-f", "main.php"), needs=("php",), begins="<?php "),
-    Language("R", "main.R", ("Rscript", "main.R"), needs=("Rscript",), forks=True),
+    Language("R", "main.R", ("Rscript", "main.R"), needs=("Rscript",), level="uid"),
     Language(
         "csharp",
         "main.cs",
         ("mono", "main.exe"),
         ("mcs", "-out:main.exe", "main.cs"),
         ("mcs", "mono"),
+        level="namespaces",
         env=(("MONO_GC_PARAMS", "max-heap-size={heap}m"),),  # or, out of memory, it ends with code 0
     ),
-    Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",), forks=True),
+    Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",), level="uid"),
     Language("julia", "main.jl", ("julia", "main.jl"), needs=("julia",)),
-    Language("kotlin_script", "main.kts", ("kotlin", "main.kts"), needs=("kotlin",), forks=True),
+    Language("kotlin_script", "main.kts", ("kotlin", "main.kts"), needs=("kotlin",), level="uid"),
     Language("swift", "main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main"), ("swiftc",)),
     Language("racket", "main.rkt", ("racket", "main.rkt"), needs=("racket",)),
     Language("D_ut", "main.d", ("./main",), (_D, "-unittest", "main.d", "-of=main"), (_D,)),
@@ -195,7 +216,7 @@ LANGUAGES = _table(
     ),
     Language("lean", "main.lean", ("lean", "main.lean"), needs=("lean",)),
     Language("pytest", "test_main.py", ("python", "-m", "pytest", "-q", "test_main.py")),
-    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), forks=True),
+    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), level="uid"),
     Language(
         "junit",
         "MainTest.java",
@@ -209,7 +230,7 @@ LANGUAGES = _table(
         "main.test.js",
         _shell("[ -e package.json ] || echo {} >package.json; exec jest --runInBand --no-cache main.test.js"),
         needs=("jest",),
-        forks=True,
+        level="uid",
     ),
     Language("sql", "main.sql", ("sqlite3", ":memory:", ".read main.sql"), needs=("sqlite3",)),
 )

@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -78,7 +79,8 @@ class LocalSandbox(Sandbox):
         limits: what one execution or session may use.
         network: `off`; `loopback`, a network of its own inside; or `host`.
         preload: modules of the full template; those that are not installed are left out with a line in the log.
-        python: interpreter to run programs with, for example that of another virtual environment. Default: this one.
+        python: interpreter to run programs with, for example that of another virtual environment: a path, or a name to
+            look up in PATH. Default: this one.
         max_running: executions and cells at once.
         templates: template processes of each kind. Default: one per two processors.
         warm: children that each template keeps ready.
@@ -108,7 +110,7 @@ class LocalSandbox(Sandbox):
         if network == "loopback" and self._level is not Level.NAMESPACES:
             raise SandboxError(f"network='loopback' needs the level 'namespaces', and this is {self._level.value!r}")
         self._network: Network = network
-        self._python = python or sys.executable
+        self._python = _absolute(python) if python else sys.executable
         if self._level is Level.UID:
             self._level = _enterable(self._python, level, require)
         self._preload = tuple(preload)
@@ -206,12 +208,12 @@ class LocalSandbox(Sandbox):
             "env": _check_env(env),
         }
         if found is not None:
-            processes = self._level is not Level.LANDLOCK
-            if not found.possible(processes=processes):
+            if not found.possible(self._level):
                 raise ConfigError(
-                    f"language {language!r} needs several processes, and the level 'landlock' allows no more than one"
+                    f"language {language!r} cannot run at the level {self._level.value!r}, which allows "
+                    + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
                 )
-            wanted = found.request(code, message["memory_mb"], processes=processes)
+            wanted = found.request(code, message["memory_mb"], self._level)
             message |= {**wanted, "env": {**wanted["env"], **message["env"]}}
             message["compile_timeout"] = positive("compile_timeout", compile_timeout or timeout)
         kind = "full" if found is None and self._pattern.search(code) else "bare"
@@ -385,6 +387,16 @@ class LocalSandbox(Sandbox):
             _said.add(_SLOW)
             _log.info(_SLOW)
         return template
+
+
+def _absolute(python: str) -> str:
+    """The interpreter's path, links kept, for a template process has another folder and no PATH."""
+    found = shutil.which(python)
+    if found is None:
+        raise SandboxError(
+            f"the sandbox's interpreter {str(python)!r} cannot be run: there is no such program; give its path"
+        )
+    return os.path.abspath(found)
 
 
 def _enterable(python: str, level: str | None, require: str | None) -> Level:

@@ -212,7 +212,7 @@ class Stem:
             os._exit(252)
 
     def _carry_out(self, request: Mapping[str, Any]) -> NoReturn:
-        self._birth.confinement.limit_memory(request["memory_mb"])
+        self._birth.confinement.limit_memory(request.get("compile_memory_mb") or request["memory_mb"])
         if request["op"] == "run":
             self._settling.run()
             program.run(request, base="/tmp" if self._birth.confinement.namespaces else ".")

@@ -6,7 +6,8 @@ two pipes. Children are forked ahead of time and wait for their first request, c
 
 Requests from the host, each with an `id`; the answer carries the same:
 
-    run      code, argv?, compile?, source?, files?, env?, stdin?, fetch?, timeout, compile_timeout?, memory_mb
+    run      code, argv?, compile?, source?, files?, env?, stdin?, fetch?, timeout, memory_mb, compile_timeout?,
+             compile_memory_mb?
     open     session, files?, env?, memory_mb          becomes a session
     cell     session, code, timeout
     exec     session, argv, stdin?, timeout
@@ -18,6 +19,7 @@ Requests from the host, each with an `id`; the answer carries the same:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -163,7 +165,7 @@ class Template:
     def _do_run(self, request: dict[str, Any]) -> None:
         lane = self._take()
         lane.begin(request)
-        self._give_memory(lane.child, request["memory_mb"])
+        self._give_memory(lane.child, request.get("compile_memory_mb") or request["memory_mb"])
         self._running[request["id"]] = lane
         lane.send({**request, "fork": self._can_fork})
         self._deadlines.arm(lane, request["compile_timeout"] if request.get("compile") else request["timeout"])
@@ -341,6 +343,10 @@ class Template:
             lane.drain()
             lane.compiled = {"status": wire.plausible(int(message["compiled"])), **lane.outputs()}
             lane.begin(request)
+            lane.child.memory_mb = request["memory_mb"]
+            if self._birth.leaves is not None:
+                with contextlib.suppress(OSError):  # what the compiler left takes more: then its limit stays
+                    self._birth.leaves.limit(lane.child.slot, request["memory_mb"])
             lane.send({"go": True})  # only now: what it prints must not mix with the compiler's
             self._deadlines.arm(lane, request["timeout"])
         elif "done" in message:

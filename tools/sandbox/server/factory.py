@@ -29,6 +29,6 @@ def offered_languages(config: ServerConfig, level: Level) -> frozenset[str]:
     """Languages that requests can use: installed, possible at that isolation level, and not left out."""
     able = {"python"}
     for name, language in LANGUAGES.items():
-        if language.available and language.possible(processes=level is not Level.LANDLOCK):
+        if language.available and language.possible(level):
             able.add(name)
     return frozenset(able if config.languages is None else able & set(config.languages))
