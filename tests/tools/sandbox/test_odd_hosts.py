@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent / "conformance"))
 
 from sandbox_makers import LEVELS
 
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox import LocalSandbox
+
 STORY = """
 import asyncio, os, resource, signal, sys
 from toolgym.tools.sandbox import LocalSandbox
@@ -67,6 +70,11 @@ async def main():
 asyncio.run(main())
 """
 
+UMASK = """
+os.umask(0o777)
+asyncio.run(whole())
+"""
+
 DESCRIPTORS = """
 resource.setrlimit(resource.RLIMIT_NOFILE, (4000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 held = [open("/dev/null") for _ in range(3000)]
@@ -89,11 +97,27 @@ os._exit(0)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     "host",
-    [SIGNALS, FORKED, DESCRIPTORS, CLOSED],
-    ids=["ignores_every_signal", "forked", "holds_3000_files", "has_no_standard_streams"],
+    [SIGNALS, FORKED, UMASK, DESCRIPTORS, CLOSED],
+    ids=["ignores_every_signal", "forked", "lets_nobody_read_its_files", "holds_3000_files", "has_no_standard_streams"],
 )
 def test_the_sandbox_works_in_a_process_that(host, level):
     done = subprocess.run(
         [sys.executable, "-c", STORY + host, level], capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("python", ["odd-python", "bin/odd-python"], ids=["by_name", "by_relative_path"])
+async def test_the_interpreter_is_the_one_that_the_host_would_run(python, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "odd-python").symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.chdir(tmp_path)
+    async with LocalSandbox(python=python, preload=()) as sandbox:
+        monkeypatch.chdir("/")
+        assert (await sandbox.run("print(6 * 7)", timeout=20)).stdout == "42\n"
+
+
+def test_an_interpreter_that_is_not_there_is_told_at_once():
+    with pytest.raises(SandboxError, match="'pyhton3' cannot be run"):
+        LocalSandbox(python="pyhton3")

@@ -47,6 +47,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     host = socket.socket(fileno=config["socket"])
     os.set_inheritable(host.fileno(), False)
     _forget_signals()
+    os.umask(0o022)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_limits()
     leaves = _leaves(config)
