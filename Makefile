@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: they make their own virtual environment.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV   ?= .venv
 SGLANG_VENV ?= .sglang-venv
 # Installed first and pinned: another package's looser wish would bring several gigabytes of CUDA.
