@@ -147,7 +147,7 @@ async def test_nobody_there():
     async with RemoteSandbox("http://127.0.0.1:9", retries=QUICK) as sandbox:
         result = await sandbox.run("1")
         assert result.status is INFRA
-        assert "cannot be reached" in result.message or "does not answer" in result.message
+        assert "Connect call failed" in result.message, "it should say what went wrong, however often it was tried"
         with pytest.raises(SandboxError, match="cannot be asked"):
             await sandbox.session()
 

@@ -257,7 +257,7 @@ class Caller:
         one = min(able, key=lambda one: one.check_after)
         await asyncio.wait({self._begin_check(one)})
         if one.out:
-            raise _FailedError(f"{one.url} does not answer", sent=False)
+            raise _FailedError(f"{one.url} does not answer properly: {one.trouble}", sent=False)
         return one
 
     def _begin_check(self, replica: Replica) -> asyncio.Task[None]:
@@ -271,8 +271,9 @@ class Caller:
         try:
             reply = await self._transport.exchange("GET", replica.url + HEALTH, None, self._retries.connect_timeout)
             well = reply.status < 500
-        except (NotSentError, BrokenError):
-            well = False
+            replica.trouble = f"it answered {reply.status}: {excerpt(reply.body)}"
+        except (NotSentError, BrokenError) as error:
+            well, replica.trouble = False, str(error)
         if well:
             replica.out = False
         else:

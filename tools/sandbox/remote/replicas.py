@@ -28,6 +28,7 @@ class Replica:
         out: whether it is left alone until a health check says otherwise.
         check_after: when that check is due, by the event loop's clock.
         busy_until: before that it wants no more calls, by the event loop's clock.
+        trouble: what the last health check found.
         check: the last health check.
         question: the question for its kind.
     """
@@ -41,6 +42,7 @@ class Replica:
         self.out = False
         self.check_after = 0.0
         self.busy_until = 0.0
+        self.trouble = ""
         self.check: asyncio.Task[None] | None = None
         self.question: asyncio.Task[ServerKind] | None = None
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,10 +38,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class LimitsConfig(pydantic.BaseModel):
-    """`toolgym.tools.sandbox.base.Limits`, as a file gives them."""
-
+class _Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # or `yes` would be a 1
+            raise ValueError("Input should not be true or false")
+        return value
+
+
+class LimitsConfig(_Settings):
+    """`toolgym.tools.sandbox.base.Limits`, as a file gives them."""
 
     memory_mb: PositiveInt = 1024
     cpu_seconds: Annotated[pydantic.FiniteFloat, Field(gt=0)] | None = None
@@ -53,7 +63,7 @@ class LimitsConfig(pydantic.BaseModel):
     output_bytes: PositiveInt = 1024 * 1024
 
 
-class ServerConfig(pydantic.BaseModel):
+class ServerConfig(_Settings):
     """Settings of `toolgym serve sandbox`.
 
     Attributes:
@@ -86,8 +96,6 @@ class ServerConfig(pydantic.BaseModel):
         languages: those that are offered; None: all that are installed.
     """
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8080, ge=0, le=65535)
     workers: int = Field(default_factory=lambda: max(1, cores() // 4), ge=1, le=256)
@@ -113,7 +121,14 @@ class ServerConfig(pydantic.BaseModel):
     limits: LimitsConfig = LimitsConfig()
     preload: tuple[str, ...] = PRELOAD
     python: str | None = None
-    languages: tuple[str, ...] | None = None
+    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+    @pydantic.field_validator("python")
+    @classmethod
+    def _existing_interpreter(cls, python: str | None) -> str | None:
+        if python is not None and shutil.which(python) is None:
+            raise ValueError("there is no such program; give the path of a Python interpreter")
+        return python
 
     @pydantic.field_validator("languages")
     @classmethod
@@ -193,6 +208,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a setting that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As the base class."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice}: is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -202,9 +229,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration file {str(path)!r}: {error}") from None
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid YAML: nested too deeply") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

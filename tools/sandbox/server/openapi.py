@@ -38,6 +38,21 @@ _VALIDATION = {
             "type": {"type": "string"},
         },
     },
+    "Health": {
+        "type": "object",
+        "title": "Health",
+        "required": ["status", "version", "worker", "workers", "running", "waiting", "sessions", "languages"],
+        "properties": {
+            "status": {"enum": ["ok", "draining"]},
+            "version": {"type": "string"},
+            "worker": {"type": "integer"},
+            "workers": {"type": "integer"},
+            "running": {"type": "integer"},
+            "waiting": {"type": "integer"},
+            "sessions": {"type": "integer"},
+            "languages": {"type": "array", "items": {"type": "string"}},
+        },
+    },
     "Error": {
         "type": "object",
         "title": "Error",
@@ -47,8 +62,10 @@ _VALIDATION = {
 }
 
 _ERRORS = {
+    "400": "The body is garbled",
     "401": "No valid bearer token",
     "404": "No such session or file",
+    "405": "Method Not Allowed",
     "408": "The body came too slowly",
     "413": "The body is too long",
     "429": "Full: come back after Retry-After seconds",
@@ -64,16 +81,22 @@ def _operation(
     *,
     status: str = "200",
     parameters: tuple[str, ...] = (),
+    conflict: str = "",
+    public: bool = False,
 ) -> dict[str, Any]:
-    """One operation. A body or answer is a model, a MIME type, or None."""
+    """One operation. A body or answer is a model's name, a MIME type, or None; `conflict` tells what 409 means."""
     responses: dict[str, Any] = {status: {"description": summary}}
     if response is not None:
         responses[status]["content"] = _content(response)
-    if request is not None:
+    if request is not None or "name" in parameters:
         responses["422"] = {"description": "Validation Error", "content": _content("HTTPValidationError")}
     for code, text in _ERRORS.items():
         responses[code] = {"description": text, "content": _content("Error")}
+    if conflict:
+        responses["409"] = {"description": conflict, "content": _content("Error")}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if public:
+        operation["security"] = []
     if request is not None:
         operation["requestBody"] = {"required": True, "content": _content(request)}
     if parameters:
@@ -100,7 +123,7 @@ def describe(version: str, with_token: bool) -> dict[str, Any]:
     _, schemas = models_json_schema(
         [(model, "validation") for model in _MODELS], ref_template="#/components/schemas/{model}"
     )
-    one = ("id",)
+    one, file = ("id",), ("id", "name")
     raw = "application/octet-stream"
     paths = {
         "/run_code": {"post": _operation("Run a program", wire.RunCodeRequest, wire.RunCodeResponse)},
@@ -117,14 +140,21 @@ def describe(version: str, with_token: bool) -> dict[str, Any]:
             "post": _operation("Run a program in it", wire.ExecRequest, wire.ExecResponse, parameters=one)
         },
         "/sessions/{id}/fork": {
-            "post": _operation("Fork a session", None, wire.SessionInfo, status="201", parameters=one)
+            "post": _operation(
+                "Fork a session",
+                None,
+                wire.SessionInfo,
+                status="201",
+                parameters=one,
+                conflict="It is in a state that cannot be forked",
+            )
         },
         "/sessions/{id}/files/{name}": {
-            "put": _operation("Write a file", raw, status="204", parameters=("id", "name")),
-            "get": _operation("Read a file", None, raw, parameters=("id", "name")),
+            "put": _operation("Write a file", raw, status="204", parameters=file, conflict="It cannot be written"),
+            "get": _operation("Read a file", None, raw, parameters=file, conflict="It cannot be read"),
         },
-        "/v1/ping": {"get": _operation("Answer with pong", None, "application/json")},
-        "/health": {"get": _operation("Tell whether requests are taken", None, "application/json")},
+        "/v1/ping": {"get": _operation("Answer with pong", None, "application/json", public=True)},
+        "/health": {"get": _operation("Tell whether requests are taken", None, "Health", public=True)},
         "/metrics": {"get": _operation("Figures for Prometheus", None, "text/plain")},
     }
     description: dict[str, Any] = {
