@@ -7,9 +7,11 @@ import _thread
 import atexit
 import base64
 import builtins
-import contextlib
+import ctypes
 import errno
 import gc
+import importlib.machinery
+import io
 import linecache
 import logging
 import os
@@ -21,9 +23,10 @@ import sys
 import threading
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import confine, wire
+from toolgym.tools.sandbox.local import confine, kernel, nesting, wire
 
 SOURCE = "main.py"
 
@@ -35,6 +38,29 @@ _MERSENNE = 624
 
 MOST_FRAMES = 4000
 """Of a traceback, how many are shown."""
+
+_UNFLUSHED = 120
+"""What the interpreter exits with when standard output or error cannot be flushed."""
+
+_FOLDER = os.path.dirname(__file__)
+
+# Programs replace what they like, `os._exit` and `isinstance` too; how one ends must not hang on that.
+globals()["__builtins__"] = dict(vars(builtins))
+_exit, _own_id, _kill, _write, _usage = os._exit, os.getpid, os.kill, os.write, resource.getrusage
+_collect, _counts, _get_trace, _get_profile = gc.collect, gc.get_count, sys.gettrace, sys.getprofile
+_set_trace, _set_profile = sys.settrace, sys.setprofile
+_run_exit_functions, _count_exit_functions = atexit._run_exitfuncs, atexit._ncallbacks  # type: ignore[attr-defined]
+
+_open_c_file = kernel.libc.fopen
+_open_c_file.restype = ctypes.c_void_p
+_flush_c_files = kernel.libc.fflush
+_run_c_file = ctypes.pythonapi.PyRun_FileExFlags
+_run_c_file.restype = ctypes.py_object
+_run_c_file.argtypes = (
+    ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_int, ctypes.c_void_p,
+)  # fmt: skip
+_FILE_INPUT = 257
+"""`Py_file_input`: a module's source."""
 
 
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
@@ -87,11 +113,17 @@ def ignore_interrupts() -> None:
 
 _streams: list[Any] = []
 _thread_exits = _exits = _handlers = 0
+_nesting: nesting.Nesting | None = None
 
 
 def prepare() -> None:
     """In the template: make what all programs get alike, so that they need not."""
-    global _thread_exits, _exits, _handlers
+    global _thread_exits, _exits, _handlers, _nesting
+    _nesting = nesting.Nesting()
+    _flush_c_files(None)
+    sys.orig_argv[:] = [sys.executable, SOURCE]
+    sys.dont_write_bytecode = True  # as its environment says
+    linecache.clearcache()  # from 3.13 on it has what the template was started with, and calls that "<string>"
     atexit.unregister(logging.shutdown)  # most programs have nothing that it would shut down; `_finish` looks
     _thread_exits, _exits, _handlers = _count_thread_exits(), atexit._ncallbacks(), len(logging._handlerList)  # type: ignore[attr-defined]
     kept = {fd: os.dup(fd) for fd in (1, 2)}
@@ -107,11 +139,18 @@ def prepare() -> None:
 
 def _open_streams() -> list[Any]:
     """Standard input, output and error. Lines are flushed, so that a killed program's are kept."""
-    return [
-        open(0, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False),
-        open(1, "w", encoding="utf-8", errors="strict", buffering=1, closefd=False),
-        open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False),
-    ]
+    rows = ((0, "<stdin>", "surrogateescape"), (1, "<stdout>", "strict"), (2, "<stderr>", "backslashreplace"))
+    return [_open_stream(fd, name, errors) for fd, name, errors in rows]
+
+
+def _open_stream(fd: int, name: str, errors: str) -> io.TextIOWrapper:
+    """A standard stream with the attributes that the interpreter gives it."""
+    mode = "w" if fd else "r"
+    buffer: Any = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115  lives as long as the program
+    buffer.raw.name = name
+    stream = io.TextIOWrapper(buffer, "utf-8", errors, newline="\n", line_buffering=bool(fd))
+    stream.mode = mode  # type: ignore[misc]
+    return stream
 
 
 def _count_thread_exits() -> int:
@@ -124,11 +163,6 @@ def fresh_main(name: str) -> types.ModuleType:
 
     Every object that is touched here is a page copied from the template, so as few as possible are.
     """
-    main = types.ModuleType("__main__")
-    main.__file__ = name
-    main.__annotations__, main.__cached__ = {}, None  # type: ignore[attr-defined]
-    main.__builtins__ = builtins  # type: ignore[attr-defined]
-    sys.modules["__main__"] = main
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -140,27 +174,58 @@ def fresh_main(name: str) -> types.ModuleType:
     sys.stdin, sys.stdout, sys.stderr = _streams or _open_streams()
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     gc.freeze()  # a collection must not touch, and so copy, what the template keeps of all its other children
+    main = types.ModuleType("__main__")
+    main.__file__ = name
+    main.__annotations__, main.__cached__ = {}, None  # type: ignore[attr-defined]
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
     gc.enable()
     return main
 
 
 def _run_python(code: str) -> NoReturn:
-    main = fresh_main(os.path.abspath(SOURCE))
-    status, why = 0, ""
+    name = os.path.abspath(SOURCE)
+    namespace = fresh_main(name).__dict__
+    namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", name)
+    first, streams, raised = _own_id(), (sys.stdout, sys.stderr), None
     _hand_over()
+    notes = _nesting or nesting.Nesting()
+    place = notes.frame_place()
+    here = place.value
     try:
-        source = code.encode("utf-8", "surrogatepass")
         with open(SOURCE, "wb") as file:
-            file.write(source)
-        linecache.cache[SOURCE] = (len(code), None, f"{code}\n".splitlines(True), SOURCE)
-        # Compiled from bytes, as the interpreter would: encoding declarations count, lone surrogates are errors.
-        exec(compile(source, SOURCE, "exec", dont_inherit=True), main.__dict__)
-    except SystemExit as error:
-        status = _exit_status(error.code)
+            file.write(code.encode("utf-8", "surrogatepass"))
+        linecache.cache[SOURCE] = (lambda: code,)  # for when it is not to be found, from another folder
+        # Of the interpreter's ways to run a program, the one for files: it tells errors in the source apart.
+        program = _open_c_file(SOURCE.encode(), b"rb"), SOURCE.encode(), _FILE_INPUT, namespace, namespace, 1, None
+        notes.reset_depth()
+        place.value = None
+        _run_c_file(*program)
     except BaseException as error:  # noqa: BLE001  whatever the program raised is its own
-        status, why = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1, limit_of(error)
-        show_error(error)
-    _finish(status, why)
+        place.value = here
+        raised = error
+    place.value = here
+    if _get_trace() or _get_profile():
+        _set_trace(None)
+        _set_profile(None)
+    status, why = _end_of(raised)
+    del raised
+    status = _finish(status)
+    # What the program's names still hold ends now: files are written, generators closed, `__del__` called.
+    sys.stdout, sys.stderr = streams
+    sys.modules.pop("__main__", None)
+    sys.modules["tracemalloc"] = None  # type: ignore[assignment]  that late, nothing advises to use it
+    for last in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(last, None)
+    generation = 0 if _counts()[1:] == (0, 0) else 2
+    place.value = None
+    del namespace, program
+    _collect(generation)
+    place.value = here
+    _flush(0, report=False)
+    if _own_id() == first:
+        _tell_and_exit(status, why)
+    _leave(status)
 
 
 def _hand_over() -> None:
@@ -177,11 +242,45 @@ def limit_of(error: BaseException) -> str:
     return ""
 
 
-def show_error(error: BaseException) -> None:
-    """Print an exception as the interpreter would, without this module's own frames."""
-    error.__traceback__ = own_frames(error.__traceback__)
-    with contextlib.suppress(BaseException):  # the hook: before 3.12 `traceback` knows no "Did you mean"
-        sys.excepthook(type(error), error, error.__traceback__)
+def _end_of(raised: BaseException | None) -> tuple[int, str]:
+    """What a program's end means: a status, negative for the signal that it dies of, and the limit that it ran into.
+
+    An exception is printed as the interpreter would, without this module's own frames.
+    """
+    if raised is None:
+        return 0, ""
+    if isinstance(raised, SystemExit):
+        return _exit_status(raised.code), ""
+    raised.__traceback__ = own_frames(raised.__traceback__)
+    kind = type(raised)
+    said = sys.last_type, sys.last_value, sys.last_traceback = kind, raised, raised.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = raised
+    hook = getattr(sys, "excepthook", None)
+    second = None
+    try:
+        sys.audit("sys.excepthook", hook, *said)
+        if hook is None:
+            _say("sys.excepthook is missing\n")
+            hook = sys.__excepthook__
+        hook(*said)  # not `traceback`: before 3.12 that knows no "Did you mean"
+    except BaseException as another:  # noqa: BLE001  the hook is the program's
+        second = another
+    if isinstance(second, SystemExit):
+        return _exit_status(second.code), ""
+    if second is not None:
+        second.__traceback__ = own_frames(second.__traceback__)
+        _say("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        _say("\nOriginal exception was:\n")
+        sys.__excepthook__(*said)
+    return -_INTERRUPT if kind is KeyboardInterrupt else 1, limit_of(raised)
+
+
+def _say(text: str) -> None:
+    """Write to standard error, where there is one."""
+    with suppress(BaseException):  # it may be of the program's making
+        sys.stderr.write(text)
 
 
 def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
@@ -190,8 +289,7 @@ def own_frames(frames: types.TracebackType | None) -> types.TracebackType | None
     Of one that is absurdly deep the middle is dropped: to print a million frames takes minutes, and the memory that an
     error for want of memory has not got.
     """
-    folder = os.path.dirname(__file__)
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_FOLDER):
         frames = frames.tb_next
     depth, last = 0, frames
     while last is not None:
@@ -212,44 +310,80 @@ def _exit_status(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 255
-    with contextlib.suppress(BaseException):
-        print(code, file=sys.stderr)
+    with suppress(BaseException):  # what it is, the program says
+        _say(str(code))
+    _say("\n")
     return 1
 
 
-def _finish(status: int, why: str) -> NoReturn:
-    """End as the interpreter would: wait for threads, run exit functions, flush; then skip the slow dismantling.
-
-    A negative status stands for the signal that the program dies of.
-    """
+def _finish(status: int) -> int:
+    """Wait for threads, run exit functions and flush, as the interpreter does at its end. Returns the new status."""
     if _thread._count() > 0 or _count_thread_exits() > _thread_exits:
-        with contextlib.suppress(BaseException):
+        try:
             threading._shutdown()  # type: ignore[attr-defined]
-    if atexit._ncallbacks() > _exits:
-        with contextlib.suppress(BaseException):
-            atexit._run_exitfuncs()
+        except BaseException as error:  # noqa: BLE001  as all that follows, it may have been replaced
+            _ignore(error, threading)
+    if _count_exit_functions() > _exits:
+        try:
+            _run_exit_functions()
+        except BaseException as error:  # noqa: BLE001
+            _ignore(error, atexit)
     if len(logging._handlerList) > _handlers:  # type: ignore[attr-defined]
-        with contextlib.suppress(BaseException):
+        try:
             logging.shutdown()
+        except BaseException as error:  # noqa: BLE001
+            _ignore(error, logging.shutdown)
+    return _flush(status)
+
+
+def _flush(status: int, *, report: bool = True) -> int:
+    """Flush the standard streams. Returns the new status."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    _tell_and_exit(status, why)
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except BaseException as error:  # noqa: BLE001  a stream may be of the program's making
+            status = _UNFLUSHED
+            if report and stream is sys.stdout:
+                _ignore(error, stream, "on flushing sys.stdout:" if sys.version_info >= (3, 13) else "")
+    _flush_c_files(None)
+    return status
+
+
+def _ignore(error: BaseException, where: object, what: str = "") -> None:
+    """Report an exception that nobody can catch any more, as the interpreter does."""
+    error.__traceback__ = own_frames(error.__traceback__)
+    with suppress(BaseException):
+        _say(f"Exception ignored {what or f'in: {where!r}'}\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _leave(status: int) -> NoReturn:
+    """End a process that the program forked, and that ran to the program's end as well."""
+    if status < 0:
+        _signal.signal(-status, int(signal.SIG_DFL))
+        _kill(_own_id(), -status)
+    _exit(status & 0xFF)
 
 
 def _tell_and_exit(status: int, why: str = "") -> NoReturn:
-    """Say how it went and leave. Said first, it lets the host answer while the kernel still clears away."""
-    with contextlib.suppress(BaseException):
-        wire.send_all(confine.CONTROL_FD, last_words(status, why))
-    os._exit(status & 0xFF)
+    """Say how it went and leave, without the slow dismantling.
+
+    Said first, it lets the host answer while the kernel still clears away. A negative status stands for a signal.
+    """
+    with suppress(OSError):  # the program may have closed it; then its status tells
+        _write(confine.CONTROL_FD, last_words(status, why))
+    _exit(status & 0xFF)
 
 
 def last_words(status: int, why: str = "") -> bytes:
     """The frame that tells how a program ended, and what it and its children used."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = _usage(resource.RUSAGE_SELF)
+    below = _usage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
-    return wire.encode({"done": status, "why": why, "cpu": cpu, "rss_kb": used.ru_maxrss})
+    # Without `json`, which may be no longer what it was.
+    body = f'{{"done":{status},"why":"{why}","cpu":{cpu},"rss_kb":{used.ru_maxrss}}}'.encode()
+    return wire.HEADER.pack(len(body)) + body
 
 
 def _run_command(request: Mapping[str, Any]) -> NoReturn:

@@ -45,7 +45,9 @@ for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools
 """
 """A Python may have no toolgym: with `FOLDER` as first argument, this gives it the modules here, under their names."""
 
-_BOOT = f"""{JUST_THIS_FOLDER}
+_BOOT = f"""import sys
+sys.path.remove("")
+{JUST_THIS_FOLDER}
 import json
 from toolgym.tools.sandbox.local import startup
 startup.main(json.loads(sys.argv[2]))
@@ -122,9 +124,9 @@ class Supervisor:
             # Not asyncio's own: its watcher and its transport race to reap a process that is killed.
             self._words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
             self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
-                [self._python, "-I", "-c", _BOOT, FOLDER, config],
+                [self._python, "-s", "-c", _BOOT, FOLDER, config],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
-                pass_fds=passed, env={}, cwd="/", start_new_session=True,
+                pass_fds=passed, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
             )  # fmt: skip
             theirs.close()
             if self._group is not None:

@@ -1,0 +1,82 @@
+"""The interpreter's own notes on nested calls, so that a program finds itself at the bottom.
+
+A program is called by a dozen functions of the sandbox. Without more ado they would stand in every stack that it looks
+at, and count towards its recursion limit. The interpreter notes both in places that are not public, so they are looked
+for. Where one is not found, as in an interpreter of an unknown version, the program sees a little more of the sandbox,
+and everything goes the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import FrameType
+
+_INTS = 64
+_CALLS_BETWEEN = 1 if sys.version_info < (3, 12) else 0
+"""How many calls count between who runs a program from C and the program, which counts itself."""
+
+
+class Nesting:
+    """The places, of the thread that makes this object; in a forked process they are the same."""
+
+    def __init__(self) -> None:
+        state = ctypes.pythonapi.PyThreadState_Get
+        state.restype = ctypes.c_void_p
+        self._state: int = state()
+        ints = (ctypes.c_int * _INTS).from_address(self._state)
+        limit_at = _changing(ints)
+        self._calls_left = ctypes.c_int.from_buffer(ints, 4 * (limit_at - 1)) if limit_at else None
+        self._chain, self._inside = self._find_frame(limit_at)
+
+    def reset_depth(self) -> None:
+        """Let what is called next have all the depth that the recursion limit allows."""
+        if self._calls_left is not None:
+            self._calls_left.value = sys.getrecursionlimit() + _CALLS_BETWEEN - 1  # for leaving this one
+
+    def frame_place(self) -> ctypes.c_void_p:
+        """Where the interpreter notes the frame that is running.
+
+        Who sets that to None, by an instruction of its own, has what it calls next from C run without a caller; and
+        must set it back before calling anything of Python.
+        """
+        if not self._chain:
+            return ctypes.c_void_p()  # noted nowhere
+        at = ctypes.c_void_p.from_address(self._chain)
+        if self._inside < 0:
+            return at
+        return ctypes.c_void_p.from_address((at.value or 0) + self._inside)
+
+    def _find_frame(self, limit_at: int) -> tuple[int, int]:
+        """The address of the note; and, where that is of a structure that has it inside, at what distance. Or zeros."""
+        own = _address(sys._getframe())
+        if sys.version_info >= (3, 13):
+            words = (ctypes.c_size_t * (_INTS // 2)).from_address(self._state)
+            places = [place for place, word in enumerate(words) if word == own]
+            return (self._state + 8 * places[0], -1) if len(places) == 1 else (0, 0)
+        if not limit_at or ctypes.sizeof(ctypes.c_void_p) != 8:
+            return 0, 0
+        # Of 32-bit numbers, three or four more follow the limit; then comes the address of the structure.
+        after, inside = (4, 8) if sys.version_info < (3, 12) else (5, 0)
+        chain = self._state + (4 * (limit_at + after) + 7) // 8 * 8
+        structure = ctypes.c_size_t.from_address(chain).value
+        noted = ctypes.c_size_t.from_address(structure + inside).value if structure else 0
+        return (chain, inside) if noted == own else (0, 0)
+
+
+def _changing(ints: ctypes.Array[ctypes.c_int]) -> int:
+    """Where the recursion limit is: it shows itself by changing, and what is left stands before it. 0: not found."""
+    limit = sys.getrecursionlimit()
+    places = set(range(1, len(ints)))
+    try:
+        for trial in (limit + 1023, limit + 511, limit):
+            sys.setrecursionlimit(trial)
+            places = {place for place in places if ints[place] == trial and 0 < trial - ints[place - 1] < limit}
+    finally:
+        sys.setrecursionlimit(limit)
+    return places.pop() if len(places) == 1 else 0
+
+
+def _address(frame: FrameType) -> int:
+    """Of what the interpreter keeps of a frame: the second word after the object's head."""
+    return ctypes.c_size_t.from_address(id(frame) + object.__basicsize__ + 8).value
