@@ -118,8 +118,11 @@ def _lacks(need: str) -> str:
     return f"{need} (which is {real}, where a sandbox cannot see it; install it below /usr)"
 
 
-_CLASSES = ("-cp", ".:*")
-"""The working folder, and the archives that were given along with the program."""
+_JARS = "/usr/local/share/java"
+"""Where archives for all Java programs can be put, for example `javatuples`, which some benchmarks' programs want."""
+
+_CLASSES = ("-cp", f".:*:{_JARS}/*")
+"""The working folder, the archives that were given along with the program, and those that are installed."""
 
 _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
@@ -127,9 +130,7 @@ _JAVA_FLAGS = (
 _JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
 
 _JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
-"""Where Debian's package `junit5` has it; by hand, the archive of that name from Maven can be put there."""
-
-_JUNIT_CLASSES = f".:*:{_JUNIT}"
+"""Where Debian's package `junit5` has it."""
 
 
 _CRYPTO = ("-Wl,--as-needed", "-lcrypto", "-lssl") if glob.glob("/usr/lib/*/libcrypto.so") else ()
@@ -148,6 +149,25 @@ def _go(command: str) -> tuple[str, ...]:
     `GODEBUG=installgoroot=all go install std` once has it in Go's own folder, and that is where this looks for it.
     """
     return _shell(f'mkdir -p .go-tmp && TMPDIR="$PWD/.go-tmp" GODEBUG=installgoroot=all exec {command}')
+
+
+_CSHARP = """cat >.assertions.cs <<X
+class FailedAssertion : System.Diagnostics.DefaultTraceListener {
+    public override void Fail(string message, string detail) {
+        System.Console.Out.Flush();
+        System.Console.Error.WriteLine("Assertion failed. " + message + " " + detail);
+        System.Console.Error.WriteLine(System.Environment.StackTrace);
+        System.Environment.Exit(134);
+    }
+}
+X
+cat >main.exe.config <<X
+<configuration><system.diagnostics><trace><listeners>
+<clear/><add name="assertions" type="FailedAssertion, main"/>
+</listeners></trace></system.diagnostics></configuration>
+X
+exec mcs -d:DEBUG -out:main.exe main.cs .assertions.cs"""
+"""Mono by itself goes on after an assertion that failed; .NET ends the program, with this code."""
 
 
 def _typescript() -> tuple[str, ...]:
@@ -196,7 +216,7 @@ LANGUAGES = _table(
         "csharp",
         "main.cs",
         ("mono", "main.exe"),
-        ("mcs", "-out:main.exe", "main.cs"),
+        _shell(_CSHARP),
         ("mcs", "mono"),
         level="namespaces",
         env=(("MONO_GC_PARAMS", "max-heap-size={heap}m"),),  # or, out of memory, it ends with code 0
@@ -220,8 +240,8 @@ LANGUAGES = _table(
     Language(
         "junit",
         "MainTest.java",
-        ("java", *_JAVA_FLAGS, "-ea", "-jar", _JUNIT, "--class-path", ".", "--scan-class-path", "--disable-banner"),
-        _shell(f"exec javac {' '.join(_JAVAC_FLAGS)} -cp '{_JUNIT_CLASSES}' *.java"),
+        ("java", *_JAVA_FLAGS, "-ea", "-jar", _JUNIT, "--class-path", ".:*", "--scan-class-path", "--disable-banner"),
+        _shell(f"exec javac {' '.join(_JAVAC_FLAGS)} -cp '{_CLASSES[1]}:{_JUNIT}' *.java"),
         ("java", "javac", _JUNIT),
         named_by_class=True,
     ),
