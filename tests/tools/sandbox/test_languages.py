@@ -6,7 +6,9 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
+from toolgym.tools.sandbox.local import languages
 from toolgym.tools.sandbox.local.languages import LANGUAGES
+from toolgym.tools.sandbox.server.wire import COMPILED
 
 HELLO = {
     "bash": 'read x; echo "hello $x"',
@@ -28,6 +30,11 @@ HELLO = {
         "use std::io; fn main(){let mut x=String::new(); io::stdin().read_line(&mut x).unwrap(); "
         'println!("hello {}", x.trim());}'
     ),
+    "csharp": 'class P { static void Main() { System.Console.WriteLine("hello " + System.Console.ReadLine()); } }',
+    "D_ut": 'import std.stdio; void main() { write("hello ", readln()); }',
+    "typescript": "const x: string = require('fs').readFileSync(0, 'utf8'); console.log('hello ' + x.trim())",
+    "sql": "select 'hello world';",
+    "verilog": 'module tb; initial $display("hello world"); endmodule',
 }
 BROKEN = {
     "c": "int main( { return 0; }",
@@ -57,6 +64,142 @@ async def test_hello(sandbox, name):
     result = await sandbox.run(HELLO[name], language=name, stdin="world\n", timeout=60, memory_mb=2048)
     assert (result.status, result.stdout) == (ExecutionStatus.OK, "hello world\n"), result
     assert (result.compile is not None) == bool(LANGUAGES[name].compile)
+
+
+WHOLE = {
+    "bash and its neighbours": (
+        "bash",
+        """
+set -euo pipefail
+trap 'echo bye $?' EXIT
+sort <<X | awk '{print NR, $1}' | sed 's/2/two/' | tee copy
+b
+a
+X
+mkfifo line; echo through >line & cat line; wait
+echo out >/dev/stdout; (exit 3) || echo $?
+python3 - <<X
+import sys; print(sys.getdefaultencoding())
+X
+tar c copy | tar t; cat <(echo <(true) | wc -l); [ -w "$HOME" ] && [ -w "$(mktemp)" ] && false
+""",
+        {},
+        (1, "1 a\ntwo b\nthrough\nout\n3\nutf-8\ncopy\n1\nbye 1\n"),
+    ),
+    "git": (
+        "bash",
+        """
+git init -q r; cd r; git config user.name a; git config user.email a@b; echo 1 >f; git add f; git commit -qm one
+echo 2 >>f; git diff --shortstat | cat; git log --format=%s
+""",
+        {},
+        (0, " 1 file changed, 1 insertion(+)\none\n"),
+    ),
+    "a small limit is not the compiler's": (
+        "cpp",
+        "#include <bits/stdc++.h>\nint main() { std::cout << std::string(1, '1'); }",
+        {"memory_mb": 48},
+        (0, "1"),
+    ),
+    "but it is the program's": (
+        "c",
+        "#include <stdlib.h>\n#include <string.h>\nint main() { char *p = malloc(100 << 20); return p ? 0 : 4; }",
+        {"memory_mb": 48},
+        (4, ""),
+    ),
+    "a module of Go's": (
+        "go",
+        'package main\nimport "example.com/m/twice"\nfunc main() { print(twice.Of(21)); panic("end") }',
+        {
+            "files": {
+                "go.mod": b"module example.com/m\n\ngo 1.18\n",
+                "twice/twice.go": b"package twice\nfunc Of(x int) int { return 2 * x }\n",
+            }
+        },
+        (2, ""),
+    ),
+    "Java in little memory": (
+        "java",
+        "public class Main { static int f(int n) { return n == 0 ? 0 : 1 + f(n - 1); } "
+        "public static void main(String[] a) { System.out.print(f(9000)); } }",
+        {"memory_mb": 256},
+        (0, "9000"),
+    ),
+    "Ruby's temporary files": (
+        "ruby",
+        'require "tempfile"; Tempfile.create("x") { |f| puts File.dirname(f.path) == ENV["TMPDIR"] }; exit 3',
+        {},
+        (3, "true\n"),
+    ),
+    "Node's modules": (
+        "nodejs",
+        "import { f } from './lib.mjs'; import os from 'os'; console.log(f(), process.env.NODE_PATH.split(':')[0])",
+        {"files": {"package.json": b'{"type": "module"}', "lib.mjs": b"export const f = () => 7"}},
+        (0, "7 /usr/local/lib/node_modules\n"),
+    ),
+    "PHP without its tag": ("php", "echo strlen(str_repeat('a', 150 << 20)) >> 20; exit(3);", {}, (3, "150")),
+    "R's own packages": ("R", "cat(sd(c(1, 3)), '\\n'); quit(status = 4)", {}, (4, "1.414214 \n")),
+    "an assertion in C#": (
+        "csharp",
+        'class P { static void Main() { System.Diagnostics.Debug.Assert(1 == 2, "no"); } }',
+        {},
+        (134, ""),
+    ),
+    "JUnit": (
+        "junit",
+        "import org.junit.jupiter.api.*; public class Sum { @Test void f() { Assertions.assertEquals(2, 1 + 1); } }",
+        {},
+        None,
+    ),
+    "Jest": (
+        "jest",
+        "test('f', () => expect(require('./f')).toBe(2))",
+        {"files": {"f.js": b"module.exports = 2"}},
+        None,
+    ),
+}
+"""A language, its program, what else to say, and code and output; None: it ends well."""
+
+
+def programs(*names):
+    return [
+        pytest.param(
+            name, marks=[] if LANGUAGES[WHOLE[name][0]].available else pytest.mark.skip(reason="not installed")
+        )
+        for name in names
+    ]
+
+
+async def run_whole(sandbox, name):
+    language, code, more, expected = WHOLE[name]
+    result = await sandbox.run(code, language=language, **({"timeout": 60, "memory_mb": 2048} | more))
+    assert (result.return_code, result.stdout) == (expected or (0, result.stdout)), result
+
+
+@pytest.mark.parametrize("name", programs(*WHOLE))
+async def test_whole_programs(sandbox, name):
+    await run_whole(sandbox, name)
+
+
+@pytest.fixture
+async def uid_sandbox():
+    for python in (None, "/usr/bin/python3"):
+        try:
+            made = LocalSandbox(preload=[], level="uid", python=python)
+        except SandboxError as error:
+            why = str(error)
+        else:
+            async with made:
+                yield made
+            return
+    pytest.skip(why)
+
+
+@pytest.mark.parametrize(
+    "name", programs("bash and its neighbours", "git", "a module of Go's", "Ruby's temporary files")
+)
+async def test_whole_programs_as_another_user(uid_sandbox, name):
+    await run_whole(uid_sandbox, name)
 
 
 @pytest.mark.parametrize("name", installed(*BROKEN))
@@ -93,3 +236,45 @@ async def test_where_no_processes_may_be_started(name):
     async with made as sandbox:
         result = await sandbox.run(HELLO[name], language=name, stdin="world\n", timeout=60, memory_mb=2048)
     assert (result.status, result.stdout, result.compile) == (ExecutionStatus.OK, "hello world\n", None), result
+
+
+def test_compiled_languages_are_known_to_the_server():
+    assert {name for name, language in LANGUAGES.items() if language.compile} == COMPILED
+
+
+def test_commands_follow_the_memory_and_the_level():
+    java = LANGUAGES["java"]
+    small, large = (java.request("", memory, "namespaces")["argv"] for memory in (1024, 4096))
+    assert {"-Xmx614m", "-Xss16m"} <= set(small)
+    assert {"-Xmx2457m", "-Xss16m"} <= set(large)
+    tight = java.request("", 128, "namespaces")
+    assert "-J-Xmx307m" in tight["compile"]
+    assert tight["compile_memory_mb"] == 512
+    alone = java.request("", 128, "landlock")
+    assert (alone["compile"], alone["argv"][-1], alone["compile_memory_mb"]) == ([], "Main.java", 128)
+    levels = {name: [at for at in languages.LEVELS if LANGUAGES[name].possible(at)] for name in LANGUAGES}
+    assert levels["java"] == levels["bash"] == ["namespaces", "uid", "landlock"]
+    assert levels["cpp"] == levels["typescript"] == levels["R"] == ["namespaces", "uid"]
+    assert levels["csharp"] == ["namespaces"]
+
+
+def test_what_a_program_is_put_into():
+    php = LANGUAGES["php"]
+    assert php.request("echo 1;", 64, "uid")["code"] == "<?php echo 1;"
+    assert php.request("\n<?php echo 1;", 64, "uid")["code"] == "\n<?php echo 1;"
+    junit = LANGUAGES["junit"]
+    names = [
+        junit.request(code, 64, "uid")["source"]
+        for code in ("import x; public final class Sum {}", "class A {}", "public record P(int x) {}")
+    ]
+    assert names == ["Sum.java", "MainTest.java", "P.java"]
+
+
+def test_a_compiler_that_a_sandbox_cannot_see(monkeypatch, tmp_path):
+    (tmp_path / "swiftc").write_text("#!/bin/sh\n")
+    (tmp_path / "swiftc").chmod(0o755)
+    monkeypatch.setattr(languages, "SEARCH_PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"needs swiftc \(which is .*swiftc, where a sandbox cannot see it; install"):
+        languages.find("swift")
+    with pytest.raises(ConfigError, match="needs lean: not installed on this machine in "):
+        languages.find("lean")

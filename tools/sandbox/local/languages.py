@@ -15,7 +15,8 @@ from toolgym.tools.sandbox.local.jail import SYSTEM_PATHS
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 """Where programs are looked for, here and inside."""
 
-_LEVELS = ("namespaces", "uid", "landlock")
+LEVELS = ("namespaces", "uid", "landlock")
+"""Isolation levels, strongest first."""
 
 COMPILER_MB = 512
 """MiB that a compiler may use at least: C++'s standard library alone takes more than many a program's limit."""
@@ -66,7 +67,7 @@ class Language:
     def possible(self, level: str) -> bool:
         """Whether it can run at an isolation level."""
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
-        return _LEVELS.index(level) <= _LEVELS.index(least)
+        return LEVELS.index(level) <= LEVELS.index(least)
 
     def request(self, code: str, memory_mb: int, level: str) -> dict[str, Any]:
         """What a template is told about a program: `code`, `source`, `argv`, `compile`, `env` and `compile_memory_mb`.
@@ -96,7 +97,9 @@ class Language:
         }
 
 
-_PUBLIC_CLASS = re.compile(r"^\s*public\s+(?:\w+\s+)*(?:class|interface|enum|record)\s+(\w+)", re.MULTILINE)
+_PUBLIC_CLASS = re.compile(
+    r"\bpublic\s+(?:(?:static|final|abstract|sealed|strictfp)\s+)*(?:class|interface|enum|record)\s+(\w+)"
+)
 
 
 def _fitted(text: str, memory_mb: int) -> str:
