@@ -155,16 +155,19 @@ class _Server:
             "family": int(self._family),
             "address": list(self._address),
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "toolgym.tools.sandbox.server.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "toolgym.tools.sandbox.server.worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+                start_new_session=True,
+            )
+        except OSError as error:  # no more processes or descriptors now; the other workers go on
+            return False, str(error)
         self._processes[number] = process
         was_ready, why = False, ""
         killer: asyncio.Task[None] | None = None

@@ -33,6 +33,12 @@ from toolgym.tools.sandbox.server.peers import socket_path
 BACKLOG = 4096
 """Connections that the kernel keeps for a worker that is busy."""
 
+ACCEPTED = 32
+"""Connections that are taken in one go. (The event loop takes them all before it closes the first that is too many.)"""
+
+OWN_FILES = 64
+"""Descriptors that a worker needs beside those of connections and of what runs."""
+
 BEAT = 1.0
 """Seconds between two signs of life."""
 
@@ -46,6 +52,9 @@ CUT = 0.05
 """Seconds between two steps of cutting a connection."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+_log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class Worker:
@@ -104,7 +113,7 @@ class Worker:
             self._level = sandbox.level.value
             app = SandboxApp(
                 sandbox,
-                self._config,
+                _affordable(self._config),
                 languages=offered_languages(self._config, sandbox.level),
                 version=importlib.metadata.version("toolgym"),
                 about={"isolation": asdict(sandbox.isolation)},
@@ -133,8 +142,9 @@ class Worker:
                 path.unlink(missing_ok=True)  # of a predecessor that was killed
                 await web.UnixSite(internal, str(path), backlog=BACKLOG).start()
             with listening_socket(self._family, self._address) as listening:
-                site = web.SockSite(public, listening, backlog=BACKLOG)
+                site = web.SockSite(public, listening, backlog=ACCEPTED)
                 await site.start()
+                listening.listen(BACKLOG)
                 gc.collect()
                 gc.freeze()
                 say({"ready": True, "isolation": self._level})
@@ -200,6 +210,18 @@ def allow_many_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _affordable(config: ServerConfig) -> ServerConfig:
+    """The settings with no more connections than there are descriptors for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return config
+    most = max(ACCEPTED, soft - OWN_FILES - ACCEPTED - 2 * config.share(config.max_concurrency))
+    if most >= config.max_connections:
+        return config
+    _log.warning("max_connections: %d at once, for only %d open files are allowed here (ulimit -Hn)", most, soft)
+    return config.model_copy(update={"max_connections": most})
 
 
 async def _main(setup: dict[str, Any]) -> None:

@@ -78,12 +78,13 @@ class Command:
 
 @pytest.fixture
 def command():
-    """Starts `toolgym serve sandbox` with flags, on any free port."""
+    """Starts `toolgym serve sandbox` with flags, on any free port; with at most `nofile` open files, if it is given."""
     running = []
 
-    def start(*flags, **variables):
+    def start(*flags, nofile=None, **variables):
+        limited = ["sh", "-c", f'ulimit -n {nofile}; exec "$@"', "-"] if nofile else []
         process = subprocess.Popen(
-            [sys.executable, "-m", "toolgym", "serve", "sandbox", "--port", "0", *flags],
+            [*limited, sys.executable, "-m", "toolgym", "serve", "sandbox", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

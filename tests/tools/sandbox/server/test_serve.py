@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -112,6 +113,19 @@ async def test_a_killed_server_leaves_nothing(command, settings, http):
     server.process.kill()
     await until(lambda: not any(alive(process) for process in below))
     assert not folder.exists()
+
+
+async def test_more_connections_than_descriptors(command, settings, http):
+    server = command("--config", settings("max_concurrency: 2\n"), nofile=200)
+    port = int(server.url.rpartition(":")[2])
+    dialled = [socket.create_connection(("127.0.0.1", port)) for _ in range(400)]
+    for one in dialled:
+        one.close()
+    assert (await post(http, server.url))[0] == 200
+    code, log = await asyncio.to_thread(server.stop)
+    assert code == 0
+    assert "max_connections: 100 at once" in log
+    assert "Traceback" not in log
 
 
 async def test_several_workers(command, settings, http):
