@@ -169,7 +169,10 @@ def load_tasks(path: str | Path) -> TaskList:
             if not isinstance(row, dict):
                 raise ConfigError(f"expected a JSON object, got {type(row).__name__}")
             tasks.append(Task.from_row(row, id=str(number)))
-        except (json.JSONDecodeError, ConfigError) as error:
+        except json.JSONDecodeError as error:
+            got = line.strip()[:60]
+            raise ConfigError(f"{path}, line {number}: expected a JSON object, got {got!r}: {error}") from error
+        except ConfigError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
     if not tasks:
         raise ConfigError(f"the task file {str(path)!r} holds no tasks")

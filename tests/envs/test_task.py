@@ -79,3 +79,10 @@ def test_files(tmp_path):
     path.write_text("")
     with pytest.raises(ConfigError, match="no tasks"):
         load_tasks(path)
+
+
+def test_a_line_that_is_no_json_is_shown(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("# not tasks\n")
+    with pytest.raises(ConfigError, match=r"line 1: expected a JSON object, got '# not tasks'"):
+        load_tasks(path)

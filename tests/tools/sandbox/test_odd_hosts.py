@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,16 @@ os.umask(0o777)
 asyncio.run(whole())
 """
 
+LIBRARIES = """
+async def main():
+    async with LocalSandbox(level=LEVEL, preload=()) as sandbox:
+        shown = await sandbox.run("import os; print(os.environ['LD_LIBRARY_PATH'])", timeout=20)
+        assert shown.stdout == "/opt/odd/lib\\n", shown
+
+os.environ["LD_LIBRARY_PATH"] = "/opt/odd/lib"  # where an interpreter's own library may lie, on a cluster say
+asyncio.run(main())
+"""
+
 DESCRIPTORS = """
 resource.setrlimit(resource.RLIMIT_NOFILE, (4000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 held = [open("/dev/null") for _ in range(3000)]
@@ -97,8 +109,15 @@ os._exit(0)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     "host",
-    [SIGNALS, FORKED, UMASK, DESCRIPTORS, CLOSED],
-    ids=["ignores_every_signal", "forked", "lets_nobody_read_its_files", "holds_3000_files", "has_no_standard_streams"],
+    [SIGNALS, FORKED, UMASK, LIBRARIES, DESCRIPTORS, CLOSED],
+    ids=[
+        "ignores_every_signal",
+        "forked",
+        "lets_nobody_read_its_files",
+        "names_libraries",
+        "holds_3000_files",
+        "has_no_standard_streams",
+    ],
 )
 def test_the_sandbox_works_in_a_process_that(host, level):
     done = subprocess.run(
@@ -121,3 +140,13 @@ async def test_the_interpreter_is_the_one_that_the_host_would_run(python, tmp_pa
 def test_an_interpreter_that_is_not_there_is_told_at_once():
     with pytest.raises(SandboxError, match="'pyhton3' cannot be run"):
         LocalSandbox(python="pyhton3")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may start as many processes as it likes")
+async def test_a_limit_on_processes_is_named(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -u 1\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(SandboxError, match="no further process can be started here"):
+        async with LocalSandbox(python=str(python), preload=()) as sandbox:
+            await sandbox.start()

@@ -69,13 +69,21 @@ _clone.restype = ctypes.c_long
 _clone.argtypes = (ctypes.c_long,) * 6
 
 
+NO_PROCESS = "no further process can be started here (see `ulimit -u`, and pids.max of the control group)"
+
+
+def library_path() -> dict[str, str]:
+    """The variable without which some interpreters do not find their own library, as this process has it."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
 def fork() -> int:
     """Fork without Python's hooks, for a process that has one thread.
 
     `os.fork` readies every lock and registered module for the child: 0.7 ms and two hundred copied pages, for the sake
     of threads that a template process does not have. What matters besides, random state, children renew themselves.
     """
-    return check(_python.fork(), "fork")
+    return check(_python.fork(), NO_PROCESS)
 
 
 def fork_sibling(thread_id: int) -> int:
@@ -87,7 +95,7 @@ def fork_sibling(thread_id: int) -> int:
     flags = CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
     # The last two, where the child's thread id goes and its thread's storage, change places between architectures.
     last = (thread_id, 0) if MACHINE == "x86_64" else (0, thread_id)
-    return check(_clone(_CLONE, flags, 0, 0, *last), "clone")
+    return check(_clone(_CLONE, flags, 0, 0, *last), NO_PROCESS)
 
 
 def end_processes(*pids: int) -> None:

@@ -203,8 +203,10 @@ def _raise_limits() -> None:
 
 
 def _clean_environment(config: Mapping[str, Any]) -> None:
+    libraries = kernel.library_path()
     os.environ.clear()
     os.environ.update(
+        libraries,
         PATH=config["path"],
         HOME="/tmp",
         TMPDIR="/tmp",

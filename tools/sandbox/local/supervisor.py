@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.local import users, wire
+from toolgym.tools.sandbox.local import kernel, users, wire
 from toolgym.tools.sandbox.local.cgroup import Group
 
 START_TIMEOUT = 120.0
@@ -126,7 +127,7 @@ class Supervisor:
             self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
                 [self._python, "-s", "-c", _BOOT, FOLDER, config],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
-                pass_fds=passed, env={"LANG": "C.UTF-8"}, cwd="/", start_new_session=True,
+                pass_fds=passed, env={"LANG": "C.UTF-8", **kernel.library_path()}, cwd="/", start_new_session=True,
             )  # fmt: skip
             theirs.close()
             if self._group is not None:
@@ -268,6 +269,8 @@ class Supervisor:
     def _on_loss(self) -> None:
         if self._first is not None and not self._first.done():
             said = self._last_words() or "it said nothing"
+            if f"[Errno {errno.EAGAIN}]" in said:
+                said = kernel.NO_PROCESS
             self._first.set_exception(SandboxError(f"the sandbox's template process ended while starting: {said}"))
         if not self._closing:
             self.kill()
