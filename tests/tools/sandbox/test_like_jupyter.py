@@ -119,6 +119,9 @@ ALIKE = {
         "import asyncio\nasync def f(): return 5\nawait f()",
         "async def gen():\n    for i in range(3): yield i\n[i async for i in gen()]",
         "async for i in gen(): print(i)",
+        "task = asyncio.create_task(f())\nawait task",
+        "print(asyncio.get_running_loop().is_running())\nasync with asyncio.timeout(9): task = asyncio.current_task()\n"
+        "task is asyncio.current_task()",
         "event = asyncio.Event()\ntask = asyncio.ensure_future(event.wait()); await asyncio.sleep(0)",
         "event.set(); await task",
         "await asyncio.wait_for(asyncio.sleep(5), 0.01)",

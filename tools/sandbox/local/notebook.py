@@ -19,7 +19,6 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Coroutine
 from typing import Any
 
 from toolgym.tools.sandbox.local import answers, cells, display, program
@@ -83,6 +82,27 @@ class Notebook:
         eval(_DROP, {"dropped": self._dropped})
         return {"result": result, "error": error, "why": why, "display": self._display.shown}
 
+    def be_copy(self) -> None:
+        """In the fork of a session: have an event loop that wakes up for what happens here, and here alone.
+
+        Its tasks go along. What it watches for, the kernel keeps in one place for both; and its threads are gone.
+        """
+        loop: Any = self._loop
+        if loop is None or loop.is_closed() or not hasattr(loop, "_selector"):
+            return
+        watched, own = loop._selector, loop._ssock.fileno()
+        loop._selector = type(watched)()
+        for key in [*watched.get_map().values()]:
+            if key.fd != own:
+                with contextlib.suppress(OSError, ValueError):
+                    loop._selector.register(key.fileobj, key.events, key.data)
+        watched.close()
+        for end in (loop._ssock, loop._csock):
+            end.close()
+        loop._internal_fds -= 1
+        loop._make_self_pipe()
+        loop._default_executor = None
+
     def _execute(self, code: str, name: str) -> str | None:
         tree, code = _parse(code, name)
         last: ast.Expression | None = None
@@ -90,13 +110,11 @@ class Notebook:
             statement = tree.body.pop()
             assert isinstance(statement, ast.Expr)
             last = ast.Expression(statement.value)
+        parts = [self._compile(tree, name, "exec")] if tree.body else []
+        parts += [self._compile(last, name, "eval")] if last is not None else []
         program.catch_interrupts()
-        if tree.body:
-            self._evaluate(tree, name, "exec")
-        if last is None:
-            return None
-        value = self._evaluate(last, name, "eval")
-        if value is None:
+        value = self._complete(parts) if any(map(_awaits, parts)) else self._evaluate(parts)
+        if value is None or last is None:
             return None
         self._remember(value)
         if display.shows_itself(value):
@@ -106,15 +124,28 @@ class Notebook:
             self._display.add(forms)
         return answers.cut(forms["text/plain"], MAX_ECHO)
 
-    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
+    def _compile(self, tree: Any, name: str, mode: str) -> types.CodeType:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | self._futures
-        compiled = compile(tree, name, mode, flags=flags, dont_inherit=True)
+        compiled: types.CodeType = compile(tree, name, mode, flags=flags, dont_inherit=True)
         self._futures |= compiled.co_flags & _FUTURES  # what one cell imports from there, holds for all that follow
-        value = eval(compiled, self._names)
-        return self._complete(value) if compiled.co_flags & _COROUTINE else value
+        return compiled
 
-    def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run what has an await at the top. Tasks of earlier cells go on meanwhile."""
+    def _evaluate(self, parts: list[types.CodeType]) -> Any:
+        value = None
+        for part in parts:
+            value = eval(part, self._names)
+        return value
+
+    async def _await(self, parts: list[types.CodeType]) -> Any:
+        value = None
+        for part in parts:
+            value = eval(part, self._names)
+            if _awaits(part):
+                value = await value
+        return value
+
+    def _complete(self, parts: list[types.CodeType]) -> Any:
+        """Run what has an await at the top, all of it in one task. Tasks of earlier cells go on meanwhile."""
         import asyncio
         import contextvars
 
@@ -122,7 +153,7 @@ class Notebook:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         context = contextvars.copy_context()
-        task = self._loop.create_task(coroutine, context=context)
+        task = self._loop.create_task(self._await(parts), context=context)
         try:
             return self._loop.run_until_complete(task)
         except KeyboardInterrupt as error:
@@ -146,6 +177,10 @@ class Notebook:
         echoed.insert(0, value)
         if ours:
             names.update((name, old) for name, old in zip(_UNDERSCORES, echoed, strict=True) if old is not _NOTHING)
+
+
+def _awaits(part: types.CodeType) -> bool:
+    return bool(part.co_flags & _COROUTINE)
 
 
 def _parse(code: str, name: str) -> tuple[ast.Module, str]:

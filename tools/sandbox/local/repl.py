@@ -6,16 +6,13 @@ import base64
 import contextlib
 import errno
 import os
-import resource
-import shutil
-import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import answers, confine, landlock, notebook, program, wire
+from toolgym.tools.sandbox.local import answers, confine, copying, notebook, program, wire
 
 MOST_SAID = 1000
 """Characters of what went wrong with a fork."""
@@ -50,7 +47,7 @@ class Repl:
             self._reap_copies()
             if self._near_copies and request["op"] in ("cell", "exec"):
                 with contextlib.suppress(OSError):  # where this cannot, no copy could, and none lives
-                    _separate()  # once for all copies that were made since code ran here
+                    copying.separate()  # once for all copies that were made since code ran here
                 self._near_copies = False
             try:
                 answer = getattr(self, f"_on_{request['op']}")(request)
@@ -118,7 +115,7 @@ class Repl:
         sys.stdout.flush()
         sys.stderr.flush()
         wire.send_all(confine.CONTROL_FD, wire.encode({"ends": True}))
-        ends = _receive_descriptors(3)
+        ends = copying.receive_descriptors(3)
         pid = -1
         try:
             pid = os.fork()
@@ -128,7 +125,8 @@ class Repl:
                     os.close(fd)
         if pid == 0:
             try:
-                _become_copy(*ends)
+                copying.become_copy(*ends)
+                self._notebook.be_copy()
                 self._near_copies = False
                 self._copies = []
             except BaseException as error:  # noqa: BLE001  half a copy must not go on
@@ -150,82 +148,6 @@ class Repl:
             self._copies.remove(pid)
 
 
-def _become_copy(control: int, out: int, err: int) -> None:
-    """In the copy: new pipes and control, a root with copied files, and open files of its own at the same positions."""
-    for old, new in ((control, confine.CONTROL_FD), (out, 1), (err, 2)):
-        os.dup2(old, new)
-        os.close(old)
-    _separate()
-    place = os.getcwd()
-    (root,) = _receive_descriptors(1)
-    os.fchdir(root)
-    os.close(root)
-    copied: dict[tuple[int, int], str] = {}
-
-    def copy(source: str, target: str) -> None:
-        shutil.copy2(source, target, follow_symlinks=False)
-        about = os.lstat(source)
-        copied[about.st_dev, about.st_ino] = source
-
-    for folder in ("/tmp", "/dev/shm"):
-        shutil.copytree(
-            folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
-        )  # fmt: skip
-    os.chroot(".")
-    os.chdir(place)
-    for fd in range(confine.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-        try:
-            about = os.fstat(fd)
-        except OSError:
-            continue
-        path = copied.get((about.st_dev, about.st_ino))
-        if path is not None:
-            _reopen(fd, path)
-
-
-def _receive_descriptors(count: int) -> list[int]:
-    """Wait for descriptors on the control socket."""
-    with socket.socket(fileno=os.dup(confine.CONTROL_FD)) as waiting:
-        _, fds, _, _ = socket.recv_fds(waiting, 1, count)
-    if len(fds) != count:
-        raise OSError(f"{len(fds)} descriptors came, {count} were expected")
-    return fds
-
-
-def _separate() -> None:
-    """Keep origin and copies from signalling each other, where the kernel can (see `Isolation.missing`).
-
-    Raises:
-        OSError: it can, but not once more in the history of this process.
-    """
-    if landlock.abi() < landlock.SCOPED_SINCE:
-        return
-    try:
-        landlock.separate()
-    except OSError as error:
-        if error.errno != errno.E2BIG:
-            raise
-        raise OSError(
-            errno.E2BIG,
-            "too many forks lie between this session and the first one: the kernel keeps about 15 generations from "
-            "signalling each other, and no more; open a new session, or fork one of an earlier generation",
-        ) from None
-
-
-def _not_copied(where: str, names: list[str]) -> list[str]:
-    """What is mounted there (an interpreter that lives below /tmp), what is neither file, folder nor link, and what
-    its owner may not read himself."""
-    skipped = []
-    for name in names:
-        path = os.path.join(where, name)
-        mode = os.lstat(path).st_mode
-        needed = os.R_OK | os.X_OK if stat.S_ISDIR(mode) else os.R_OK
-        plain = stat.S_ISLNK(mode) or ((stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and os.access(path, needed))
-        if not plain or os.path.ismount(path):
-            skipped.append(name)
-    return skipped
-
-
 class _NotRegularError(OSError):
     """A pipe, whose other end would be waited for; a socket, a device, a folder."""
 
@@ -240,19 +162,6 @@ def _check_regular(name: str, *, missing_is_fine: bool = False) -> None:
         raise
     if not stat.S_ISREG(mode):
         raise _NotRegularError(errno.EINVAL, "not a regular file", name)
-
-
-def _reopen(fd: int, path: str) -> None:
-    """Point a descriptor at the copy of its file, at the same position."""
-    import fcntl
-
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
-    position = os.lseek(fd, 0, os.SEEK_CUR)
-    fresh = os.open(path, flags)
-    os.lseek(fresh, position, os.SEEK_SET)
-    inheritable = os.get_inheritable(fd)
-    os.dup2(fresh, fd, inheritable)
-    os.close(fresh)
 
 
 def _told(error: BaseException) -> str:

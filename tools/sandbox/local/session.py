@@ -138,13 +138,18 @@ class LocalSession(Session):
     async def fork(self) -> LocalSession:
         """See `Session.fork`. The fork gets copies of /tmp and /dev/shm, as they are now, in a file system of its own.
 
-        Neither sees the other's processes nor can signal them; a thread or program that the session had started before
-        the fork may still signal the fork. The kernel (with Landlock's ABI 6 or later) allows about fifteen such
-        partings in the past of one session, and what would need more is refused: each fork is one for itself, and all
-        forks made between two cells of their origin are one for that.
+        What is open or mapped of these is the copy's then, in the state that it had; so are shared memory, pipes, and
+        the event loop with its tasks. The generators of `random` and `numpy.random` are seeded anew, others go along.
+        What does not: threads (a pool of them that was used before takes no more work), timers of `setitimer`, and
+        programs, whose pipes are closed in the fork. Sockets, and locks on files, are shared. What is no file, folder
+        or link there, or may not be read, is left out.
 
-        They share the limits of memory and processes. What is no file, folder or link there, or may not be read, is
-        left out.
+        Neither sees the other's processes nor can signal them; a thread or program that the session had started before
+        the fork may still signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI
+        6 or later) allows about fifteen such partings in the past of one session, and what would need more is refused:
+        each fork is one for itself, and all forks made between two cells of their origin are one for that.
+
+        They share the limits of memory and processes.
 
         Raises:
             SandboxError: the session is gone, its level cannot fork, there are too many forks in its past, or what runs

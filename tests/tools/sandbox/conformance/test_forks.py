@@ -141,6 +141,123 @@ async def test_a_fork_fills_its_own_disk_only(branching):
         await other.close()
 
 
+SHARED = {
+    "a mapped file": (
+        "import mmap\nh = open('m', 'w+b'); h.write(b'0' * 5000); h.flush()\nm = mmap.mmap(h.fileno(), 5000)",
+        "m[4999] = {me}; m.flush()",
+        "m[4999], open('m', 'rb').read()[4999], m[0]",
+        "({me}, {me}, 48)",
+    ),
+    "shared memory": ("import mmap\nm = mmap.mmap(-1, 9000)\nm[0] = 7", "m[8999] = {me}", "m[0], m[8999]", "(7, {me})"),
+    "values of multiprocessing": (
+        "from multiprocessing import Value\nv = Value('i', 5)",
+        "with v.get_lock(): v.value += {me}",
+        "v.value - 5",
+        "{me}",
+    ),
+    "a file without a name": (
+        "import tempfile\nh = tempfile.TemporaryFile('w+'); h.write('before'); h.flush()",
+        "_ = h.write('{me}'); h.flush()",
+        "h.seek(0); h.read(), __import__('os').listdir('/tmp').count('.')",
+        "('before{me}', 0)",
+    ),
+    "a pipe": (
+        "import os\nr, w = os.pipe(); os.set_blocking(r, False); os.write(w, b'before')",
+        "os.write(w, b'{me}')",
+        "os.read(r, 99)",
+        "b'before{me}'",
+    ),
+    "a folder": (
+        "import os\nd = os.open('.', os.O_RDONLY)",
+        "open('x{me}', 'w').close()",
+        "[name for name in os.listdir(d) if name[0] == 'x']",
+        "['x{me}']",
+    ),
+    "a database": (
+        "import sqlite3\nc = sqlite3.connect('d.db'); c.execute('pragma journal_mode=wal')\n"
+        "c.execute('create table t(a)'); c.execute('insert into t values (1)'); c.commit()",
+        "c.execute('insert into t values ({me})'); c.commit()",
+        "c.execute('select a from t').fetchall(), sqlite3.connect('d.db').execute('select max(a) from t').fetchone()",
+        "([(1,), ({me},)], ({me},))",
+    ),
+    "a copy of standard output": (
+        "import os\ncopy = os.dup(1)",
+        "",
+        "(os.write(copy, b'{me}'), None)[1]",
+        "None",
+    ),
+}
+"""What two processes share after a fork, unless something is done: what sets it up, changes it, and looks."""
+
+
+@pytest.mark.parametrize("what", SHARED)
+async def test_nothing_is_shared_with_a_fork(branching, what):
+    first, change, look, expected = SHARED[what]
+    async with await branching.session() as session:
+        begun = await session.run_cell(first)
+        assert begun.error is None
+        async with await forked(session) as other, await forked(other) as third:
+            family = {11: session, 22: other, 33: third}
+            for me, one in family.items():
+                assert (await one.run_cell(change.format(me=me))).error is None
+            for me, one in family.items():
+                result = await one.run_cell(look.format(me=me))
+                assert (result.result or (result.stdout and "None"), result.error) == (expected.format(me=me), None)
+                assert result.stdout in ("", str(me))
+
+
+async def test_a_program_stays_with_its_session(branching):
+    async with await branching.session() as session:
+        await session.run_cell("import subprocess\np = subprocess.Popen(['cat'], stdin=-1, stdout=-1)")
+        async with await forked(session) as other:
+            told = await other.run_cell("p.stdin.write(b'no\\n'); p.stdin.flush()")
+            assert told.error is not None
+            assert told.error.name == "BrokenPipeError"
+            assert (await other.run_cell("p.stdout.readline()")).result == "b''"
+            await session.run_cell("p.stdin.write(b'yes\\n'); p.stdin.flush()")
+            assert (await session.run_cell("p.stdout.readline()")).result == r"b'yes\n'"
+            await session.run_cell("p.stdin.close(); p.wait()")
+
+
+async def test_tasks_go_along_with_a_fork(branching):
+    begin = """
+import asyncio, socket
+def listen():
+    global a, b
+    a, b = socket.socketpair()
+    a.setblocking(False)
+    loop.add_reader(a, lambda: heard.append(a.recv(9)))
+loop, heard, event = asyncio.get_running_loop(), [], asyncio.Event()
+async def wait():
+    await event.wait()
+    return len(heard)
+task = asyncio.create_task(wait())
+await asyncio.to_thread(int)
+"""
+    async with await branching.session() as session:
+        assert (await session.run_cell(begin)).error is None
+        async with await forked(session) as other:
+            for one in (session, other):
+                assert (await one.run_cell("listen()")).error is None  # the same number for both
+            waits = asyncio.create_task(session.run_cell("await asyncio.sleep(1); len(heard)"))
+            result = await other.run_cell("b.send(b'x'); await asyncio.sleep(0.1); heard")
+            assert result.result == "[b'x']"
+            assert (await waits).result == "0"
+            for one, count in ((session, 0), (other, 1)):
+                assert (await one.run_cell("event.set(); await task")).result == str(count)
+                assert (await one.run_cell("await asyncio.to_thread(int)")).result == "0"
+
+
+async def test_randomness_of_numpy_is_not_repeated_but_generators_go_along(branching):
+    async with await branching.session() as session:
+        await session.run_cell("import random, numpy as np\nown, mine = np.random.default_rng(1), random.Random(1)")
+        async with await forked(session) as other:
+            drawn = [(await one.run_cell("np.random.random()")).result for one in (session, other)]
+            assert drawn[0] != drawn[1]
+            drawn = [(await one.run_cell("own.random(), mine.random()")).result for one in (session, other)]
+            assert drawn[0] == drawn[1]
+
+
 async def test_what_cannot_be_copied_is_left_out(branching):
     async with await branching.session() as session:
         await session.run_cell(
