@@ -9,8 +9,8 @@ Here each becomes a copy in the state that it had:
   holds is closed there: that program stays with the origin;
 - numpy's global generator, which is seeded anew, as Python does with its own.
 
-What stays shared, as after any fork: sockets, and locks on files. Threads but the one that runs cells do not exist in
-the copy.
+Sockets stay shared, as after any fork. Locks on files stay with the origin, and so do all threads but the one that runs
+cells.
 """
 
 from __future__ import annotations
