@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -145,7 +144,10 @@ def test_an_interpreter_that_is_not_there_is_told_at_once():
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may start as many processes as it likes")
 async def test_a_limit_on_processes_is_named(tmp_path):
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nulimit -u 1\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.write_text(
+        f"#!{sys.executable} -I\nimport os, resource, sys\nresource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+        f"os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])\n"
+    )
     python.chmod(0o755)
     with pytest.raises(SandboxError, match="no further process can be started here"):
         async with LocalSandbox(python=str(python), preload=()) as sandbox:
