@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from toolgym.tools.errors import SandboxError
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plain_python import PYTHONS, comparable, plainly
+
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
-from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,39 +67,11 @@ WITH_CHILDREN = {
 }
 
 
-def usable() -> dict[str, str]:
-    """Level to interpreter: at `uid` one that other users can enter."""
-    found = {}
-    for level in probe()["levels"]:  # type: ignore[attr-defined]
-        for python in (sys.executable, "/usr/bin/python3"):
-            try:
-                LocalSandbox(level=level, python=python)
-            except SandboxError:
-                continue
-            found[level] = python
-            break
-    return found
-
-
-PYTHONS = usable()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=PYTHONS)
 async def sandbox(request):
     made = LocalSandbox(level=request.param, python=PYTHONS[request.param], preload=(), limits=Limits(cpu_seconds=5))
     async with made:
         yield made
-
-
-def plainly(python: str, code: str, folder) -> subprocess.CompletedProcess[str]:
-    (folder / "main.py").write_text(code)
-    return subprocess.run(
-        [python, "-I", "main.py"], cwd=folder, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
-    )
-
-
-def comparable(text: str) -> str:
-    return re.sub(r'File "[^"]*main.py"', 'File "main.py"', re.sub(r"0x[0-9a-f]+", "0x0", text))
 
 
 async def compare(sandbox, code, folder):

@@ -48,7 +48,8 @@ _FOLDER = os.path.dirname(__file__)
 globals()["__builtins__"] = dict(vars(builtins))
 _exit, _own_id, _kill, _write, _usage = os._exit, os.getpid, os.kill, os.write, resource.getrusage
 _collect, _counts, _get_trace, _get_profile = gc.collect, gc.get_count, sys.gettrace, sys.getprofile
-_set_trace, _set_profile = sys.settrace, sys.setprofile
+_set_trace, _set_profile, _mask = sys.settrace, sys.setprofile, _signal.pthread_sigmask
+_ALL_SIGNALS = _signal.valid_signals()
 _run_exit_functions, _count_exit_functions = atexit._run_exitfuncs, atexit._ncallbacks  # type: ignore[attr-defined]
 
 _open_c_file = kernel.libc.fopen
@@ -197,7 +198,10 @@ def _run_python(code: str) -> NoReturn:
             file.write(code.encode("utf-8", "surrogatepass"))
         linecache.cache[SOURCE] = (lambda: code,)  # for when it is not to be found, from another folder
         # Of the interpreter's ways to run a program, the one for files: it tells errors in the source apart.
-        program = _open_c_file(SOURCE.encode(), b"rb"), SOURCE.encode(), _FILE_INPUT, namespace, namespace, 1, None
+        file_pointer = _open_c_file(SOURCE.encode(), b"rb")
+        if file_pointer is None:
+            raise OSError(f"{SOURCE} cannot be opened")
+        program = file_pointer, SOURCE.encode(), _FILE_INPUT, namespace, namespace, 1, None
         notes.reset_depth()
         place.value = None
         _run_c_file(*program)
@@ -211,16 +215,18 @@ def _run_python(code: str) -> NoReturn:
     status, why = _end_of(raised)
     del raised
     status = _finish(status)
+    _mask(_signal.SIG_BLOCK, _ALL_SIGNALS)  # a handler of the program's could raise anything anywhere here
     # What the program's names still hold ends now: files are written, generators closed, `__del__` called.
     sys.stdout, sys.stderr = streams
     sys.modules.pop("__main__", None)
     sys.modules["tracemalloc"] = None  # type: ignore[assignment]  that late, nothing advises to use it
     for last in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(last, None)
-    generation = 0 if _counts()[1:] == (0, 0) else 2
+    generations = (0, 1) if _counts()[1:] == (0, 0) else (2, 2)
     place.value = None
+    _collect(generations[0])  # which brings what holds others before what it holds, as files need it to be written
     del namespace, program
-    _collect(generation)
+    _collect(generations[1])
     place.value = here
     _flush(0, report=False)
     if _own_id() == first:
@@ -362,6 +368,7 @@ def _leave(status: int) -> NoReturn:
     """End a process that the program forked, and that ran to the program's end as well."""
     if status < 0:
         _signal.signal(-status, int(signal.SIG_DFL))
+        _mask(_signal.SIG_UNBLOCK, [-status])
         _kill(_own_id(), -status)
     _exit(status & 0xFF)
 

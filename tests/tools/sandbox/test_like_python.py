@@ -1,0 +1,82 @@
+"""A program does in the sandbox what it does as `python main.py`: the same output, errors and return code.
+
+Each is run both ways, at every level of this machine. What the isolation forbids is not in here, nor what is otherwise
+on purpose: lines leave a program as they are printed, and a limit that it ran into has a status of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from plain_python import PYTHONS, comparable, plainly
+
+from toolgym.tools.sandbox.local import LocalSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+INPUT = "3\n1 2\n3 4\r\n\nlast"
+WRITTEN = re.split(r"^=== (.+)\n", Path(__file__).with_name("like_python.txt").read_text(), flags=re.MULTILINE)[1:]
+PROGRAMS = {
+    **dict(zip(WRITTEN[::2], (code.strip() + "\n" for code in WRITTEN[1::2]), strict=True)),
+    "fails: with a BOM and CRLF": "\ufeffdef f():\r\n    return 1 / 0\r\nf()\r\n",
+    "fails: with odd ends of lines": "import traceback\ns = 'a\u2028b\x85c\x0cd'\n\x0c\ntry:\n    1 / 0\n"
+    "except Exception:\n    traceback.print_exc()",
+    "fails: cut short": "def f():",
+    "fails: with a NUL": "x = 1\ny = '\0'\n",
+    "fails: with half a pair": "x = '\ud800'",
+    "fails: with mixed indentation": "if 1:\n\tx = 1\n        y = 2",
+}
+FORBIDDEN = {"namespaces": (), "uid": ("starts",), "landlock": ("has", "starts")}
+"""Groups of programs that a level does not allow: `landlock` has no processes, `namespaces` alone has /dev/shm."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain(tmp_path_factory):
+    """Per interpreter, what plain Python makes of each program."""
+    two = asyncio.Semaphore(2)
+
+    async def one(python, code):
+        async with two:
+            return await asyncio.to_thread(plainly, python, code, tmp_path_factory.mktemp("plain"), INPUT)
+
+    found = {}
+    for python in set(PYTHONS.values()):
+        done = await asyncio.gather(*(one(python, code) for code in PROGRAMS.values()))
+        found[python] = dict(zip(PROGRAMS, done, strict=True))
+    return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PYTHONS)
+async def pairs(request, plain):
+    """Per program, what plain Python and the sandbox make of it."""
+    level, python = request.param, PYTHONS[request.param]
+    names = [name for name in PROGRAMS if name.partition(":")[0] not in FORBIDDEN[level]]
+    async with LocalSandbox(level=level, python=python, preload=(), max_running=3) as sandbox:
+        done = await asyncio.gather(*(sandbox.run(PROGRAMS[name], stdin=INPUT) for name in names))
+    return {name: (plain[python][name], result) for name, result in zip(names, done, strict=True)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_program_does_what_it_does_without_a_sandbox(pairs, name):
+    if name not in pairs:
+        pytest.skip("not at this level")
+    expected, result = pairs[name]
+    assert comparable(result.stdout) == comparable(expected.stdout)
+    assert comparable(result.stderr) == comparable(expected.stderr)
+    assert result.return_code == expected.returncode
+
+
+async def test_what_was_not_closed_is_in_the_files_that_come_back():
+    code = "f = open('out', 'w')\nf.write('all of it')\ndef g(): return f\nprint('end')"
+    for level, python in PYTHONS.items():
+        async with LocalSandbox(level=level, python=python, preload=()) as sandbox:
+            result = await sandbox.run(code, fetch_files=["out"])
+            assert dict(result.files) == {"out": b"all of it"}
