@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, Sandbox, Session
 from toolgym.tools.sandbox.local.sandbox import LocalSandbox
@@ -75,6 +77,28 @@ class _Host:
             coroutine.close()
             raise SandboxError("the sandbox is closed")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    async def opened(self, opening: Callable[[], Coroutine[Any, Any, Session]]) -> SharedSession:
+        """The session that a coroutine of the sandbox's loop makes.
+
+        It may be there at the moment at which the caller is cancelled; then it is closed, for nobody knows of it.
+        """
+        made: list[Session] = []
+
+        async def keep() -> None:
+            made.append(await opening())
+
+        async def undo() -> None:
+            for one in made:
+                await one.close()
+
+        try:
+            await self.call(keep())
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):  # the sandbox ends, and the session with it
+                await shielded(self.call(undo()))
+            raise
+        return SharedSession(self, made[0])
 
     def has_stopped(self) -> bool:
         """Whether it has been told to stop, asked anew: another thread may have done so meanwhile."""
@@ -228,7 +252,7 @@ class SharedSandbox(Sandbox):
 
     async def session(self) -> SharedSession:
         host = self._require()
-        return SharedSession(host, await host.call(host.sandbox.session()))
+        return await host.opened(host.sandbox.session)
 
     async def close(self) -> None:
         """Let go of the sandbox; whoever does so last ends it."""
@@ -272,7 +296,7 @@ class SharedSession(Session):
         return await self._host.call(self._inner.read_file(name))
 
     async def fork(self) -> SharedSession:
-        return SharedSession(self._host, await self._host.call(self._inner.fork()))
+        return await self._host.opened(self._inner.fork)
 
     async def close(self) -> None:
         if self._host.stopped:

@@ -514,6 +514,26 @@ async def test_every_ending_keeps_its_name(service):
             assert (await sandbox.run(code, timeout=1.0, memory_mb=150)).status is status, code
 
 
+@pytest.mark.parametrize("what", ["session", "fork"])
+async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(service, monkeypatch, what):
+    """Nobody would ever know of it: the server has told, and nobody has listened."""
+    from toolgym.tools.sandbox.server import app
+
+    async def told(request, response, timeout):
+        await send(request, response, timeout)
+        if response.status == 201:
+            making.cancel()
+
+    send = app.send
+    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
+        origin = await sandbox.session()
+        monkeypatch.setattr(app, "send", told)
+        making = asyncio.create_task(sandbox.session() if what == "session" else origin.fork())
+        await asyncio.wait({making})
+        assert making.cancelled()
+        assert await sessions_at(service) == 1
+
+
 async def test_a_session_whose_maker_has_gone_is_closed(service, monkeypatch):
     """The connection breaks while the answer is on its way: nobody else would ever know the session's id."""
     from toolgym.tools.sandbox.server import app

@@ -39,6 +39,21 @@ async def test_the_last_user_ends_it():
     assert ours() == before
 
 
+async def test_a_session_that_opens_as_its_maker_is_cancelled_is_closed():
+    sandbox = SharedSandbox(preload=())
+    async with await sandbox.session() as origin:
+        for make in (sandbox.session, origin.fork):
+            opening = asyncio.create_task(make())
+            await asyncio.sleep(0)
+            assert until(lambda: len(sandbox.local._sessions) == 2)  # there, while this event loop looks away
+            time.sleep(0.05)  # and its answer is on its way
+            opening.cancel()
+            await asyncio.wait({opening})
+            assert opening.cancelled()
+            assert len(sandbox.local._sessions) == 1
+    await sandbox.close()
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_close_that_is_cancelled_ends_it_all_the_same(turns):
     before = ours()

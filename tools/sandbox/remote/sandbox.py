@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from yarl import URL
 
+from toolgym.tools.deadline import shielded
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.rate_limit import LocalRateLimiter
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
@@ -21,11 +22,15 @@ from toolgym.tools.sandbox.remote.replicas import Replica
 from toolgym.tools.sandbox.remote.retries import Retries
 from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession
 from toolgym.tools.sandbox.remote.transport import Reply, Transport
+from toolgym.tools.sandbox.server.wire import SessionInfo
 
 T = TypeVar("T")
 
 CLOSE_TIMEOUT = 15.0
 """Seconds for closing the sessions that are still open when the sandbox closes."""
+
+LAST_ANSWER = 1.0
+"""Seconds that the answer to a cancelled opening of a session is waited for; then its connection is closed."""
 
 SPARE = 32
 """Connections beyond `max_connections`, for health checks and for closing sessions."""
@@ -191,10 +196,9 @@ class RemoteSandbox(Sandbox):
             )
         request = Request("POST", "/sessions", json_body(body), OPENING, for_session=True)
         try:
-            info, replica = await self.call(request, read_session)
+            return await self.opened(self.call(request, read_session))
         except CallError as error:
             raise SandboxError(f"a session cannot be opened: {error}") from None
-        return self.adopt(RemoteSession(self, replica, info.id))
 
     async def has_sessions(self) -> bool:
         """Whether one of the servers has sessions. Asks them the first time.
@@ -261,11 +265,30 @@ class RemoteSandbox(Sandbox):
             caller = self._callers[loop] = Caller(replicas, self._retries, transport)
         return caller
 
-    def adopt(self, session: RemoteSession) -> RemoteSession:
-        """Remember a session that is open, to close it with the sandbox."""
+    async def opened(self, asking: Coroutine[Any, Any, tuple[SessionInfo, Replica]]) -> RemoteSession:
+        """The session that a call makes; it is closed with the sandbox.
+
+        One whose maker is cancelled while the answer is on its way would stay open on the server, which has told of it:
+        so the answer is waited for a little, and the session closed.
+        """
+        call = asyncio.ensure_future(asking)
+        try:
+            info, replica = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await shielded(self._undo(call))
+            raise
+        session = RemoteSession(self, replica, info.id)
         self._open.add(session)
         session.replica.sessions += 1
         return session
+
+    async def _undo(self, call: asyncio.Task[tuple[SessionInfo, Replica]]) -> None:
+        if not (await asyncio.wait({call}, timeout=LAST_ANSWER))[0]:
+            call.cancel()
+            await asyncio.wait({call})
+        if not call.cancelled() and call.exception() is None:
+            info, replica = call.result()
+            await RemoteSession(self, replica, info.id).close()
 
     def forget(self, session: RemoteSession) -> None:
         """The session is closed."""

@@ -24,6 +24,7 @@ from toolgym.tools.sandbox.remote.answers import (
 from toolgym.tools.sandbox.remote.caller import CallError, Request, json_body
 from toolgym.tools.sandbox.remote.replicas import Replica
 from toolgym.tools.sandbox.remote.transport import Reply
+from toolgym.tools.sandbox.server.wire import SessionInfo
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
@@ -98,11 +99,14 @@ class RemoteSession(Session):
 
     async def fork(self) -> RemoteSession:
         """See `Session.fork`. The new session lives on the same server."""
+
+        async def asking() -> tuple[SessionInfo, Replica]:
+            return await self._ask(Request("POST", "/fork", b"", OPENING), read_session), self.replica
+
         try:
-            info = await self._ask(Request("POST", "/fork", b"", OPENING), read_session)
+            return await self._sandbox.opened(asking())
         except CallError as error:
             raise SandboxError(f"the session cannot be forked: {error}") from None
-        return self._sandbox.adopt(RemoteSession(self._sandbox, self.replica, info.id))
 
     async def close(self) -> None:
         """See `Session.close`. Where the server cannot be told, it ends the session itself when it is idle."""
