@@ -89,7 +89,7 @@ def _filled(command: str, global_names: dict[str, Any], local_names: Mapping[str
         if text in ("{{", "}}"):
             return text[0]
         if text[0] == "{":
-            return str(eval(f"f'''{text}'''", global_names, local_names))
+            return str(eval(text[1:-1].strip(), global_names, local_names))
         name = text[1:]
         names = local_names if name in local_names else global_names
         return str(names[name]) if name in names else text

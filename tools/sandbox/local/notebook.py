@@ -47,6 +47,7 @@ class Notebook:
 
     def __init__(self, main: types.ModuleType) -> None:
         sys.path[0] = ""  # modules are found where the session is, wherever it goes
+        del main.__file__  # there is none that `multiprocessing` could run in processes that it starts afresh
         self._names: dict[str, Any] = main.__dict__
         self._display = display.Display()
         self._display.put_in_place()
@@ -66,6 +67,7 @@ class Notebook:
         """
         self._count += 1
         self._display.begin()
+        self._names.pop("__warningregistry__", None)  # each cell is warned for itself
         result: str | None = None
         error: dict[str, Any] | None = None
         why = ""
