@@ -107,13 +107,17 @@ class _Episode:
                 return session, False
             if session is not None:
                 await session.close()
-            if not self._over:
+            if not self.has_ended():
                 opened = await sandbox.session()
-                if not self._over:
+                if not self.has_ended():
                     self._session = opened
                     return opened, session is not None
                 await shielded(opened.close())
             raise SandboxError("the episode was released before this call could run")
+
+    def has_ended(self) -> bool:
+        """Whether it was released, asked anew: that may have happened during an await."""
+        return self._over
 
     async def end(self) -> None:
         """Close the session; none is opened any more."""

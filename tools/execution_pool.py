@@ -13,7 +13,7 @@ import contextlib
 import enum
 import multiprocessing
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -102,7 +102,7 @@ class ExecutionPool:
         self._limiter = None  # whoever comes next may set another limit
         self._idle.clear()
         workers, self._workers = self._workers, set()
-        await shielded(asyncio.to_thread(lambda: [worker.shutdown() for worker in workers]))
+        await shielded(asyncio.to_thread(_shut_down, workers))
 
     @contextlib.asynccontextmanager
     async def _permit(self) -> AsyncIterator[None]:
@@ -175,6 +175,11 @@ def init_execution_pool(
         raise ConfigError(f"mode must be PoolMode.ThreadMode or PoolMode.ProcessMode, got {mode!r}")
     limiter = global_limiter(POOL_LIMIT_NAME, rate_limit) if enable_global_rate_limit else None
     return ExecutionPool(num_workers, limiter, mode)
+
+
+def _shut_down(workers: Iterable[Executor]) -> None:
+    for worker in workers:
+        worker.shutdown()
 
 
 def _dumps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
