@@ -18,6 +18,10 @@ SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 LEVELS = ("namespaces", "uid", "landlock")
 """Isolation levels, strongest first."""
 
+MOST_CORES = 8
+"""Processors that runtimes are told of which start threads for each: on a machine of a hundred, these would be more
+than the processes that a program may have."""
+
 COMPILER_MB = 512
 """MiB that a compiler may use at least: C++'s standard library alone takes more than many a program's limit."""
 
@@ -27,7 +31,8 @@ class Language:
     """One language.
 
     In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
-    it begins with, and a thread's stack, all in proportion to the memory that the program may have.
+    it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{cores}` is a
+    number of processors, at most `MOST_CORES`.
 
     Attributes:
         name: what a caller asks for.
@@ -105,7 +110,9 @@ _PUBLIC_CLASS = re.compile(
 def _fitted(text: str, memory_mb: int) -> str:
     """A word of a command with its numbers."""
     heap = max(16, memory_mb * 3 // 5)
-    for name, value in (("heap", heap), ("start", heap // 4), ("stack", max(1, min(16, memory_mb // 64)))):
+    stack = max(1, min(16, memory_mb // 64))
+    cores = min(MOST_CORES, os.cpu_count() or 1)
+    for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack), ("cores", cores)):
         text = text.replace(f"{{{name}}}", str(value))
     return text
 
@@ -129,6 +136,7 @@ _CLASSES = ("-cp", f".:*:{_JARS}/*")
 
 _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+    "-XX:ActiveProcessorCount={cores}",
 )  # fmt: skip
 _JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
 
@@ -142,6 +150,9 @@ _CRYPTO = ("-Wl,--as-needed", "-lcrypto", "-lssl") if glob.glob("/usr/lib/*/libc
 
 def _shell(script: str) -> tuple[str, ...]:
     return ("sh", "-c", script)
+
+
+_GO_ENV = (("GOMAXPROCS", "{cores}"), ("GOFLAGS", "-p=4"))
 
 
 def _go(command: str) -> tuple[str, ...]:
@@ -200,7 +211,7 @@ LANGUAGES = _table(
     Language("nodejs", "main.js", ("node", "main.js"), needs=("node",)),
     Language("js", "main.js", ("node", "main.js"), needs=("node",)),
     Language("typescript", "main.ts", _typescript(), needs=("tsx", "node"), level="uid"),
-    Language("go", "main.go", ("./main",), _go("go build -o main main.go"), ("go",)),
+    Language("go", "main.go", ("./main",), _go("go build -o main main.go"), ("go",), env=_GO_ENV),
     Language(
         "java",
         "Main.java",
@@ -239,7 +250,7 @@ LANGUAGES = _table(
     ),
     Language("lean", "main.lean", ("lean", "main.lean"), needs=("lean",)),
     Language("pytest", "test_main.py", ("python", "-m", "pytest", "-q", "test_main.py")),
-    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), level="uid"),
+    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), level="uid", env=_GO_ENV),
     Language(
         "junit",
         "MainTest.java",
