@@ -36,8 +36,6 @@ async def _examine() -> dict[str, Any]:
     from toolgym.tools.sandbox.local import LocalSandbox
     from toolgym.tools.sandbox.local.isolation import probe
     from toolgym.tools.sandbox.local.languages import LANGUAGES
-    from toolgym.tools.sandbox.server.config import ServerConfig
-    from toolgym.tools.sandbox.server.factory import offered_languages
 
     isolation: dict[str, Any] | None = None
     trouble = ""
@@ -59,8 +57,9 @@ async def _examine() -> dict[str, Any]:
                 isolation, trouble = None, f"a test program ended with {ran.status}: {ran.message or ran.stderr}"
     except SandboxError as error:
         trouble = str(error)
-    installed = {"python", *(name for name, language in LANGUAGES.items() if language.available)}
-    usable = offered_languages(ServerConfig(), sandbox.level) if isolation else installed
+    lacking = {name: absent for name, language in LANGUAGES.items() if (absent := language.absent)}
+    installed = set(LANGUAGES) - set(lacking)
+    usable = {name for name in installed if isolation is None or LANGUAGES[name].possible(isolation["level"])}
     return {
         "toolgym": __version__,
         "python": platform.python_version(),
@@ -68,9 +67,9 @@ async def _examine() -> dict[str, Any]:
         "machine": probe(),
         "isolation": isolation,
         "trouble": trouble,
-        "languages": sorted(usable),
+        "languages": ["python", *sorted(usable)],
         "languages_not_at_this_level": sorted(installed - usable),
-        "languages_not_installed": sorted(set(LANGUAGES) - installed),
+        "languages_not_installed": {name: ", ".join(absent) for name, absent in sorted(lacking.items())},
         "extras": {name: importlib.util.find_spec(module) is not None for name, module in EXTRAS.items()},
     }
 
@@ -97,7 +96,8 @@ def _table(findings: dict[str, Any]) -> Table:
     table.add_row("languages", ", ".join(findings["languages"]))
     if findings["languages_not_at_this_level"]:
         table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]))
-    table.add_row("not installed", ", ".join(findings["languages_not_installed"]))
+    lacking = [f"{name}: {absent}" for name, absent in findings["languages_not_installed"].items()]
+    table.add_row("not installed", "; ".join(lacking))
     present = [name for name, there in findings["extras"].items() if there]
     table.add_row("extras", ", ".join(present) or "none")
     return table

@@ -32,6 +32,7 @@ def test_it_names_the_isolation_and_the_languages():
     assert shown.returncode == 0
     assert findings["isolation"]["level"] == findings["machine"]["levels"][0]
     assert "bash" in findings["languages"]
+    assert all(findings["languages_not_installed"].values()), "says what each one lacks"
     table = run().stdout
     assert findings["isolation"]["level"] in table
     assert "bash" in table
