@@ -83,7 +83,7 @@ def become_copy(control: int, out: int, err: int) -> None:
             folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
         )  # fmt: skip
     files = _open_files()
-    folders = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd, about in files.items() if stat.S_ISDIR(about.st_mode)}
+    folders = {fd: _name(fd) for fd, about in files.items() if stat.S_ISDIR(about.st_mode)}
     os.chroot(".")
     os.chdir(working)
     nameless = _copy_nameless(files, copied)
@@ -155,6 +155,13 @@ def _open_files() -> dict[int, os.stat_result]:
     return found
 
 
+def _name(fd: int) -> str:
+    """A folder's path; nothing where there is no /proc."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
 def _not_copied(where: str, names: list[str]) -> list[str]:
     """What is mounted there (an interpreter that lives below /tmp), what is neither file, folder nor link, and what
     its owner may not read himself."""
@@ -217,8 +224,11 @@ def _renew_pipe(ends: list[int]) -> None:
 
 def _renew_mappings(copied: dict[Place, str]) -> None:
     """Map the copies of files instead, and copies of shared memory. What is mapped of the runtime stays."""
-    with open("/proc/self/maps", "rb", buffering=0) as file:
-        mapped = file.readall()
+    try:
+        with open("/proc/self/maps", "rb", buffering=0) as file:
+            mapped = file.readall()
+    except FileNotFoundError:
+        return  # see `Isolation.missing`
     for found in _SHARED_MAPPING.finditer(mapped):
         start, end, offset, major, minor = (int(found[one], 16) for one in (1, 2, 4, 5, 6))
         path = copied.get((os.makedev(major, minor), int(found[7])))

@@ -101,7 +101,7 @@ def _rich(value: Any) -> dict[Any, Any]:
         if mime in shown or shower is None:
             continue
         try:
-            data = shower()
+            data = shower() if mime else shower(include=None, exclude=None)
             data = data[0] if isinstance(data, tuple) else data  # metadata may come with it
             if not mime:
                 shown.update(data or {})
@@ -123,7 +123,7 @@ def _has_any_name(value: Any) -> bool:
     return isinstance(value, type | types.ModuleType) or _method(value, _NO_METHOD) is not None
 
 
-def _method(value: Any, name: str) -> Callable[[], Any] | None:
+def _method(value: Any, name: str) -> Callable[..., Any] | None:
     try:
         found = getattr(value, name, None)
     except Exception:  # noqa: BLE001  a `__getattr__` may raise anything
