@@ -131,7 +131,7 @@ def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
     if not layers["landlock"]:
         yield "the kernel has no Landlock"
     if level is Level.NAMESPACES and not layers["fresh_proc"]:
-        yield "parts of /proc are masked here, so programs get none, and forks share mapped files and shared memory"
+        yield "parts of /proc are masked here, so programs get none, and forks share mapped files, folders and memory"
     if level is Level.NAMESPACES and layers["landlock"] < 6:
         yield "this kernel's Landlock does not keep signals inside; forks of one session could kill each other"
     if layers["cgroup"] is None:
