@@ -29,10 +29,11 @@ def _ours(record: logging.LogRecord) -> bool:
     """Whether a line in the log tells of us.
 
     Clients that go away, and those that send what is no HTTP and are told so, are no trouble of ours; they shall not
-    fill the log.
+    fill the log. Nor shall what aiohttp stumbles over when it cuts connections at the end of a drain.
     """
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError)
+    expected = ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError | asyncio.InvalidStateError
+    return not isinstance(error, expected)
 
 
 _log.addFilter(_ours)
