@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from toolgym.tools.errors import ConfigError, SandboxError
@@ -162,12 +164,12 @@ echo 2 >>f; git diff --shortstat | cat; git log --format=%s
 
 
 def programs(*names):
-    return [
-        pytest.param(
-            name, marks=[] if LANGUAGES[WHOLE[name][0]].available else pytest.mark.skip(reason="not installed")
+    def there(name):
+        return LANGUAGES[WHOLE[name][0]].available and (
+            name != "git" or shutil.which("git", path=languages.SEARCH_PATH)
         )
-        for name in names
-    ]
+
+    return [pytest.param(name, marks=pytest.mark.skipif(not there(name), reason="not installed")) for name in names]
 
 
 async def run_whole(sandbox, name):

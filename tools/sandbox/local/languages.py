@@ -244,7 +244,7 @@ LANGUAGES = _table(
     Language(
         "verilog",
         "main.sv",
-        ("vvp", "main.vvp"),
+        ("vvp", "-n", "main.vvp"),
         ("iverilog", "-g2012", "-o", "main.vvp", "main.sv"),
         ("iverilog", "vvp"),
     ),
