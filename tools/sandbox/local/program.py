@@ -50,7 +50,7 @@ _exit, _own_id, _kill, _write, _usage = os._exit, os.getpid, os.kill, os.write, 
 _collect, _counts, _get_trace, _get_profile = gc.collect, gc.get_count, sys.gettrace, sys.getprofile
 _set_trace, _set_profile, _mask = sys.settrace, sys.setprofile, _signal.pthread_sigmask
 _ALL_SIGNALS = _signal.valid_signals()
-_run_exit_functions, _count_exit_functions = atexit._run_exitfuncs, atexit._ncallbacks  # type: ignore[attr-defined]
+_run_exit_functions, _count_exit_functions = atexit._run_exitfuncs, atexit._ncallbacks
 
 _open_c_file = kernel.libc.fopen
 _open_c_file.restype = ctypes.c_void_p
@@ -219,7 +219,8 @@ def _run_python(code: str) -> NoReturn:
     # What the program's names still hold ends now: files are written, generators closed, `__del__` called.
     sys.stdout, sys.stderr = streams
     sys.modules.pop("__main__", None)
-    sys.modules["tracemalloc"] = None  # type: ignore[assignment]  that late, nothing advises to use it
+    # That late, nothing advises to use it.
+    sys.modules["tracemalloc"] = None  # type: ignore[assignment]
     for last in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(last, None)
     generations = (0, 1) if _counts()[1:] == (0, 0) else (2, 2)
