@@ -299,7 +299,7 @@ async def test_large_files_of_a_run_are_fetched(level):
 SHOW = """
 class Rich:
     def __init__(self, **forms): self.forms = forms
-    def _repr_mimebundle_(self): return {name.replace('_', '/'): data for name, data in self.forms.items()}
+    def _repr_mimebundle_(self, **_): return {name.replace('_', '/'): data for name, data in self.forms.items()}
     def __repr__(self): return 'rich'
 """
 
