@@ -11,12 +11,16 @@ import enum
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import BaseModel, Field, FiniteFloat
+from pydantic_core import PydanticKnownError
 
 from toolgym.tools.sandbox.base import ExecutionStatus
+
+MAX_ITEMS = 10_000
+"""Files, names of files, variables, cells or words of one request. Each is looked at, while all others wait."""
 
 MAX_PROBLEMS = 20
 """Problems of one request that are listed."""
@@ -38,6 +42,18 @@ Language = Literal[
 
 COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit"})
 """Languages with a compiler's run of its own, to which `compile_timeout` applies."""
+
+
+def _few(value: Any) -> Any:
+    """Refuse a long mapping before its items are looked at: pydantic does so only after all of them."""
+    if isinstance(value, dict) and len(value) > MAX_ITEMS:
+        known = {"field_type": "Dictionary", "max_length": MAX_ITEMS, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", known)
+    return value
+
+
+_Items = TypeVar("_Items")
+_Few = Annotated[_Items, pydantic.BeforeValidator(_few)]
 
 
 class _Request(BaseModel):
@@ -76,9 +92,15 @@ class RunCodeRequest(_Request):
     code: str = Field(description="the code to run", examples=['print("hello")'])
     stdin: str | None = Field(None, description="optional string to pass into stdin", examples=[""])
     language: Language = Field(description="the language or execution mode to run the code", examples=["python"])
-    files: dict[str, str | None] = Field({}, description="a dict from file path to base64 encoded file content")
-    fetch_files: list[str] = Field([], description="a list of file paths to fetch after code execution")
-    env: dict[str, str] = Field({}, description="further environment variables (not in SandboxFusion's API)")
+    files: _Few[dict[str, str | None]] = Field(
+        {}, max_length=MAX_ITEMS, description="a dict from file path to base64 encoded file content"
+    )
+    fetch_files: list[str] = Field(
+        [], max_length=MAX_ITEMS, description="a list of file paths to fetch after code execution"
+    )
+    env: _Few[dict[str, str]] = Field(
+        {}, max_length=MAX_ITEMS, description="further environment variables (not in SandboxFusion's API)"
+    )
 
 
 class CommandRunResult(_Response):
@@ -110,13 +132,19 @@ class RunCodeResponse(_Response):
 class RunJupyterRequest(_Request):
     """Body of `/run_jupyter`."""
 
-    cells: list[str] = Field(description="list of code blocks to run in jupyter notebook", examples=[["a = 1", "a"]])
+    cells: list[str] = Field(
+        max_length=MAX_ITEMS, description="list of code blocks to run in jupyter notebook", examples=[["a = 1", "a"]]
+    )
     cell_timeout: FiniteFloat = Field(0, description="max run time for each of the cells; 0: none of its own")
     total_timeout: FiniteFloat = Field(45, description="max run time for all the cells")
     memory_limit_MB: int = Field(-1, description="maximum memory allowed in megabytes")
     kernel: Literal["python3"] = "python3"
-    files: dict[str, str] = Field({}, description="a dict from file path to base64 encoded file content")
-    fetch_files: list[str] = Field([], description="a list of file paths to fetch after code execution")
+    files: _Few[dict[str, str]] = Field(
+        {}, max_length=MAX_ITEMS, description="a dict from file path to base64 encoded file content"
+    )
+    fetch_files: list[str] = Field(
+        [], max_length=MAX_ITEMS, description="a list of file paths to fetch after code execution"
+    )
 
 
 class CellRunResult(_Response):
@@ -146,8 +174,8 @@ class CreateSessionRequest(_Request):
     """Body of `POST /sessions`; an empty body is fine."""
 
     memory_limit_MB: int = Field(-1, description="memory of the whole session in MiB; -1: the server's default")
-    files: dict[str, str] = Field({}, description="files to begin with: relative name to base64")
-    env: dict[str, str] = Field({}, description="further environment variables")
+    files: dict[str, str] = Field({}, max_length=MAX_ITEMS, description="files to begin with: relative name to base64")
+    env: _Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
 
 
 class SessionInfo(_Response):
@@ -195,7 +223,7 @@ class CellResponse(_Response):
 class ExecRequest(_Request):
     """Body of `POST /sessions/{id}/exec`."""
 
-    argv: list[str] = Field(min_length=1)
+    argv: list[str] = Field(min_length=1, max_length=MAX_ITEMS)
     timeout: FiniteFloat = Field(30.0, gt=0, description="seconds")
     stdin: str = ""
 

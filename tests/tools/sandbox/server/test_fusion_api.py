@@ -146,6 +146,13 @@ async def test_odd_output_is_no_error(shared_url, http):
             ["body", "files"],
             "too_long",
         ),
+        ({"code": "1", "language": "python", "fetch_files": ["a"] * 10_001}, ["body", "fetch_files"], "too_long"),
+        ({"code": "1", "language": "python", "env": {f"{n}": 1 for n in range(10_001)}}, ["body", "env"], "too_long"),
+        (
+            {"code": "1", "language": "python", "files": {f"{n}": 1 for n in range(10_001)}},
+            ["body", "files"],
+            "too_long",
+        ),
         ({"code": "1", "language": "python", "env": {"A": "\ud800"}}, ["body", "env", "A"], "value_error"),
         ({"code": "1", "language": "python", "env": {"A=B": "1"}}, ["body", "env", "A=B"], "value_error"),
         ({"code": "1", "language": "python", "fetch_files": ["a", ".."]}, ["body", "fetch_files", 1], "value_error"),
