@@ -47,7 +47,7 @@ class Notebook:
 
     def __init__(self, main: types.ModuleType) -> None:
         sys.path[0] = ""  # modules are found where the session is, wherever it goes
-        del main.__file__  # there is none that `multiprocessing` could run in processes that it starts afresh
+        vars(main).pop("__file__", None)  # none that `multiprocessing` could run in fresh processes
         self._names: dict[str, Any] = main.__dict__
         self._display = display.Display()
         self._display.put_in_place()

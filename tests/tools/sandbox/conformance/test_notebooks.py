@@ -19,7 +19,7 @@ async def test_rich_display(session):
 
 
 async def test_the_text_that_comes_with_other_forms_is_shown(session):
-    await session.run_cell("class A:\n    def __init__(self, forms): self._repr_mimebundle_ = lambda include, exclude: forms")
+    await session.run_cell("class A:\n    def __init__(self, forms): self._repr_mimebundle_ = lambda **_: forms")
     result = await session.run_cell("A({'text/plain': 'own', 'text/html': '<b>'})")
     assert (result.result, *result.display) == ("own", {"text/plain": "own", "text/html": "<b>"})
     result = await session.run_cell("A({'text/plain': 'own'})")
