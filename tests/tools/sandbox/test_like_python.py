@@ -80,3 +80,12 @@ async def test_what_was_not_closed_is_in_the_files_that_come_back():
         async with LocalSandbox(level=level, python=python, preload=()) as sandbox:
             result = await sandbox.run(code, fetch_files=["out"])
             assert dict(result.files) == {"out": b"all of it"}
+
+
+async def test_a_file_beside_the_program_comes_before_a_library():
+    files = {"queue.py": b"NAME = 'mine'", "json/__init__.py": b"NAME = 'mine too'", "os.py": b"1 / 0"}
+    code = "import json, os, queue\nprint(queue.NAME, json.NAME, os.sep)"
+    for level, python in PYTHONS.items():
+        async with LocalSandbox(level=level, python=python, preload=()) as sandbox:
+            result = await sandbox.run(code, files=files)
+            assert (result.stdout, result.stderr) == ("mine mine too /\n", "")

@@ -16,17 +16,16 @@ import linecache
 import logging
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local import confine, kernel, nesting, wire
+from toolgym.tools.sandbox.local import confine, kernel, nesting, telling, wire
 
 SOURCE = "main.py"
 
@@ -46,7 +45,7 @@ _FOLDER = os.path.dirname(__file__)
 
 # Programs replace what they like, `os._exit` and `isinstance` too; how one ends must not hang on that.
 globals()["__builtins__"] = dict(vars(builtins))
-_exit, _own_id, _kill, _write, _usage = os._exit, os.getpid, os.kill, os.write, resource.getrusage
+_exit, _own_id, _kill = os._exit, os.getpid, os.kill
 _collect, _counts, _get_trace, _get_profile = gc.collect, gc.get_count, sys.gettrace, sys.getprofile
 _set_trace, _set_profile, _mask = sys.settrace, sys.setprofile, _signal.pthread_sigmask
 _ALL_SIGNALS = _signal.valid_signals()
@@ -64,6 +63,13 @@ _FILE_INPUT = 257
 """`Py_file_input`: a module's source."""
 
 
+_ALWAYS_LOADED = (
+    "abc", "builtins", "codecs", "encodings", "genericpath", "io", "marshal", "os", "posix", "posixpath", "site",
+    "stat", "sys", "time", "zipimport",
+)  # fmt: skip
+"""Modules that an interpreter has before it runs any program."""
+
+
 def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     """Carry out a `run` request, tell how it ended on the control socket, and exit.
 
@@ -77,12 +83,12 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     if request.get("files"):
         place_files(request["files"])
     if request.get("fetch"):
-        _hand_over_folder(base)
+        telling.hand_over_folder(base)
     _connect_stdin(request.get("stdin") or "")
     confine.limit_cpu(request.get("cpu_seconds"))
     if request.get("argv"):
         _run_command(request)
-    _run_python(request["code"])
+    _run_python(request["code"], request.get("files") or ())
 
 
 def place_files(files: Mapping[str, str]) -> None:
@@ -184,12 +190,13 @@ def fresh_main(name: str) -> types.ModuleType:
     return main
 
 
-def _run_python(code: str) -> NoReturn:
+def _run_python(code: str, files: Iterable[str]) -> NoReturn:
     name = os.path.abspath(SOURCE)
     namespace = fresh_main(name).__dict__
+    _give_way(files)
     namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", name)
     first, streams, raised = _own_id(), (sys.stdout, sys.stderr), None
-    _hand_over()
+    telling.hand_over()
     notes = _nesting or nesting.Nesting()
     place = notes.frame_place()
     here = place.value
@@ -231,13 +238,16 @@ def _run_python(code: str) -> NoReturn:
     place.value = here
     _flush(0, report=False)
     if _own_id() == first:
-        _tell_and_exit(status, why)
+        telling.tell_and_exit(status, why)
     _leave(status)
 
 
-def _hand_over() -> None:
-    """Say that what follows is the user's: from now on no failure is the sandbox's because somebody says so here."""
-    wire.send_all(confine.CONTROL_FD, wire.encode({"begins": True}))
+def _give_way(files: Iterable[str]) -> None:
+    """Forget the loaded modules that files in the working folder come before, as `queue.py` does."""
+    for file in files:
+        name, _, rest = file.removesuffix(".py").partition("/")
+        if (rest == "__init__" or (not rest and file.endswith(".py"))) and name not in _ALWAYS_LOADED:
+            sys.modules.pop(name, None)
 
 
 def limit_of(error: BaseException) -> str:
@@ -374,40 +384,20 @@ def _leave(status: int) -> NoReturn:
     _exit(status & 0xFF)
 
 
-def _tell_and_exit(status: int, why: str = "") -> NoReturn:
-    """Say how it went and leave, without the slow dismantling.
-
-    Said first, it lets the host answer while the kernel still clears away. A negative status stands for a signal.
-    """
-    with suppress(OSError):  # the program may have closed it; then its status tells
-        _write(confine.CONTROL_FD, last_words(status, why))
-    _exit(status & 0xFF)
-
-
-def last_words(status: int, why: str = "") -> bytes:
-    """The frame that tells how a program ended, and what it and its children used."""
-    used = _usage(resource.RUSAGE_SELF)
-    below = _usage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
-    # Without `json`, which may be no longer what it was.
-    body = f'{{"done":{status},"why":"{why}","cpu":{cpu},"rss_kb":{used.ru_maxrss}}}'.encode()
-    return wire.HEADER.pack(len(body)) + body
-
-
 def _run_command(request: Mapping[str, Any]) -> NoReturn:
     """Compile where needed, then run; both as processes of their own below this one."""
     with open(request["source"], "wb") as file:
         file.write(request["code"].encode("utf-8", "surrogatepass"))
-    _hand_over()
+    telling.hand_over()
     if not request.get("fork", True):
         _exec(request["argv"])
     if request.get("compile"):
         status = _spawn(request["compile"])
         wire.send_all(confine.CONTROL_FD, wire.encode({"compiled": status}))
         if wire.receive(confine.CONTROL_FD) is None or status != 0:
-            _tell_and_exit(1)
+            telling.tell_and_exit(1)
     status = _spawn(request["argv"])
-    _tell_signal_or_status(status)
+    telling.tell_of_command(status)
 
 
 def _exec(argv: list[str]) -> NoReturn:
@@ -429,13 +419,6 @@ def _spawn(argv: list[str]) -> int:
     return process.wait()
 
 
-def _tell_signal_or_status(status: int) -> NoReturn:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    message = {"done": status, "cpu": used.ru_utime + used.ru_stime, "rss_kb": used.ru_maxrss}
-    wire.send_all(confine.CONTROL_FD, wire.encode(message))
-    os._exit(0)
-
-
 def _connect_stdin(text: str) -> None:
     if not text:
         return
@@ -445,10 +428,3 @@ def _connect_stdin(text: str) -> None:
     os.unlink(".stdin")
     os.dup2(fd, 0)
     os.close(fd)
-
-
-def _hand_over_folder(base: str) -> None:
-    """Have the template take hold of a folder before any foreign code runs; it fetches files through it."""
-    wire.send_all(confine.CONTROL_FD, wire.encode({"folder": os.path.relpath(".", base)}))
-    if wire.receive(confine.CONTROL_FD) is None:
-        os._exit(0)
