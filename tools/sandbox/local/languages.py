@@ -18,10 +18,6 @@ SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 LEVELS = ("namespaces", "uid", "landlock")
 """Isolation levels, strongest first."""
 
-MOST_CORES = 8
-"""Processors that runtimes are told of which start threads for each: on a machine of a hundred, these would be more
-than the processes that a program may have."""
-
 COMPILER_MB = 512
 """MiB that a compiler may use at least: C++'s standard library alone takes more than many a program's limit."""
 
@@ -31,8 +27,8 @@ class Language:
     """One language.
 
     In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
-    it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{cores}` is a
-    number of processors, at most `MOST_CORES`.
+    it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{processors}` is
+    the number that the program is told of.
 
     Attributes:
         name: what a caller asks for.
@@ -74,7 +70,7 @@ class Language:
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
         return LEVELS.index(level) <= LEVELS.index(least)
 
-    def request(self, code: str, memory_mb: int, level: str) -> dict[str, Any]:
+    def request(self, code: str, memory_mb: int, level: str, processors: int = 1) -> dict[str, Any]:
         """What a template is told about a program: `code`, `source`, `argv`, `compile`, `env` and `compile_memory_mb`.
 
         A compiler gets `COMPILER_MB` where the program itself may use less.
@@ -83,9 +79,10 @@ class Language:
             code: the program.
             memory_mb: what it may use.
             level: the isolation level.
+            processors: how many it is told of, see `Limits.processors`.
         """
         run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
-        argv = [_fitted(word, memory_mb) for word in run]
+        argv = [_fitted(word, memory_mb, processors) for word in run]
         compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
         if compile_mb > memory_mb:
             argv = ["sh", "-c", f'ulimit -d {memory_mb << 10} && exec "$@"', "sh", *argv]
@@ -96,9 +93,9 @@ class Language:
             "code": code if self.begins.strip() in code else self.begins + code,
             "source": source,
             "argv": argv,
-            "compile": [_fitted(word, compile_mb) for word in compiler],
+            "compile": [_fitted(word, compile_mb, processors) for word in compiler],
             "compile_memory_mb": compile_mb,
-            "env": {name: _fitted(value, memory_mb) for name, value in self.env},
+            "env": {name: _fitted(value, memory_mb, processors) for name, value in self.env},
         }
 
 
@@ -107,12 +104,11 @@ _PUBLIC_CLASS = re.compile(
 )
 
 
-def _fitted(text: str, memory_mb: int) -> str:
+def _fitted(text: str, memory_mb: int, processors: int) -> str:
     """A word of a command with its numbers."""
     heap = max(16, memory_mb * 3 // 5)
     stack = max(1, min(16, memory_mb // 64))
-    cores = min(MOST_CORES, os.cpu_count() or 1)
-    for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack), ("cores", cores)):
+    for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack), ("processors", processors)):
         text = text.replace(f"{{{name}}}", str(value))
     return text
 
@@ -136,7 +132,7 @@ _CLASSES = ("-cp", f".:*:{_JARS}/*")
 
 _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
-    "-XX:ActiveProcessorCount={cores}",
+    "-XX:ActiveProcessorCount={processors}",
 )  # fmt: skip
 _JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
 
@@ -152,7 +148,7 @@ def _shell(script: str) -> tuple[str, ...]:
     return ("sh", "-c", script)
 
 
-_GO_ENV = (("GOMAXPROCS", "{cores}"), ("GOFLAGS", "-p=4"))
+_GO_ENV = (("GOFLAGS", "-p=4"),)
 
 
 def _go(command: str) -> tuple[str, ...]:

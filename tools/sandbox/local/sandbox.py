@@ -213,7 +213,7 @@ class LocalSandbox(Sandbox):
                     f"language {language!r} cannot run at the level {self._level.value!r}, which allows "
                     + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
                 )
-            wanted = found.request(code, message["memory_mb"], self._level)
+            wanted = found.request(code, message["memory_mb"], self._level, self.limits.processors)
             message |= {**wanted, "env": {**wanted["env"], **message["env"]}}
             message["compile_timeout"] = positive("compile_timeout", compile_timeout or timeout)
         kind = "full" if found is None and self._pattern.search(code) else "bare"
@@ -361,6 +361,7 @@ class LocalSandbox(Sandbox):
             "preload": preload,
             "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
             "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
+            "processors": self.limits.processors,
             "warm": self._warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
             "first_uid": users.take() if self._level is Level.UID else 0,

@@ -61,6 +61,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         if jailed.host_proc >= 0:
             jailed = replace(jailed, host_proc=high_descriptor(jailed.host_proc))
     _clean_environment(config)
+    _count_processors(config["processors"])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if jailed.fresh_proc else jailed.host_proc
     birth = Birth(
         confinement=_confinement(config, jailed),
@@ -218,12 +219,23 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         OMP_NUM_THREADS="1",
         OPENBLAS_NUM_THREADS="1",
         MKL_NUM_THREADS="1",
+        GOMAXPROCS=str(config["processors"]),
+        PYTHON_CPU_COUNT=str(config["processors"]),
+        POLARS_MAX_THREADS=str(config["processors"]),
+        RAYON_NUM_THREADS=str(config["processors"]),
         JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads where it is installed
         PYTHONDONTWRITEBYTECODE="1",
         NODE_PATH="/usr/local/lib/node_modules:/usr/lib/node_modules:/usr/share/nodejs",  # what is installed for all
         OPENSSL_CONF="/dev/null",  # Node and git end where they may not read the system's settings
         GIT_CONFIG_NOSYSTEM="1",
     )
+
+
+def _count_processors(processors: int) -> None:
+    """Programs count these: see `Limits.processors`. Python before 3.13 has no variable for it."""
+    for name in ("cpu_count", "process_cpu_count"):
+        if (getattr(os, name, lambda: 0)() or 0) > processors:
+            setattr(os, name, lambda: processors)
 
 
 def _confinement(config: Mapping[str, Any], jailed: jail.Jailed) -> Confinement:
