@@ -268,7 +268,7 @@ def test_a_sandbox_that_cannot_start_is_told(settings):
             "serve",
             "sandbox",
             "--config",
-            settings("port: 0\npython: /no/such/python\n"),
+            settings("port: 0\npython: /bin/true\n"),
         ],
         capture_output=True,
         text=True,
