@@ -6,6 +6,7 @@ import base64
 import contextlib
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -70,7 +71,7 @@ class Repl:
         data = (request.get("stdin") or "").encode("utf-8", "surrogatepass")
         interrupts = program.note_interrupts()  # one while it starts would leave it running
         try:
-            process = subprocess.Popen(request["argv"], stdin=subprocess.PIPE)
+            process = subprocess.Popen(request["argv"], stdin=subprocess.PIPE, start_new_session=True)
         except OSError as error:
             print(f"{request['argv'][0]}: {error.strerror}", file=sys.stderr)
             return {"status": 127}
@@ -80,7 +81,8 @@ class Repl:
                 raise KeyboardInterrupt
             process.communicate(data)
         except KeyboardInterrupt:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started, but for what has left its group
             process.wait()
             return {"status": None}
         return {"status": process.returncode}

@@ -190,6 +190,10 @@ async def test_other_programs_in_the_session(forking):
         assert (failed.status, failed.stderr, failed.return_code) == (ERROR, "no\n", 4)
         late = await session.exec(["sleep", "60"], timeout=0.5)
         assert late.status is TIMEOUT
+        child = await session.exec(["sh", "-c", "sleep 60 & echo $! > child; wait"], timeout=0.5)
+        assert child.status is TIMEOUT
+        gone = await session.exec(["sh", "-c", "kill -0 $(cat child) || cat /proc/$(cat child)/stat"])
+        assert "No such process" in gone.stderr or ") Z " in gone.stdout
         absent = await session.exec(["no-such-program"])
         assert not absent.ok
         assert (await session.run_cell("open('a.txt').read()")).result == "'from the cell'"
