@@ -2,7 +2,7 @@
 
 A program is called by a dozen functions of the sandbox. Without more ado they would stand in every stack that it looks
 at, and count towards its recursion limit. The interpreter notes both in places that are not public, so they are looked
-for. Where one is not found, as in an interpreter of an unknown version, the program sees a little more of the sandbox,
+for. Where one is not found, and in an interpreter of another version, the program sees a little more of the sandbox,
 and everything goes the same way.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import sysconfig
 from types import FrameType
 
 _INTS = 64
@@ -17,16 +18,27 @@ _CALLS_BETWEEN = 1 if sys.version_info < (3, 12) else 0
 """How many calls count between who runs a program from C and the program, which counts itself."""
 
 
+def _known() -> bool:
+    """Whether this interpreter is of those for which all this was tried. Later ones may want a frame at the bottom."""
+    built_as_usual = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    return built_as_usual and (3, 11) <= sys.version_info < (3, 14)
+
+
 class Nesting:
     """The places, of the thread that makes this object; in a forked process they are the same."""
 
     def __init__(self) -> None:
+        self._calls_left: ctypes.c_int | None = None
+        self._chain = self._inside = 0
+        if not _known():
+            return
         state = ctypes.pythonapi.PyThreadState_Get
         state.restype = ctypes.c_void_p
         self._state: int = state()
         ints = (ctypes.c_int * _INTS).from_address(self._state)
         limit_at = _changing(ints)
-        self._calls_left = ctypes.c_int.from_buffer(ints, 4 * (limit_at - 1)) if limit_at else None
+        if limit_at:
+            self._calls_left = ctypes.c_int.from_buffer(ints, 4 * (limit_at - 1))
         self._chain, self._inside = self._find_frame(limit_at)
 
     def reset_depth(self) -> None:
