@@ -7,8 +7,6 @@ the *user* did wrong (`ConfigError`) and for a sandbox that cannot be set up at 
 from __future__ import annotations
 
 import enum
-import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -53,7 +51,7 @@ class Limits:
         memory_mb: memory of all its processes together, in MiB, beyond what the template already has.
         cpu_seconds: CPU seconds of one process; None: the wall-clock deadline alone.
         processes: processes and threads at once. Programs count at most one processor for eight of them, so that a
-            pool with a process for each does not reach the limit on a large machine; see `processors`.
+            pool with a process for each does not reach the limit on a large machine.
         cores: processors' worth of time that all its processes together may use, for example 0.5; None: no limit. A
             local sandbox needs control groups for it, and refuses where there are none.
         file_mb: size of one file, in MiB.
@@ -81,12 +79,6 @@ class Limits:
         for name, value in asdict(self).items():
             if value is not None and not value > 0:
                 raise ConfigError(f"limit {name} must be positive, got {value!r}")
-
-    @property
-    def processors(self) -> int:
-        """How many processors programs are told that there are, where they ask `os.cpu_count()` or their runtime."""
-        counted = min(os.cpu_count() or 1, self.processes // 8)
-        return max(1, counted if self.cores is None else min(counted, math.ceil(self.cores)))
 
 
 @dataclass(frozen=True)

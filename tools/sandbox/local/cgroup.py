@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgym.tools.sandbox.local import hierarchies
 from toolgym.tools.sandbox.local.signature import PATTERN, is_gone, signature
 
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -160,13 +161,13 @@ def _sweep(folder: Path) -> None:
 
 
 def _version_1() -> Place:
-    mounts = _mounts("cgroup")
-    own = _own_groups()
+    mounts = hierarchies.mounts("cgroup")
+    own = hierarchies.own_groups()
     folders: dict[str, Path] = {}
     for controller in CONTROLLERS:
         for options, root, point in mounts:
             if controller in options.split(",") and controller in own:
-                folders[controller] = _below(point, root, own[controller])
+                folders[controller] = hierarchies.below(point, root, own[controller])
     if "memory" not in folders:
         raise OSError("there is no version 1 memory controller")
     usable = {}
@@ -182,12 +183,12 @@ def _version_1() -> Place:
 
 
 def _version_2() -> Place:
-    mounts = _mounts("cgroup2")
-    own = _own_groups().get("")
+    mounts = hierarchies.mounts("cgroup2")
+    own = hierarchies.own_groups().get("")
     if not mounts or own is None:
         raise OSError("there is no version 2 hierarchy")
     _, root, point = mounts[0]
-    home = _below(point, root, own)
+    home = hierarchies.below(point, root, own)
     reasons = []
     for folder in [home] if _is_root(home) else [home.parent] if home != point else []:
         try:
@@ -238,34 +239,3 @@ def _move_something_into(group: Path) -> None:
     with subprocess.Popen(["/bin/sh", "-c", "read nothing"], stdin=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
         process.kill()
-
-
-def _mounts(kind: str) -> list[tuple[str, str, Path]]:
-    """Options, root and mount point of each mounted file system of that kind."""
-    found = []
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            left, _, right = line.rstrip("\n").partition(" - ")
-            root, point = left.split(" ")[3:5]
-            name, _, options = right.split(" ", 2)
-            if name == kind:
-                found.append((options, root, Path(point)))
-    return found
-
-
-def _own_groups() -> dict[str, str]:
-    """This process's group by controller; that of version 2 has no name."""
-    groups: dict[str, str] = {}
-    with open("/proc/self/cgroup") as file:
-        for line in file:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            groups |= dict.fromkeys(controllers.split(","), path)
-    return groups
-
-
-def _below(point: Path, root: str, group: str) -> Path:
-    """Where a group is found in the file system; `root` is the group that is mounted there."""
-    relative = os.path.relpath(group, root)
-    if relative.startswith(".."):
-        raise OSError(f"the group {group} of this process is not below {root}, which is mounted at {point}")
-    return point / relative if relative != "." else point

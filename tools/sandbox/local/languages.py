@@ -79,7 +79,7 @@ class Language:
             code: the program.
             memory_mb: what it may use.
             level: the isolation level.
-            processors: how many it is told of, see `Limits.processors`.
+            processors: how many it is told of, see `processors.told`.
         """
         run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
         argv = [_fitted(word, memory_mb, processors) for word in run]

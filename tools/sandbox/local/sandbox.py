@@ -14,6 +14,7 @@ import stat
 import sys
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ from toolgym.tools.sandbox.base import (
     Limits,
     Sandbox,
 )
-from toolgym.tools.sandbox.local import cgroup, folders, jail, languages, users
+from toolgym.tools.sandbox.local import cgroup, folders, jail, languages, processors, users
 from toolgym.tools.sandbox.local.isolation import Isolation, Level, choose, missing
 from toolgym.tools.sandbox.local.session import START_SESSION, LocalSession
 from toolgym.tools.sandbox.local.supervisor import GRACE, Supervisor, TemplateLost, runtime_paths
@@ -52,6 +53,12 @@ TRIES = 5
 
 Where processes are killed at random, seven a second, one loss in thirty is followed by another one of the same run:
 three tries were too few once in 30,000 executions."""
+
+MOST_TEMPLATES = 16
+"""Template processes of each kind, unless more are asked for: they fork thousands of children a second."""
+
+CROWDED = 4
+"""Requests that a template has at once when another one is started, if there may be more."""
 
 Network = Literal["off", "loopback", "host"]
 
@@ -81,8 +88,9 @@ class LocalSandbox(Sandbox):
         preload: modules of the full template; those that are not installed are left out with a line in the log.
         python: interpreter to run programs with, for example that of another virtual environment: a path, or a name to
             look up in PATH. Default: this one.
-        max_running: executions and cells at once.
-        templates: template processes of each kind. Default: one per two processors.
+        max_running: executions and cells at once. Default: four per processor.
+        templates: most template processes of each kind; the next is started when all there are have `CROWDED` requests
+            each. Default: one per two processors, and no more than `MOST_TEMPLATES`.
         warm: children that each template keeps ready.
 
     Raises:
@@ -114,12 +122,13 @@ class LocalSandbox(Sandbox):
         if self._level is Level.UID:
             self._level = _enterable(self._python, level, require)
         self._preload = tuple(preload)
-        cores = os.cpu_count() or 1
+        cores = processors.available()
         self._limiter = LocalRateLimiter(max_running or 4 * cores)
         self._warm = max(0, warm)
-        count = templates or max(1, cores // 2)
+        count = templates or max(1, min(MOST_TEMPLATES, cores // 2))
         self._kinds = {"bare": [None] * count, "full": [None] * count}  # type: dict[str, list[Supervisor | None]]
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._starting: Counter[tuple[str, int]] = Counter()
         self._turn = itertools.count()
         self._pattern = _names_pattern(self._preload)
         self._installed: tuple[str, ...] | None = None
@@ -213,7 +222,7 @@ class LocalSandbox(Sandbox):
                     f"language {language!r} cannot run at the level {self._level.value!r}, which allows "
                     + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
                 )
-            wanted = found.request(code, message["memory_mb"], self._level, self.limits.processors)
+            wanted = found.request(code, message["memory_mb"], self._level, processors.told(self.limits))
             message |= {**wanted, "env": {**wanted["env"], **message["env"]}}
             message["compile_timeout"] = positive("compile_timeout", compile_timeout or timeout)
         kind = "full" if found is None and self._pattern.search(code) else "bare"
@@ -326,22 +335,31 @@ class LocalSandbox(Sandbox):
         if index is None:
             start = next(self._turn) % len(row)
             order = [*range(start, len(row)), *range(start)]
-            index = min(order, key=lambda at: one.busy if (one := row[at]) is not None else 0)
+            index = min(order, key=lambda at: self._load(kind, at))
         found = row[index]
         if found is not None and found.alive:
             return found
-        async with self._locks.setdefault((kind, index), asyncio.Lock()):
-            found = row[index]
-            if found is not None and found.alive:
-                return found
-            if self._closed:
-                raise SandboxError("the sandbox is closed")
-            if found is not None:
-                _log.warning("a template process ended and is replaced")
-                await found.close()
-            fresh = await self._start_template(kind)
-            row[index] = fresh
-            return fresh
+        self._starting[kind, index] += 1
+        try:
+            async with self._locks.setdefault((kind, index), asyncio.Lock()):
+                found = row[index]
+                if found is not None and found.alive:
+                    return found
+                if self._closed:
+                    raise SandboxError("the sandbox is closed")
+                if found is not None:
+                    _log.warning("a template process ended and is replaced")
+                    await found.close()
+                fresh = await self._start_template(kind)
+                row[index] = fresh
+                return fresh
+        finally:
+            self._starting[kind, index] -= 1
+
+    def _load(self, kind: str, index: int) -> int:
+        """How much a template has to do; one that is not there yet, how much there must be to start it."""
+        found = self._kinds[kind][index]
+        return found.busy if found is not None and found.alive else CROWDED + self._starting[kind, index]
 
     async def _start_template(self, kind: str) -> Supervisor:
         if self._installed is None:
@@ -361,7 +379,7 @@ class LocalSandbox(Sandbox):
             "preload": preload,
             "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
             "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
-            "processors": self.limits.processors,
+            "processors": processors.told(self.limits),
             "warm": self._warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
             "first_uid": users.take() if self._level is Level.UID else 0,

@@ -232,7 +232,7 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
 
 
 def _count_processors(processors: int) -> None:
-    """Programs count these: see `Limits.processors`. Python before 3.13 has no variable for it."""
+    """Programs count these: see `processors.told`. Python before 3.13 has no variable for it."""
     for name in ("cpu_count", "process_cpu_count"):
         if (getattr(os, name, lambda: 0)() or 0) > processors:
             setattr(os, name, lambda: processors)

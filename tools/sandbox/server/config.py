@@ -15,7 +15,6 @@ languages: [python, bash, cpp]
 from __future__ import annotations
 
 import ipaddress
-import os
 import shutil
 import string
 from collections.abc import Mapping
@@ -28,14 +27,10 @@ from pydantic import Field, PositiveInt
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import Limits
+from toolgym.tools.sandbox.local import processors
 from toolgym.tools.sandbox.local.isolation import Level
 from toolgym.tools.sandbox.local.languages import LANGUAGES
 from toolgym.tools.sandbox.local.sandbox import PRELOAD
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Settings(pydantic.BaseModel):
@@ -98,8 +93,8 @@ class ServerConfig(_Settings):
 
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8080, ge=0, le=65535)
-    workers: int = Field(default_factory=lambda: max(1, cores() // 4), ge=1, le=256)
-    max_concurrency: int = Field(default_factory=lambda: 8 * cores(), ge=1)
+    workers: int = Field(default_factory=lambda: max(1, processors.available() // 4), ge=1, le=256)
+    max_concurrency: int = Field(default_factory=lambda: 8 * processors.available(), ge=1)
     max_queue: int = Field(4096, ge=0)
     queue_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
     max_sessions: int = Field(1024, ge=0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local import LocalSandbox, processors
 from toolgym.tools.sandbox.local.isolation import Level
 from toolgym.tools.sandbox.local.languages import LANGUAGES
-from toolgym.tools.sandbox.server.config import ServerConfig, cores
+from toolgym.tools.sandbox.server.config import ServerConfig
 
 
 def make_sandbox(config: ServerConfig) -> LocalSandbox:
@@ -21,7 +21,7 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         preload=config.preload,
         python=config.python,
         max_running=config.share(config.max_concurrency),
-        templates=max(1, cores() // 2 // config.workers),
+        templates=max(1, processors.available() // 2 // config.workers),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from sandbox_makers import ERROR, ISOLATED, LEVELS, MAKERS, OK
 
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.sandbox.base import ExecutionStatus, Limits
+from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -79,24 +79,6 @@ async def test_processes_and_descriptors_are_limited(forking):
     assert "BlockingIOError" in result.stderr
     result = await forking.run("kept = [open('/dev/null') for n in range(300)]")
     assert "Too many open files" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("machine", "limits", "told"),
-    [(2, {}, 2), (192, {}, 8), (192, {"processes": 256}, 32), (4, {"processes": 4}, 1), (192, {"cores": 1.5}, 2)],
-)
-async def test_programs_are_told_of_no_more_processors_than_they_can_use(machine, limits, told, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: machine)
-    assert Limits(**limits).processors == told
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is only one processor")
-async def test_python_counts_the_processors_that_it_is_told_of():
-    async with LocalSandbox(limits=Limits(processes=15), preload=()) as sandbox:
-        code = "import multiprocessing, os, concurrent.futures as f\n"
-        code += "print(os.cpu_count(), multiprocessing.cpu_count(), f.ProcessPoolExecutor()._max_workers)"
-        assert (await sandbox.run(code)).stdout == "1 1 1\n"
-        assert (await sandbox.run("echo $GOMAXPROCS", language="bash")).stdout == "1\n"
 
 
 async def test_the_isolation_is_told(confined):
