@@ -871,7 +871,7 @@ def test_the_command_records_and_replays(tmp_path):
     assert "4 of 4 episodes of CodeInterpreter-v0 are equal byte for byte" in again.stdout
     first, second = (
         sorted(read_trajectories(tmp_path / name), key=lambda one: (one.group_id, one.sample))
-        for name in ("rollout/trajectories.jsonl", "again.jsonl")
+        for name in ("rollout-out/trajectories.jsonl", "again.jsonl")
     )
     assert [bare(one) for one in first] == [bare(one) for one in second]
 
