@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from toolgym.tools.sandbox.base import Limits
 from toolgym.tools.sandbox.local import LocalSandbox, hierarchies, processors
+from toolgym.tools.sandbox.local.sandbox import CROWDED, SESSIONS_EACH
 
 
 @pytest.fixture
@@ -86,3 +89,18 @@ async def test_another_template_is_started_only_when_there_is_much_to_do():
         done = await asyncio.gather(*(sandbox.run("import time; time.sleep(0.5); print(1)") for _ in range(24)))
         assert [one.stdout for one in done] == ["1\n"] * 24
         assert len(sandbox.template_ids) == 3
+
+
+async def test_sessions_are_spread_over_the_templates():
+    async with LocalSandbox(preload=(), templates=2) as sandbox, contextlib.AsyncExitStack() as stack:
+        few = [await stack.enter_async_context(await sandbox.session()) for _ in range(CROWDED * SESSIONS_EACH)]
+        assert len(sandbox.template_ids) == 1
+        first = sandbox.template_ids[0]
+        more = [await stack.enter_async_context(await sandbox.session()) for _ in range(2 * SESSIONS_EACH)]
+        assert len(sandbox.template_ids) == 2
+        os.kill(first, signal.SIGKILL)  # and with it go the first of them, and no others
+        async with asyncio.timeout(10):
+            while first in sandbox.template_ids:
+                await asyncio.sleep(0.01)
+        assert not any([(await session.run_cell("6 * 7")).alive for session in few])
+        assert any([(await session.run_cell("6 * 7")).result == "42" for session in more])

@@ -60,6 +60,9 @@ MOST_TEMPLATES = 16
 CROWDED = 4
 """Requests that a template has at once when another one is started, if there may be more."""
 
+SESSIONS_EACH = 8
+"""Open sessions that count as one request: they stay with their template, and end with it."""
+
 Network = Literal["off", "loopback", "host"]
 
 _log = logging.getLogger("toolgym.tools.sandbox")
@@ -90,7 +93,8 @@ class LocalSandbox(Sandbox):
             look up in PATH. Default: this one.
         max_running: executions and cells at once. Default: four per processor.
         templates: most template processes of each kind; the next is started when all there are have `CROWDED` requests
-            each. Default: one per two processors, and no more than `MOST_TEMPLATES`.
+            each, or `SESSIONS_EACH` times as many sessions. Default: one per two processors, and at most
+            `MOST_TEMPLATES`.
         warm: children that each template keeps ready.
 
     Raises:
@@ -135,6 +139,7 @@ class LocalSandbox(Sandbox):
         self._paths: list[str] = []
         self._work = ""
         self._sessions: set[LocalSession] = set()
+        self._held: Counter[Supervisor] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._layers: dict[str, Any] = {}
@@ -292,9 +297,9 @@ class LocalSandbox(Sandbox):
         await shielded(self._close_all())  # half closed, it would leave processes unreaped and folders behind
 
     async def _close_all(self) -> None:
-        sessions, self._sessions = self._sessions, set()
-        for one in sessions:
-            one._end()
+        for session in [*self._sessions]:
+            session._end()
+            self._forget(session)
         for lock in list(self._locks.values()):
             async with lock:
                 pass  # what is just starting is there now, and is closed with the others
@@ -318,7 +323,16 @@ class LocalSandbox(Sandbox):
 
     def _adopt(self, session: LocalSession) -> LocalSession:
         self._sessions.add(session)
+        self._held[session._template] += 1
         return session
+
+    def _forget(self, session: LocalSession) -> None:
+        """The session is no more. Forgetting it twice is fine."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+            self._held[session._template] -= 1
+            if not self._held[session._template]:
+                del self._held[session._template]  # it may have ended, and is not kept for this
 
     # ------------------------------------------------------------------ templates
 
@@ -359,7 +373,9 @@ class LocalSandbox(Sandbox):
     def _load(self, kind: str, index: int) -> int:
         """How much a template has to do; one that is not there yet, how much there must be to start it."""
         found = self._kinds[kind][index]
-        return found.busy if found is not None and found.alive else CROWDED + self._starting[kind, index]
+        if found is None or not found.alive:
+            return CROWDED + self._starting[kind, index]
+        return found.busy + self._held[found] // SESSIONS_EACH
 
     async def _start_template(self, kind: str) -> Supervisor:
         if self._installed is None:

@@ -174,7 +174,7 @@ class LocalSession(Session):
     async def close(self) -> None:
         if self._alive:
             self._end()
-            self._sandbox._sessions.discard(self)
+            self._sandbox._forget(self)
             if self._template.alive:
                 try:
                     await self._template.request({"op": "close", "session": self._id}, patience=GRACE)
@@ -211,7 +211,7 @@ class LocalSession(Session):
                 answer = {**answer, "status": "killed", "alive": False}
         if not answer.get("alive"):
             self._alive = False
-            self._sandbox._sessions.discard(self)
+            self._sandbox._forget(self)
         return answer
 
 
