@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-fast lint types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-all lint types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +22,18 @@ help:  ## Show this list.
 demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
 	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out
 
-test: $(VENV)/.dev  ## Run all tests.
-	$(BIN)/python -m pytest
+# Two processes: most tests wait for something. A file stays in one, so that its fixtures are made once.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+REST   := matrix or abuse or soak or uvloop or wheel or long or sglang
 
-test-fast: $(VENV)/.dev  ## Run the tests without the slow ones and those that need an SGLang server.
-	$(BIN)/python -m pytest -m "not slow and not sglang"
+test: $(VENV)/.dev  ## Run the tests: every behaviour once.
+	$(PYTEST) -m "not ($(REST))"
+
+# Properties run in both: there with few examples, here with many.
+test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang.
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -m "$(REST) or hypothesis"
+
+test-all: test test-rest  ## Run all tests.
 
 lint: $(VENV)/.dev  ## Check style.
 	$(BIN)/ruff check .

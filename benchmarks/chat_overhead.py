@@ -22,9 +22,9 @@ from typing import Any
 
 import trl
 
-from toolgym.rollout.chat import Chat
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.message import Message, tool, user
 from toolgym.tools.schema import ToolSchema
 
@@ -89,7 +89,7 @@ def main() -> None:
     lines: list[Works] = []
     for count in TOOLS:
         offered = schemas(count)
-        chat = Chat(tokenizer, offered)
+        chat = ChatRenderer(tokenizer, offered)
         filler = tokenizer.encode("the number is 12. ", add_special_tokens=False)
         for history in HISTORIES:
             # A long first message, so that its rendering is the history; then the turn that called the tool.

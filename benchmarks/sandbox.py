@@ -1,6 +1,7 @@
 """The sandbox against its targets, and against what else there is, in one run on one machine.
 
     python -m benchmarks.sandbox [--rows PATTERN ...] [--url NAME=http://host:port ...] [--level LEVEL] [--quick]
+    python -m benchmarks.sandbox --without TRICK,... [--level LEVEL] [--quick]      see `benchmarks.sandbox_without`
 
 In process: `LocalSandbox`, beside plain `python -I -c` without any protection as the bound. Over HTTP: any server
 that speaks SandboxFusion's `/run_code` and `/run_jupyter`, each under the same client; without --url, our own is
@@ -343,8 +344,8 @@ def same_memory(one: int, other: int) -> bool:
 def proportional_mb(pids: list[int]) -> float:
     """Memory of processes and all below them, what they share divided among them.
 
-    The first process of a sandbox's namespace runs in the memory of its elder sibling, the stem that it was forked
-    from: that counts once.
+    The first process of a sandbox's namespace runs in the memory of its oldest sibling, the zygote that forked it:
+    that counts once.
     """
     total = 0
     members = {member for pid in pids for member in family(pid)}
@@ -520,10 +521,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a fifth of everything: to see that it works")
     parser.add_argument("--strict", action="store_true", help="exit 1 where a target is missed")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="TRICK,...", help="what one trick saves, in CPU time"
+    )
     options = parser.parse_args()
     if options.list:
         for row in (*LOCAL_ROWS, *HTTP_ROWS):
             print(f"{row.name:18s} {row.what}")
+        return
+    if options.without:
+        from benchmarks.sandbox_without import run_without
+
+        tricks = [trick for text in options.without for trick in text.split(",")]
+        asyncio.run(run_without(tricks, level=options.level, quick=options.quick))
         return
     good = asyncio.run(run(options))
     sys.exit(1 if options.strict and not good else 0)

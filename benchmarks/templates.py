@@ -7,7 +7,7 @@ of the assistant's turn. A way is exact (Y) if it gives that text, wrong (N) if 
 template raises. The others' ways are written here from what they do, on text, for one tokenizer per template; so no
 way is held back by the tokenizer. Where a turn has no end of its own (GLM 4), the next marker may be given or not.
 
-ours                      `Chat.extend`
+ours                      `ChatRenderer.extend`
 stand-in, cut at the end  TRL: a dummy user and a call of the first tool, cut behind the last end-of-turn token (TRL has
                           results only; for other messages, a dummy answer takes the call's place)
 fixed base                SkyRL: a system and a user message, always the same, cut likewise
@@ -28,8 +28,8 @@ from typing import Any
 
 import trl
 
-from toolgym.rollout.chat import Chat
-from toolgym.rollout.template_check import byte_tokenizer
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.template_check import byte_tokenizer
 from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, system, tool, user
@@ -100,7 +100,7 @@ class Template:
 
     def __init__(self, path: Path) -> None:
         self.tokenizer = byte_tokenizer(path.read_text(encoding="utf-8"))
-        self.chat = Chat(self.tokenizer, [TOOL])
+        self.chat = ChatRenderer(self.tokenizer, [TOOL])
         self.facts = self.chat.facts
         self.ends = tuple(dict.fromkeys([*self.facts.ends_of_turn, self.facts.end_of_turn_in_history]))
 

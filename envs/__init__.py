@@ -2,75 +2,39 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.envs.arithmetic import ArithmeticTasks
-    from toolgym.envs.bad_calls import BadCallPolicy
-    from toolgym.envs.base import BaseEnv, Info, StepResult, StopReason
-    from toolgym.envs.code_interpreter import CodeInterpreterEnv
-    from toolgym.envs.gymnasium_env import GymnasiumEnv
-    from toolgym.envs.registry import EnvSpec, make, register, registered
-    from toolgym.envs.spaces import ChatSpace, TextSpace
-    from toolgym.envs.task import Task, TaskList, TaskSource, load_tasks
-    from toolgym.envs.tool_env import ToolCallRecord, ToolEnv
-    from toolgym.envs.vector_env import ToolVectorEnv
-
-_HOMES = {
-    "ArithmeticTasks": "arithmetic",
-    "BadCallPolicy": "bad_calls",
-    "BaseEnv": "base",
-    "ChatSpace": "spaces",
-    "CodeInterpreterEnv": "code_interpreter",
-    "EnvSpec": "registry",
-    "GymnasiumEnv": "gymnasium_env",
-    "Info": "base",
-    "StepResult": "base",
-    "StopReason": "base",
-    "Task": "task",
-    "TaskList": "task",
-    "TaskSource": "task",
-    "TextSpace": "spaces",
-    "ToolCallRecord": "tool_env",
-    "ToolEnv": "tool_env",
-    "ToolVectorEnv": "vector_env",
-    "load_tasks": "task",
-    "make": "registry",
-    "register": "registry",
-    "registered": "registry",
-}
-
-__all__ = [
-    "ArithmeticTasks",
-    "BadCallPolicy",
-    "BaseEnv",
-    "ChatSpace",
-    "CodeInterpreterEnv",
-    "EnvSpec",
-    "GymnasiumEnv",
-    "Info",
-    "StepResult",
-    "StopReason",
-    "Task",
-    "TaskList",
-    "TaskSource",
-    "TextSpace",
-    "ToolCallRecord",
-    "ToolEnv",
-    "ToolVectorEnv",
-    "load_tasks",
-    "make",
-    "register",
-    "registered",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from toolgym.envs.bad_calls import BadCallPolicy as BadCallPolicy
+    from toolgym.envs.base import Action as Action
+    from toolgym.envs.base import BaseEnv as BaseEnv
+    from toolgym.envs.base import StepResult as StepResult
+    from toolgym.envs.gym.gymnasium_env import GymnasiumEnv as GymnasiumEnv
+    from toolgym.envs.gym.spaces import ChatSpace as ChatSpace
+    from toolgym.envs.gym.spaces import TextSpace as TextSpace
+    from toolgym.envs.gym.vector_env import ToolVectorEnv as ToolVectorEnv
+    from toolgym.envs.library.code_interpreter import CodeInterpreterEnv as CodeInterpreterEnv
+    from toolgym.envs.registry import EnvSpec as EnvSpec
+    from toolgym.envs.registry import make as make
+    from toolgym.envs.registry import register as register
+    from toolgym.envs.registry import registered as registered
+    from toolgym.envs.rewards.base import Outcome as Outcome
+    from toolgym.envs.rewards.base import Score as Score
+    from toolgym.envs.rewards.base import Scorer as Scorer
+    from toolgym.envs.tasks.arithmetic import ArithmeticTasks as ArithmeticTasks
+    from toolgym.envs.tasks.sources import TaskList as TaskList
+    from toolgym.envs.tasks.sources import TaskSource as TaskSource
+    from toolgym.envs.tasks.sources import load_tasks as load_tasks
+    from toolgym.envs.tasks.task import Task as Task
+    from toolgym.envs.tool_env import End as End
+    from toolgym.envs.tool_env import ToolEnv as ToolEnv
+    from toolgym.envs.types import Blame as Blame
+    from toolgym.envs.types import EpisodeFailedError as EpisodeFailedError
+    from toolgym.envs.types import ResetInfo as ResetInfo
+    from toolgym.envs.types import StepInfo as StepInfo
+    from toolgym.envs.types import StopReason as StopReason
+    from toolgym.envs.types import ToolCallRecord as ToolCallRecord
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

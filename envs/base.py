@@ -3,7 +3,7 @@
 env = toolgym.make("CodeInterpreter-v0")
 obs, info = await env.reset(seed=0)             # every message so far
 while True:
-    result = await env.step(policy(obs))        # text, or an assistant message
+    result = await env.step(policy(obs))        # an `Action`: a parsed turn, an assistant message, or text
     obs = result.obs                            # only the new messages
     if result.done:
         break
@@ -12,65 +12,55 @@ await env.close()
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from toolgym.envs.types import ResetInfo, StepInfo, StopReason
 from toolgym.tools.errors import ForkNotSupportedError
 from toolgym.tools.message import Message
+from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolSchema
 
-Info = dict[str, Any]
-
-
-class StopReason(enum.StrEnum):
-    """Why an episode ended. The first three come from the env, the others from whoever drives it."""
-
-    ANSWERED = "answered"
-    """The policy gave a turn without tool calls: its answer. Terminated."""
-    MAX_TURNS = "max_turns"
-    """The policy used up its turns. Truncated."""
-    TOO_MANY_BAD_CALLS = "too_many_bad_calls"
-    """As many malformed tool calls as the env's `BadCallPolicy` stops after. Terminated."""
-    LENGTH = "length"
-    """A turn reached `max_new_tokens` before its end-of-turn token. Truncated."""
-    BUDGET = "budget"
-    """No tokens were left for another turn. Truncated."""
-    TIMEOUT = "timeout"
-    """The episode's deadline passed. Truncated."""
-    ABORTED = "aborted"
-    """The engine was told to abort the turn, or the run was stopped. Truncated."""
-    ERROR = "error"
-    """The engine or the env failed; the trajectory's `error` says how."""
+Action = ParsedTurn | Message | str
+"""One turn of the policy: parsed by the parser of its model, as an assistant message, or as text."""
 
 
 class StepResult(NamedTuple):
     """What one step gave.
 
     Attributes:
-        obs: the *new* messages: answers of tools, or nothing once the episode is over.
+        obs: the *new* messages: results of tools, a user's reply, or nothing once the episode is over.
         reward: reward of this step.
         done: whether the episode is over; step no further.
-        info: `terminated` (bool), `truncated` (bool), `stop_reason` (`StopReason` or None), `message` (the action as
-            an assistant message), `tool_calls` (a list of `ToolCallRecord`) and `metrics` (dict).
+        info: see `StepInfo`; every key may be left out.
     """
 
     obs: list[Message]
     reward: float
     done: bool
-    info: Info
+    info: StepInfo
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the episode is over; None while it goes on.
+
+        Raises:
+            ValueError: the env gave a reason that is no `StopReason`.
+        """
+        return StopReason(self.info.get("stop_reason") or StopReason.ANSWERED) if self.done else None
 
     @property
     def terminated(self) -> bool:
         """The episode reached its own end."""
-        return bool(self.info.get("terminated"))
+        return self.done and not self.truncated
 
     @property
     def truncated(self) -> bool:
-        """The episode was cut by a limit."""
-        return bool(self.info.get("truncated"))
+        """The episode was cut."""
+        reason = self.stop_reason
+        return reason is not None and reason.truncated
 
 
 class BaseEnv(ABC):
@@ -79,7 +69,7 @@ class BaseEnv(ABC):
     @abstractmethod
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], Info]:
+    ) -> tuple[list[Message], ResetInfo]:
         """Begin an episode, ending the one before.
 
         Args:
@@ -87,18 +77,24 @@ class BaseEnv(ABC):
             options: `task` (a `Task`) chooses the task instead of drawing one.
 
         Returns:
-            All messages so far, and an info with `task` and `tools` (schemas in the OpenAI shape).
+            All messages so far, and a `ResetInfo`.
+
+        Raises:
+            EpisodeFailedError: the episode cannot begin; names the failure.
         """
 
     @abstractmethod
-    async def step(self, action: str | Message) -> StepResult:
+    async def step(self, action: Action) -> StepResult:
         """Take one turn of the policy.
 
         Args:
-            action: the turn's text as generated, without its end-of-turn token, or an assistant message.
+            action: a runner always passes a `ParsedTurn`: `action.text` is the turn as generated, `action.calls` are
+                the calls as the model's chat template writes them. Other callers, such as the Gymnasium env, pass the
+                text alone, without its end-of-turn token, or an assistant message.
 
         Raises:
             EpisodeError: called before `reset`, or after the episode ended.
+            EpisodeFailedError: the episode cannot go on; names the failure.
         """
 
     @abstractmethod
@@ -106,16 +102,17 @@ class BaseEnv(ABC):
         """End the episode and free everything. Closing twice is fine."""
 
     async def fork(self) -> BaseEnv:
-        """Return an independent env in the same state, where the tools can be forked.
+        """Return an independent env in the same state, which the caller closes as well.
 
         Raises:
-            ForkNotSupportedError: they cannot.
+            ForkNotSupportedError: the env, or one of its tools, cannot be forked; names it.
+            EpisodeError: no episode is under way.
         """
-        raise ForkNotSupportedError(f"{type(self).__name__} cannot be forked: its tools do not support it")
+        raise ForkNotSupportedError(f"{type(self).__name__} cannot be forked: it does not implement fork")
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The tools that the policy may call, in the order in which it is told of them."""
+        """The tools that the policy may call, in the order in which its prompt lists them."""
         return []
 
     async def __aenter__(self) -> Self:

@@ -21,21 +21,21 @@ from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv
 
-SYNC_ENTRY_POINT = "toolgym.envs.gymnasium_env:make_gymnasium_env"
+SYNC_ENTRY_POINT = "toolgym.envs.gym.gymnasium_env:make_gymnasium_env"
 """What Gymnasium calls for `gymnasium.make`."""
 
-VECTOR_ENTRY_POINT = "toolgym.envs.vector_env:make_vector_env"
+VECTOR_ENTRY_POINT = "toolgym.envs.gym.vector_env:make_vector_env"
 """What Gymnasium calls for `gymnasium.make_vec`."""
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an id stands for.
+    """An env's id and how to make the env.
 
     Attributes:
         id: the id, for example `CodeInterpreter-v0`; Gymnasium's rules for ids hold.
         entry_point: a class or function that makes the env, or where to find it, as `"package.module:name"`.
-        description: one line for people who look for an env.
+        description: one line for a list of envs.
         kwargs: arguments that every env of this id gets, unless `make` is given others.
     """
 
@@ -99,7 +99,7 @@ def register(
         entry_point: a class or function that makes a `BaseEnv`, or where to find it, as `"package.module:name"`.
             Its class method `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the
             arguments for the envs of a vector env.
-        description: one line for people who look for an env.
+        description: one line for a list of envs.
         kwargs: arguments that every env of this id gets, unless `make` is given others.
         replace: take the id over from whatever had it, as one does when a notebook's cell is run again.
 
@@ -109,7 +109,7 @@ def register(
     Example:
         >>> import toolgym
         >>> spec = toolgym.register("ShortCodeInterpreter-v0",
-        ...                         "toolgym.envs.code_interpreter:CodeInterpreterEnv", kwargs={"max_turns": 2})
+        ...                         "toolgym.envs.library.code_interpreter:CodeInterpreterEnv", kwargs={"max_turns": 2})
         >>> toolgym.make("ShortCodeInterpreter-v0").max_turns
         2
     """
@@ -207,6 +207,6 @@ def _import(module_name: str, why: str) -> Any:
 
 register(
     "CodeInterpreter-v0",
-    "toolgym.envs.code_interpreter:CodeInterpreterEnv",
+    "toolgym.envs.library.code_interpreter:CodeInterpreterEnv",
     description="Solve a problem with the help of a Python interpreter, and answer with `#### answer`.",
 )

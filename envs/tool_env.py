@@ -1,27 +1,32 @@
 """`ToolEnv`: the loop that all tool environments share.
 
 One step: parse the turn, check each call, run the good ones at the same time, answer all in the order in which the
-model asked. A turn without calls is the answer and ends the episode. Whatever the model does wrong, and whatever a
-tool does, comes back as a message that the model reads.
+model asked. A turn without calls goes to `ToolEnv.respond`, which takes it as the answer and ends the episode unless a
+subclass knows a reply. Whatever the model does wrong, and whatever a tool does, comes back as a message that the model
+reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, Self, TypeVar
 
 from toolgym.envs.bad_calls import BadCallPolicy
-from toolgym.envs.base import BaseEnv, Info, StepResult, StopReason
-from toolgym.envs.task import Task, TaskList, TaskSource
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
+from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.deadline import DeadlineError, shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
@@ -30,62 +35,76 @@ _log = logging.getLogger("toolgym.envs")
 
 T = TypeVar("T")
 
-Scorer = Callable[[str, Task], float | Awaitable[float]]
-"""From the text of the final turn and the task to a reward."""
 
-
-@dataclass(frozen=True)
-class ToolCallRecord:
-    """What became of one tool call.
+class End(NamedTuple):
+    """What `ToolEnv.respond` returns to end the episode.
 
     Attributes:
-        id: the call's id.
-        name: the tool's name as the model wrote it; empty where it could not be read.
-        arguments: the arguments with defaults filled in; None where they could not be read.
-        status: `ok`; what the tool reported in its metrics' `status`; `timeout` or `error` where the tool overran its
-            deadline or raised; or the `CallProblem` of a call that was not run.
-        text: what the model read.
-        reward: the tool's step reward.
-        seconds: wall seconds that the call took.
-        infra_failure: the tool's infrastructure failed; the model is not to blame.
-        metrics: the tool's own numbers.
+        stop_reason: why. The scorer sees it.
+        reward: added to the reward of the step, besides the score.
     """
 
-    id: str
-    name: str
-    arguments: dict[str, Any] | None
-    status: str
-    text: str
+    stop_reason: StopReason = StopReason.ANSWERED
     reward: float = 0.0
-    seconds: float = 0.0
-    infra_failure: bool = False
-    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class _OwnTools:
+    """Tools that an env and its forks own together: the last of them to close closes the tools."""
+
+    def __init__(self, tools: Sequence[BaseTool]) -> None:
+        self.tools = tools
+        self.owners = 1
+
+    async def drop(self) -> None:
+        self.owners -= 1
+        if not self.owners:
+            async with AsyncExitStack() as stack:  # all are closed, also when one raises
+                for made in self.tools:
+                    stack.push_async_callback(made.close)
+
+
+class _Instances(dict[str, str]):
+    """The tool instances of one episode, by tool name.
+
+    Attributes:
+        given_up: the episode is over or did not come about; a tool that opens later is released at once.
+    """
+
+    given_up = False
 
 
 class ToolEnv(BaseEnv):
     """An env whose policy may call tools.
 
     Args:
-        tools: the tools, shared with other envs or not; they stay the caller's to close.
+        tools: the tools, shared with other envs or not.
         tasks: where tasks come from; a sequence is drawn from at random.
-        parser: how calls are written, by name (`hermes`, see `toolgym.tools.parsers.get_parser`) or as a function.
-        prompt_opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking. A
-            closing tag tells as much; this is for turns that never close it, whose calls are then not run.
-        scorer: what the final turn is worth, from its text without what the parser keeps apart. None scores 0, so that
-            only the tools' rewards count.
+        parser: for actions that are text: how calls are written, by name (`hermes`, see
+            `toolgym.tools.parsers.get_parser`) or as a function. A runner parses the turns itself, as the chat template
+            of the model or its `RunConfig.parser` says, so this one is for users of Gymnasium.
+        prompt_opens_thinking: for actions that are text: the generation prompt ends with `<think>`, so that turns begin
+            inside of thinking. A closing tag tells as much; this is for turns that never close it, whose calls are then
+            not run.
+        scorer: what the episode is worth; see `toolgym.envs.Scorer`. None scores 0, so that only the tools' rewards
+            count.
         max_turns: turns of the policy until the episode is truncated.
-        max_parallel_calls: calls of one turn that are run; the model is told about those beyond.
+        max_parallel_calls: calls of one turn that are run; the model reads that those beyond were not.
         bad_calls: what a malformed call costs. The model reads what was wrong in any case.
         tool_timeout: wall seconds for any one call of a tool's methods. Tools have deadlines of their own; this one
             holds when they fail to. Waiting for a permit of a `RateLimiter` does not count.
         queue_timeout: wall seconds that one call may wait for permits.
+        owns_tools: whether `close` closes the tools too. Otherwise they stay the caller's to close.
 
     The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
     what malformed calls cost. The metrics of a step hold `turn`, `bad_calls` (those that count, so far) and, where they
-    cost something, `reward/bad_calls` (what they cost so far); at the end also `score` and `reward/TOOL`.
+    cost something, `reward/bad_calls` (what they cost so far); at the end also `score`, `score/NAME` for each component
+    of the score, and `reward/TOOL`.
+
+    A subclass may override `respond`. `fork` copies the attributes of a subclass as `copy.copy` does: one that changes
+    some of them in place overrides `fork`, and gives the twin its own.
 
     Raises:
-        ConfigError: two tools share a name, or a number is out of range.
+        ConfigError: two tools share a name, a number is out of range, or the scorer takes other arguments.
     """
 
     def __init__(
@@ -101,6 +120,7 @@ class ToolEnv(BaseEnv):
         bad_calls: BadCallPolicy = BadCallPolicy(),  # noqa: B008  it is frozen
         tool_timeout: float = 120.0,
         queue_timeout: float = 600.0,
+        owns_tools: bool = False,
     ) -> None:
         self.tools = {made.name: made for made in tools}
         if len(self.tools) != len(tools):
@@ -108,9 +128,7 @@ class ToolEnv(BaseEnv):
         for name, value in (("max_turns", max_turns), ("max_parallel_calls", max_parallel_calls)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value!r}")
-        for name, seconds in (("tool_timeout", tool_timeout), ("queue_timeout", queue_timeout)):
-            if not seconds > 0:
-                raise ConfigError(f"{name} must be a positive number of seconds, got {seconds!r}")
+        check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout)
         if not isinstance(bad_calls, BadCallPolicy):
             raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
@@ -121,11 +139,14 @@ class ToolEnv(BaseEnv):
         self.queue_timeout = queue_timeout
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
         self._starts_open = prompt_opens_thinking
-        self._scorer = scorer
+        self._scorer = outcome_scorer(scorer) if scorer is not None else None
+        self._own_tools = _OwnTools(tools) if owns_tools else None
         self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
         self._rng = random.Random()
         self._task: Task | None = None
-        self._instances: dict[str, str] = {}
+        self._instances = _Instances()
+        self._messages: list[Message] = []
+        self._records: list[ToolCallRecord] = []
         self._turn = 0
         self._calls_seen = 0
         self._bad_calls = 0
@@ -135,14 +156,42 @@ class ToolEnv(BaseEnv):
     def tool_schemas(self) -> list[ToolSchema]:
         return list(self._schemas.values())
 
+    def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
+        """Put something around each tool that is called in its place, such as a recording. The policy sees no change.
+
+        Args:
+            decorate: from a tool to the one that is called instead, under the same name.
+
+        Raises:
+            EpisodeError: an episode is running, with the tools that it began with.
+            ConfigError: a tool came back under another name.
+        """
+        if not self._over:
+            raise EpisodeError("decorate_tools was called while an episode was running; call it before `reset`")
+        decorated = {name: decorate(made) for name, made in self.tools.items()}
+        for name, made in decorated.items():
+            if made.name != name:
+                raise ConfigError(f"a decorated tool keeps its name: {name!r} came back as {made.name!r}")
+        self.tools = decorated
+
     @property
     def task(self) -> Task | None:
         """The task of the episode; None before the first `reset`."""
         return self._task
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation of the episode so far; do not change it."""
+        return tuple(self._messages)
+
+    @property
+    def turns(self) -> int:
+        """Turns that the policy has taken in the episode, the present one included."""
+        return self._turn
+
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], Info]:
+    ) -> tuple[list[Message], ResetInfo]:
         self._over = True  # until the new one is known to have begun
         await self._release()
         if seed is not None:
@@ -158,70 +207,122 @@ class ToolEnv(BaseEnv):
                 f"{', '.join(self.tools) or 'none'}"
             )
         self._turn = self._calls_seen = self._bad_calls = 0
+        self._messages, self._records = [message.copy() for message in task.messages], []
+        instances = self._instances
         try:
             for name, made in self.tools.items():
                 kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
-                await self._deadline(self._create(name, made, kwargs, self._instances))
+                await self._deadline(self._open(name, made.create(**kwargs), instances))
         except BaseException:
             await self._release()
             raise
         self._over = False
-        info: Info = {"task": task, "tools": [schema.to_openai() for schema in self.tool_schemas]}
+        info: ResetInfo = {"task": task, "tools": [schema.to_openai() for schema in self.tool_schemas]}
         return [message.copy() for message in task.messages], info
 
-    async def step(self, action: str | Message) -> StepResult:
+    async def step(self, action: Action) -> StepResult:
         if self._task is None:
             raise EpisodeError("step was called before reset; call `await env.reset()` first")
         if self._over:
             raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
         self._turn += 1
-        text, message, requests = self._read(action)
+        turn, requests = self._read(action)
+        message = turn.message
         self._calls_seen += len(requests)
+        self._messages.append(message)
         if not requests:
-            return await self._end(StopReason.ANSWERED, message, [], final_text=text)
+            return await self._respond(turn)
         cost = self._count(requests)
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
         records = await self._answer(requests)
+        self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
         obs = [tool(record.text, tool_call_id=record.id, name=_encodable(record.name)) for record in records]
+        self._messages += [one.copy() for one in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
+
+    def respond(self, turn: ParsedTurn) -> list[Message] | End | Awaitable[list[Message] | End]:
+        """Decide what becomes of a turn without tool calls. Override it; it may be async.
+
+        Args:
+            turn: what the policy said.
+
+        Returns:
+            The messages that the policy reads next (a user's reply, for example), or `End`. The default ends the
+            episode with `ANSWERED`.
+        """
+        return End()
+
+    async def fork(self) -> Self:
+        """Return an independent env in the same state: task, conversation, counters, chance and tool instances.
+
+        The tools and the task source are shared; each env releases its own instances. See `BaseEnv.fork`.
+
+        Raises:
+            ForkNotSupportedError: a tool cannot be forked; names it.
+            EpisodeError: no episode is under way.
+            DeadlineError: a tool's fork did not finish within `tool_timeout`. Whatever else a tool's fork raises passes
+                through. In any case no instance is left behind.
+        """
+        if self._over:
+            raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
+        instances = _Instances()
+        try:
+            for name, instance in self._instances.items():
+                await self._deadline(self._open(name, self.tools[name].fork(instance), instances))
+        except BaseException:
+            await self._give_up(instances)
+            raise
+        twin = copy.copy(self)
+        if self._own_tools is not None:
+            self._own_tools.owners += 1
+        twin._instances = instances
+        twin._messages, twin._records = [*self._messages], [*self._records]
+        twin._rng = random.Random()
+        twin._rng.setstate(self._rng.getstate())
+        return twin
 
     async def close(self) -> None:
         self._over = True
         await self._release()
+        own, self._own_tools = self._own_tools, None
+        if own is not None:
+            await own.drop()
 
     # ------------------------------------------------------------------ one turn
 
-    def _read(self, action: str | Message) -> tuple[str, Message, list[ToolCall | ToolCallError]]:
-        """Return what the turn says, the assistant message, and what it asks for in order."""
-        if isinstance(action, str):
-            parsed = self._parser(
-                action, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open
-            )
-            found: list[ToolCall | ToolCallError] = sorted([*parsed.calls, *parsed.errors], key=lambda one: one.index)
-            text, message = parsed.content, _message(action, parsed)
+    def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
+        """Return the turn, and what it asks for in order, each checked against the tools and the limit."""
+        if isinstance(action, ParsedTurn):
+            turn = action
+        elif isinstance(action, str):
+            turn = self._parse(action)
         else:
-            text, message, found = self._read_message(action)
-        checked = [check_call(one, self._schemas) if isinstance(one, ToolCall) else one for one in found]
-        return text, message, [self._limit(one) for one in checked]
+            turn = self._read_message(action)
+        checked = [check_call(one, self._schemas) if isinstance(one, ToolCall) else one for one in turn.requests]
+        return turn, [self._limit(one) for one in checked]
 
-    def _read_message(self, action: Message) -> tuple[str, Message, list[ToolCall | ToolCallError]]:
+    def _parse(self, text: str) -> ParsedTurn:
+        return self._parser(text, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open)
+
+    def _read_message(self, action: Message) -> ParsedTurn:
         if action.get("role") != "assistant" or not isinstance(action.get("content"), str):
-            raise ConfigError(f"an action is text or an assistant message with a text content, got {action!r}")
+            raise ConfigError(f"an action is a parsed turn, text, or an assistant message of text, got {action!r}")
+        content = action["content"]
         if "tool_calls" not in action:
-            text, _, found = self._read(action["content"])
-            return text, action, found
-        calls: list[ToolCall | ToolCallError] = []
+            turn = self._parse(content)
+            return turn._replace(reasoning=action.get("reasoning_content", turn.reasoning))
+        calls: list[ToolCall] = []
         for index, one in enumerate(action["tool_calls"]):
             function = one.get("function", {})
             if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
                 raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {one!r}")
             call_id = one.get("id") or f"call_{self._calls_seen + index}"
             calls.append(ToolCall(call_id, function["name"], function["arguments"], index))
-        return action["content"], action, calls
+        return ParsedTurn(content, content, calls, [], action.get("reasoning_content"))
 
     def _limit(self, request: ToolCall | ToolCallError) -> ToolCall | ToolCallError:
         if isinstance(request, ToolCallError) or request.index < self.max_parallel_calls:
@@ -271,6 +372,26 @@ class ToolEnv(BaseEnv):
             metrics=result.metrics,
         )
 
+    async def _respond(self, turn: ParsedTurn) -> StepResult:
+        """Carry out what `respond` says about a turn without calls."""
+        text, message = turn.content, turn.message
+        try:
+            answer = self.respond(turn)
+            if inspect.isawaitable(answer):
+                answer = await self._deadline(_awaited(answer))
+            if not isinstance(answer, End) and not (isinstance(answer, list) and answer):
+                raise ConfigError(f"respond must return End or a list of messages that is not empty, got {answer!r}")
+        except BaseException:
+            self._over = True
+            await self._release()
+            raise
+        if isinstance(answer, End):
+            return await self._end(answer.stop_reason, message, [], reward=answer.reward, final_text=text)
+        if self._turn >= self.max_turns:
+            return await self._end(StopReason.MAX_TURNS, message, [], final_text=text)
+        self._messages += answer
+        return StepResult([one.copy() for one in answer], 0.0, False, self._info(None, message, [], {}))
+
     # ------------------------------------------------------------------ the end
 
     async def _end(
@@ -280,32 +401,47 @@ class ToolEnv(BaseEnv):
         records: list[ToolCallRecord],
         *,
         reward: float = 0.0,
-        final_text: str | None = None,
+        final_text: str = "",
     ) -> StepResult:
         """Score, ask every tool for its reward, release."""
         self._over = True
         assert self._task is not None
         metrics: dict[str, Any] = {}
         try:
-            if final_text is not None and self._scorer is not None:
-                metrics["score"] = await self._score(final_text)
-                reward += metrics["score"]
+            score = await self._score(reason, final_text)
+            if score is not None:
+                reward += score.value
+                metrics["score"] = score.value
+                metrics |= {f"score/{name}": value for name, value in score.components.items()}
             for name, instance in self._instances.items():
-                kwargs = self._task.tools_kwargs.get(name, {}).get("calc_reward_kwargs") or {}
-                given = await self._deadline(self.tools[name].calc_reward(instance, **kwargs))
-                reward += float(given)
-                metrics[f"reward/{name}"] = float(given)
+                metrics[f"reward/{name}"] = await self._tool_reward(name, instance)
+                reward += metrics[f"reward/{name}"]
         finally:
             await self._release()
         return StepResult([], reward, True, self._info(reason, message, records, metrics))
 
-    async def _score(self, final_text: str) -> float:
-        assert self._scorer is not None
+    async def _score(self, reason: StopReason, final_text: str) -> Score | None:
+        if self._scorer is None or reason.failed:
+            return None
         assert self._task is not None
-        score = self._scorer(final_text, self._task)
-        if inspect.isawaitable(score):
-            score = await self._deadline(_awaited(score))
-        return float(score)
+        outcome = Outcome(self._task, self.messages, self._turn, tuple(self._records), final_text, reason)
+        try:
+            score = self._scorer(outcome)
+            if inspect.isawaitable(score):
+                score = await self._deadline(_awaited(score))
+            return None if score is None else Score.of(score)
+        except DeadlineError as error:
+            raise _failed(StopReason.SCORE_TIMEOUT, "the scorer", error) from error
+        except Exception as error:
+            raise _failed(StopReason.SCORE_FAILED, "the scorer failed:", error) from error
+
+    async def _tool_reward(self, name: str, instance: str) -> float:
+        assert self._task is not None
+        kwargs = self._task.tools_kwargs.get(name, {}).get("calc_reward_kwargs") or {}
+        try:
+            return float(await self._deadline(self.tools[name].calc_reward(instance, **kwargs)))
+        except Exception as error:
+            raise _failed(StopReason.TOOL_FAILED, f"calc_reward of the tool {name!r} failed:", error) from error
 
     def _info(
         self,
@@ -313,11 +449,9 @@ class ToolEnv(BaseEnv):
         message: Message,
         records: list[ToolCallRecord],
         metrics: dict[str, Any],
-    ) -> Info:
+    ) -> StepInfo:
         costs = {"reward/bad_calls": self.bad_calls.reward(self._bad_calls)} if self.bad_calls.penalty else {}
         return {
-            "terminated": reason in (StopReason.ANSWERED, StopReason.TOO_MANY_BAD_CALLS),
-            "truncated": reason is StopReason.MAX_TURNS,
             "stop_reason": reason,
             "message": message,
             "tool_calls": records,
@@ -335,17 +469,21 @@ class ToolEnv(BaseEnv):
     async def _deadline(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await with_deadline(coroutine, self.tool_timeout, queue=self.queue_timeout)
 
-    async def _create(self, name: str, made: BaseTool, kwargs: Mapping[str, Any], instances: dict[str, str]) -> None:
-        """Open one tool for the episode of `instances`."""
-        instance = await made.create(**kwargs)
-        if instances is self._instances:
-            instances[name] = instance
-        else:  # too late: the episode was given up meanwhile
+    async def _open(self, name: str, call: Coroutine[Any, Any, str], instances: _Instances) -> None:
+        """Await a tool's `create` or `fork`, and keep the instance, or release it where the episode was given up."""
+        instance = await call
+        if instances.given_up:
             await self._release_all({name: instance})
+        else:
+            instances[name] = instance
 
     async def _release(self) -> None:
         """Release every instance exactly once, even when cancelled meanwhile."""
-        instances, self._instances = self._instances, {}
+        instances, self._instances = self._instances, _Instances()
+        await self._give_up(instances)
+
+    async def _give_up(self, instances: _Instances) -> None:
+        instances.given_up = True
         if instances:
             await shielded(self._release_all(instances))
 
@@ -359,20 +497,16 @@ class ToolEnv(BaseEnv):
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
 
-def _message(text: str, parsed: ParsedTurn) -> Message:
-    """The assistant message that a turn is kept as."""
-    if parsed.errors:  # what could not be read stays in the conversation as it was written
-        return {"role": "assistant", "content": text}
-    message: Message = {"role": "assistant", "content": parsed.content}
-    if parsed.calls:
-        message["content"] = parsed.content.strip()
-        message["tool_calls"] = [call.to_message() for call in parsed.calls]
-    if parsed.reasoning is not None:
-        return {**message, "reasoning_content": parsed.reasoning}
-    return message
+def _failed(reason: StopReason, what: str, error: Exception) -> EpisodeFailedError:
+    """Return the error to raise for a failure at the end of an episode. Its cause may know the reason better."""
+    if isinstance(error, EpisodeFailedError):
+        return error
+    if isinstance(error, SandboxError):
+        reason = StopReason.SANDBOX_FAILED
+    return EpisodeFailedError(reason, f"{what} {type(error).__name__}: {error}")
 
 
-async def _awaited(value: Awaitable[float]) -> float:
+async def _awaited(value: Awaitable[T]) -> T:
     return await value
 
 

@@ -6,98 +6,46 @@ first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from toolgym.envs.registry import make, register  # importing it registers the envs
-from toolgym.version import __version__
+from toolgym.envs.registry import make as make  # importing it registers the envs
+from toolgym.envs.registry import register as register
+from toolgym.tools.lazy import lazy_names
+from toolgym.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from toolgym.envs.base import BaseEnv, StepResult, StopReason
-    from toolgym.envs.code_interpreter import CodeInterpreterEnv
-    from toolgym.envs.task import Task, TaskList, TaskSource, load_tasks
-    from toolgym.envs.tool_env import ToolEnv
-    from toolgym.rollout.batch import Batch, make_batch
-    from toolgym.rollout.engines.base import Engine, SamplingParams
-    from toolgym.rollout.engines.openai_compatible import OpenAICompatible
-    from toolgym.rollout.engines.sglang import SGLangServer
-    from toolgym.rollout.engines.transformers import TransformersEngine
-    from toolgym.rollout.runner import RunConfig, Runner
-    from toolgym.rollout.trajectory import Trajectory
-    from toolgym.tools.base import BaseTool, ToolResult
-    from toolgym.tools.code_interpreter import CodeInterpreterTool
-    from toolgym.tools.config import from_config
-    from toolgym.tools.errors import ToolgymError
-    from toolgym.tools.function import tool
-    from toolgym.tools.schema import ToolSchema
-
-_HOMES = {
-    "BaseEnv": "envs.base",
-    "BaseTool": "tools.base",
-    "Batch": "rollout.batch",
-    "CodeInterpreterEnv": "envs.code_interpreter",
-    "CodeInterpreterTool": "tools.code_interpreter",
-    "Engine": "rollout.engines.base",
-    "OpenAICompatible": "rollout.engines.openai_compatible",
-    "SGLangServer": "rollout.engines.sglang",
-    "SamplingParams": "rollout.engines.base",
-    "RunConfig": "rollout.runner",
-    "Runner": "rollout.runner",
-    "StepResult": "envs.base",
-    "StopReason": "envs.base",
-    "Task": "envs.task",
-    "TaskList": "envs.task",
-    "TaskSource": "envs.task",
-    "ToolEnv": "envs.tool_env",
-    "ToolResult": "tools.base",
-    "ToolSchema": "tools.schema",
-    "ToolgymError": "tools.errors",
-    "Trajectory": "rollout.trajectory",
-    "TransformersEngine": "rollout.engines.transformers",
-    "from_config": "tools.config",
-    "load_tasks": "envs.task",
-    "make_batch": "rollout.batch",
-    "tool": "tools.function",
-}
-
-__all__ = [
-    "BaseEnv",
-    "BaseTool",
-    "Batch",
-    "CodeInterpreterEnv",
-    "CodeInterpreterTool",
-    "Engine",
-    "OpenAICompatible",
-    "RunConfig",
-    "Runner",
-    "SGLangServer",
-    "SamplingParams",
-    "StepResult",
-    "StopReason",
-    "Task",
-    "TaskList",
-    "TaskSource",
-    "ToolEnv",
-    "ToolResult",
-    "ToolSchema",
-    "ToolgymError",
-    "Trajectory",
-    "TransformersEngine",
-    "__version__",
-    "from_config",
-    "load_tasks",
-    "make",
-    "make_batch",
-    "register",
-    "tool",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"toolgym.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from toolgym.envs.base import BaseEnv as BaseEnv
+    from toolgym.envs.base import StepResult as StepResult
+    from toolgym.envs.library.code_interpreter import CodeInterpreterEnv as CodeInterpreterEnv
+    from toolgym.envs.rewards.base import Outcome as Outcome
+    from toolgym.envs.rewards.base import Score as Score
+    from toolgym.envs.tasks.sources import TaskList as TaskList
+    from toolgym.envs.tasks.sources import TaskSource as TaskSource
+    from toolgym.envs.tasks.sources import load_tasks as load_tasks
+    from toolgym.envs.tasks.task import Task as Task
+    from toolgym.envs.tool_env import End as End
+    from toolgym.envs.tool_env import ToolEnv as ToolEnv
+    from toolgym.envs.types import StopReason as StopReason
+    from toolgym.rollout.batch.fields import Batch as Batch
+    from toolgym.rollout.batch.make import make_batch as make_batch
+    from toolgym.rollout.engines.base import Engine as Engine
+    from toolgym.rollout.engines.base import SamplingParams as SamplingParams
+    from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine
+    from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible
+    from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
+    from toolgym.rollout.runner.config import RunConfig as RunConfig
+    from toolgym.rollout.runner.local import Runner as Runner
+    from toolgym.rollout.trajectory import Trajectory as Trajectory
+    from toolgym.tools.base import BaseTool as BaseTool
+    from toolgym.tools.base import ToolResult as ToolResult
+    from toolgym.tools.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
+    from toolgym.tools.config import from_config as from_config
+    from toolgym.tools.errors import ToolgymError as ToolgymError
+    from toolgym.tools.function import tool as tool
+    from toolgym.tools.message import Message as Message
+    from toolgym.tools.schema import ToolSchema as ToolSchema
+    from toolgym.tools.stateful import StatefulTool as StatefulTool
+    from toolgym.tools.stateful import ToolSession as ToolSession
+    from toolgym.wrappers.base import Wrapper as Wrapper
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -8,9 +8,9 @@ from toolgym.tools.errors import missing_extra
 
 
 def main() -> None:
-    """Run the command line, or say what it needs. Exit status as in `toolgym.cli`."""
+    """Run the command line, or say what it needs. Exit status as in `toolgym.cli.app`."""
     try:
-        from toolgym.cli import main as run
+        from toolgym.cli.app import main as run
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):
             raise

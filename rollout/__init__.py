@@ -2,126 +2,58 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.rollout.batch import Batch, check_batch, load_batch, make_batch
-    from toolgym.rollout.chat import Chat
-    from toolgym.rollout.context import ContextPolicy, ContextState, CutToolResults, KeepToolResults, Summarize
-    from toolgym.rollout.engines import (
-        CassetteEngine,
-        Engine,
-        Generation,
-        OpenAICompatible,
-        PauseMode,
-        RecordingEngine,
-        SamplingParams,
-        SGLangEngine,
-        SGLangServer,
-        TransformersEngine,
-    )
-    from toolgym.rollout.episode import Episode, EpisodeState
-    from toolgym.rollout.recording import RecordingRunner
-    from toolgym.rollout.replaying import Difference, Replay, replay
-    from toolgym.rollout.rules import History, Limits, TruncatedTurn
-    from toolgym.rollout.runner import RunConfig, Runner, rollout
-    from toolgym.rollout.tiny import tiny_policy_path
-    from toolgym.rollout.trajectory import Failure, Segment, TokenSequence, Trajectory, Turn
-    from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
-
-_HOMES = {
-    "Batch": "batch",
-    "CassetteEngine": "engines",
-    "Chat": "chat",
-    "ContextPolicy": "context",
-    "ContextState": "context",
-    "CutToolResults": "context",
-    "Difference": "replaying",
-    "Engine": "engines",
-    "Episode": "episode",
-    "EpisodeState": "episode",
-    "Failure": "trajectory",
-    "Generation": "engines",
-    "History": "rules",
-    "KeepToolResults": "context",
-    "Limits": "rules",
-    "OpenAICompatible": "engines",
-    "PauseMode": "engines",
-    "RecordingEngine": "engines",
-    "RecordingRunner": "recording",
-    "Replay": "replaying",
-    "RunConfig": "runner",
-    "Runner": "runner",
-    "SGLangEngine": "engines",
-    "SGLangServer": "engines",
-    "SamplingParams": "engines",
-    "Segment": "trajectory",
-    "Summarize": "context",
-    "TokenSequence": "trajectory",
-    "Trajectory": "trajectory",
-    "TrajectoryWriter": "trajectory_file",
-    "TransformersEngine": "engines",
-    "TruncatedTurn": "rules",
-    "Turn": "trajectory",
-    "check_batch": "batch",
-    "load_batch": "batch",
-    "make_batch": "batch",
-    "read_trajectories": "trajectory_file",
-    "replay": "replaying",
-    "rollout": "runner",
-    "tiny_policy_path": "tiny",
-}
-
-__all__ = [
-    "Batch",
-    "CassetteEngine",
-    "Chat",
-    "ContextPolicy",
-    "ContextState",
-    "CutToolResults",
-    "Difference",
-    "Engine",
-    "Episode",
-    "EpisodeState",
-    "Failure",
-    "Generation",
-    "History",
-    "KeepToolResults",
-    "Limits",
-    "OpenAICompatible",
-    "PauseMode",
-    "RecordingEngine",
-    "RecordingRunner",
-    "Replay",
-    "RunConfig",
-    "Runner",
-    "SGLangEngine",
-    "SGLangServer",
-    "SamplingParams",
-    "Segment",
-    "Summarize",
-    "TokenSequence",
-    "Trajectory",
-    "TrajectoryWriter",
-    "TransformersEngine",
-    "TruncatedTurn",
-    "Turn",
-    "check_batch",
-    "load_batch",
-    "make_batch",
-    "read_trajectories",
-    "replay",
-    "rollout",
-    "tiny_policy_path",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from toolgym.rollout.batch.check import check_batch as check_batch
+    from toolgym.rollout.batch.fields import Batch as Batch
+    from toolgym.rollout.batch.io import load_batch as load_batch
+    from toolgym.rollout.batch.io import save_batch as save_batch
+    from toolgym.rollout.batch.make import make_batch as make_batch
+    from toolgym.rollout.engines.base import Engine as Engine
+    from toolgym.rollout.engines.base import Generation as Generation
+    from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
+    from toolgym.rollout.engines.base import PauseMode as PauseMode
+    from toolgym.rollout.engines.base import SamplingParams as SamplingParams
+    from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine
+    from toolgym.rollout.engines.open import open_engine as open_engine
+    from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible
+    from toolgym.rollout.engines.sglang.in_process import SGLangEngine as SGLangEngine
+    from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
+    from toolgym.rollout.episode import Episode as Episode
+    from toolgym.rollout.job import Job as Job
+    from toolgym.rollout.limits import EpisodeLimits as EpisodeLimits
+    from toolgym.rollout.limits import HistoryMode as HistoryMode
+    from toolgym.rollout.limits import TruncationPolicy as TruncationPolicy
+    from toolgym.rollout.recording.engine import CassetteEngine as CassetteEngine
+    from toolgym.rollout.recording.engine import RecordingEngine as RecordingEngine
+    from toolgym.rollout.recording.recorder import recorded as recorded
+    from toolgym.rollout.recording.replay import Difference as Difference
+    from toolgym.rollout.recording.replay import Replay as Replay
+    from toolgym.rollout.recording.replay import replay as replay
+    from toolgym.rollout.runner.base import RunnerProtocol as RunnerProtocol
+    from toolgym.rollout.runner.config import RunConfig as RunConfig
+    from toolgym.rollout.runner.env_factory import EnvFactory as EnvFactory
+    from toolgym.rollout.runner.local import Runner as Runner
+    from toolgym.rollout.runner.local import rollout as rollout
+    from toolgym.rollout.runner.scheduler import Scheduler as Scheduler
+    from toolgym.rollout.runner.sinks import Sink as Sink
+    from toolgym.rollout.tiny import tiny_policy_path as tiny_policy_path
+    from toolgym.rollout.token_sequence import Segment as Segment
+    from toolgym.rollout.token_sequence import TokenSequence as TokenSequence
+    from toolgym.rollout.tokenizer import load_tokenizer as load_tokenizer
+    from toolgym.rollout.tokens.context_policies import ContextPolicy as ContextPolicy
+    from toolgym.rollout.tokens.context_policies import ContextState as ContextState
+    from toolgym.rollout.tokens.context_policies import CutToolResults as CutToolResults
+    from toolgym.rollout.tokens.context_policies import KeepToolResults as KeepToolResults
+    from toolgym.rollout.tokens.context_policies import Summarize as Summarize
+    from toolgym.rollout.tokens.renderer import ChatRenderer as ChatRenderer
+    from toolgym.rollout.trajectory import Failure as Failure
+    from toolgym.rollout.trajectory import Trajectory as Trajectory
+    from toolgym.rollout.trajectory import Turn as Turn
+    from toolgym.rollout.trajectory_file import TrajectoryWriter as TrajectoryWriter
+    from toolgym.rollout.trajectory_file import read_trajectories as read_trajectories
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""One episode as a state machine: `PENDING → GENERATING → CALLING_TOOLS → GENERATING → … → FINISHED`.
+"""One episode: reset, then turns of the policy and steps of the env in alternation, then the record.
 
 `Episode.run` always returns a trajectory. Whatever breaks (the engine raises, the env raises, a deadline passes)
 ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import enum
 import hashlib
 import math
 import time
@@ -20,17 +19,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from toolgym.envs.base import BaseEnv, StepResult, StopReason
-from toolgym.envs.task import Task
-from toolgym.rollout.chat import Chat
-from toolgym.rollout.context import ContextPolicy, ContextState, checked_messages
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
-from toolgym.rollout.playing import playing
-from toolgym.rollout.rules import History, Limits, TruncatedTurn
-from toolgym.rollout.trajectory import Failure, TokenSequence, Trajectory, Turn
-from toolgym.rollout.transcript import Step, Transcript
-from toolgym.tools.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, EngineError, TemplateError
+from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode_key import episode_scope
+from toolgym.rollout.job import Job
+from toolgym.rollout.limits import HistoryMode, TruncationPolicy
+from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.tokens.context_policies import ContextPolicy, ContextState, checked_messages
+from toolgym.rollout.tokens.conversation import Conversation, Extension
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory import Failure, Trajectory, Turn
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, TemplateError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
@@ -39,28 +41,8 @@ RESUME_WAIT = (0.05, 5.0)
 each time."""
 
 
-class EpisodeState(enum.StrEnum):
-    """Where an episode is."""
-
-    PENDING = "pending"
-    """Not begun, or being reset."""
-    GENERATING = "generating"
-    """Waiting for the engine."""
-    CALLING_TOOLS = "calling_tools"
-    """Waiting for the env's step."""
-    FINISHED = "finished"
-    """Over; the trajectory is there."""
-
-
-_BLAMED = {
-    EpisodeState.PENDING: "reset",
-    EpisodeState.GENERATING: "engine",
-    EpisodeState.CALLING_TOOLS: "env",
-}
-"""Who is to blame for an error that comes up in a state, as the `kind` of the failure."""
-
-ChatFactory = Callable[[Sequence[ToolSchema]], Chat]
-"""From an env's tools to the chat that renders them; the runner keeps one per set of tools."""
+RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
+"""From an env's tools to their renderer; the runner keeps one per set of tools."""
 
 
 def derive_seed(run_seed: int, *parts: str | int) -> int:
@@ -70,60 +52,45 @@ def derive_seed(run_seed: int, *parts: str | int) -> int:
 
 
 class _FailedError(Exception):
-    def __init__(self, kind: str, cause: BaseException) -> None:
-        super().__init__(kind)
-        self.kind = kind
+    def __init__(self, reason: StopReason, cause: BaseException) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.cause = cause
 
 
 class Episode:
-    """Plays one task once.
+    """Plays one job.
 
     Args:
-        env: the env; reset here, closed by whoever made it.
+        job: the task, and the episode's place in its run.
+        config: how to play it.
+        env: the env; reset here, closed by its owner.
         engine: where turns come from.
-        chat_factory: see `ChatFactory`.
-        task: the task.
-        sampling: how to sample each turn; `max_new_tokens` is the bound for one turn, the stop tokens are added here.
-        limits: budgets and deadlines.
-        history: what the policy sees of its earlier turns.
-        on_truncated_turn: what becomes of a turn that was cut.
-        context: context policies, asked in this order.
-        env_id: name for the record.
-        group_id: number of the task in the run.
-        sample: number of the episode in its group.
-        seed: the run's seed, or None for no reproducibility.
-        step: the training step, for the record.
+        renderer_factory: see `RendererFactory`.
+        env_id: what the trajectory calls the env.
     """
 
     def __init__(
         self,
+        job: Job,
+        config: EpisodeConfig,
         env: BaseEnv,
         engine: Engine,
-        chat_factory: ChatFactory,
-        task: Task,
-        sampling: SamplingParams,
-        limits: Limits,
+        renderer_factory: RendererFactory,
         *,
-        history: History = History.APPEND,
-        on_truncated_turn: TruncatedTurn = TruncatedTurn.END,
-        context: Sequence[ContextPolicy] = (),
         env_id: str = "",
-        group_id: int = 0,
-        sample: int = 0,
-        seed: int | None = None,
-        step: int = 0,
     ) -> None:
-        self.state = EpisodeState.PENDING
-        self._env, self._engine, self._chat_factory = env, engine, chat_factory
-        self._task, self._sampling, self._limits = task, sampling, limits
-        self._history, self._on_truncated_turn, self._context = history, on_truncated_turn, context
-        self._env_id, self._group_id, self._sample = env_id, group_id, sample
-        self._seed, self._step = seed, step
+        self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
+        self._job, self._config, self._env_id = job, config, env_id
+        self._env, self._engine, self._make_renderer = env, engine, renderer_factory
+        self._task, self._key, self._seed = job.task, job.key, job.seed
+        self._sampling, self._limits, self._context = config.sampling, config.limits, config.context_policies
+        self._history = HistoryMode(config.history)
+        self._on_truncated_turn = TruncationPolicy(config.on_truncated_turn)
         self._id = uuid.uuid4().hex
-        self._chat: Chat | None = None
-        self._messages: list[Message] = list(task.messages)
-        self._transcript: Transcript | None = None
+        self._renderer: ChatRenderer | None = None
+        self._messages: list[Message] = list(job.task.messages)
+        self._conversation: Conversation | None = None
         self._turns: list[Turn] = []
         self._number = 0
         self._reward = 0.0
@@ -131,7 +98,7 @@ class Episode:
 
     async def run(self) -> Trajectory:
         """Play to the end. Never raises, except for cancellation."""
-        with playing(self._group_id, self._sample):
+        with episode_scope(self._key):
             return await self._run()
 
     async def _run(self) -> Trajectory:
@@ -141,63 +108,67 @@ class Episode:
             async with asyncio.timeout(self._limits.episode_timeout):
                 reason = await self._play()
         except TimeoutError as cause:  # the whole episode's; the others arrive wrapped
-            reason, error = StopReason.TIMEOUT, self._failure("episode_timeout", cause)
+            reason = StopReason.EPISODE_TIMEOUT
+            error = self._failure(reason, cause)
         except _FailedError as failed:
-            timed_out = failed.kind.endswith("_timeout")
-            reason = StopReason.TIMEOUT if timed_out else StopReason.ERROR
-            error = self._failure(failed.kind, failed.cause)
+            reason, error = failed.reason, self._failure(failed.reason, failed.cause)
         except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
-            reason, error = StopReason.ERROR, self._failure(_BLAMED[self.state], cause)
-        self.state = EpisodeState.FINISHED
+            reason, error = self._phase, self._failure(self._phase, cause)
         return self._record(reason, error, started_at, time.monotonic() - started)
 
     # ------------------------------------------------------------------ the road
 
     async def _play(self) -> StopReason:
-        chat, transcript = await self._begin()
+        renderer, conversation = await self._begin()
         while True:
             self._number = len(self._turns)
-            budget = self._room(len(transcript.context), transcript.response_tokens)
+            budget = self._room(len(conversation.context), conversation.response_tokens)
             if budget < 1:
                 return StopReason.BUDGET
-            token_ids, finish_reason = await self._sample_turn(chat, transcript, budget)
-            reason = self._close_turn(chat, transcript, token_ids, finish_reason, budget)
+            token_ids, finish_reason = await self._sample_turn(renderer, conversation, budget)
+            reason = self._close_turn(renderer, conversation, token_ids, finish_reason, budget)
             if reason is not None:
                 return reason
-            result = await self._step_env(transcript)
-            if result.done:
-                return StopReason(result.info.get("stop_reason") or StopReason.ANSWERED)
-            observation, step = await self._observe(chat, transcript, result.obs)
-            response_tokens = 0 if step.begins else transcript.response_tokens + len(step.added or ())
-            if self._room(step.tokens, response_tokens) < 1:
-                return StopReason.BUDGET  # the observation would leave no room for a turn, so nobody would see it
-            transcript.take(step, observation)
-            self._turns[-1] = replace(self._turns[-1], observation_tokens=len(step.added or ()))
+            result = await self._step_env(conversation)
+            reason = result.stop_reason
+            if reason is not None and reason.failed:
+                raise _FailedError(reason, EpisodeError("the env ended the episode with this reason"))
+            if reason is not None:
+                return reason
+            observation, extension = await self._observe(renderer, conversation, result.obs)
+            added = len(extension.added or ())
+            response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
+            if self._room(extension.tokens, response_tokens) < 1:
+                return StopReason.BUDGET  # the observation would leave no room for a turn that could read it
+            conversation.apply(extension, observation)
+            self._turns[-1] = replace(self._turns[-1], observation_tokens=added)
 
-    async def _begin(self) -> tuple[Chat, Transcript]:
-        seed = None if self._seed is None else derive_seed(self._seed, self._group_id, self._sample)
+    async def _begin(self) -> tuple[ChatRenderer, Conversation]:
+        seed = None if self._seed is None else derive_seed(self._seed, *self._key)
         call = self._env.reset(seed=seed, options={"task": self._task})
-        obs, _ = await self._guard("reset", call, self._limits.env_timeout)
+        obs, _ = await self._guard(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, call, self._limits.env_timeout)
         self._messages = list(obs)
         try:
-            self._chat = chat = self._chat_factory(self._env.tool_schemas)
-            self._transcript = transcript = Transcript(chat, self._history, obs)
-            self._refuse_long_prompt(len(transcript.context))
+            self._renderer = renderer = self._make_renderer(self._env.tool_schemas)
+            self._conversation = conversation = Conversation(renderer, self._history, obs)
+            self._refuse_long_prompt(len(conversation.context))
         except Exception as cause:
-            raise _FailedError("prompt", cause) from cause
-        return chat, transcript
+            raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
+        return renderer, conversation
 
-    async def _step_env(self, transcript: Transcript) -> StepResult:
-        self.state = EpisodeState.CALLING_TOOLS
-        turn = self._turns[-1]
+    async def _step_env(self, conversation: Conversation) -> StepResult:
+        self._phase = StopReason.ENV_FAILED
+        turn, parsed = self._turns[-1], conversation.parse_turn()
         started = time.monotonic()
-        result: StepResult = await self._guard("env", self._env.step(turn.text), self._limits.env_timeout)
+        result: StepResult = await self._guard(
+            StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, self._env.step(parsed), self._limits.env_timeout
+        )
         env_seconds = time.monotonic() - started
         if not math.isfinite(result.reward):
             raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
         self._reward += result.reward
         self._metrics = result.info.get("metrics", {})
-        transcript.read(turn.text, result.info.get("message") or {"role": "assistant", "content": turn.text})
+        conversation.set_message(result.info.get("message") or parsed.message)
         self._turns[-1] = replace(
             turn, tool_calls=tuple(result.info.get("tool_calls", ())), reward=result.reward, env_seconds=env_seconds
         )
@@ -205,12 +176,14 @@ class Episode:
 
     # ------------------------------------------------------------------ the policy's turn
 
-    async def _sample_turn(self, chat: Chat, transcript: Transcript, budget: int) -> tuple[list[int], FinishReason]:
-        """Sample one turn, in several parts where the engine aborts it. Whatever was sampled becomes a `Turn`."""
-        self.state = EpisodeState.GENERATING
-        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *chat.stop_token_ids}))
+    async def _sample_turn(
+        self, renderer: ChatRenderer, conversation: Conversation, budget: int
+    ) -> tuple[list[int], FinishReason]:
+        """Sample one turn, in several parts where the engine aborts it. What was sampled becomes a `Turn`."""
+        self._phase = StopReason.ENGINE_FAILED
+        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
         most = min(budget, self._sampling.max_new_tokens)
-        prompt_tokens, started = len(transcript.context), time.monotonic()
+        prompt_tokens, started = len(conversation.context), time.monotonic()
         token_ids: list[int] = []
         reason = FinishReason.ABORT
         resumes = cached_tokens = idle = 0
@@ -218,8 +191,8 @@ class Episode:
         try:
             while not over:
                 params = replace(self._sampling, max_new_tokens=most - len(token_ids), stop_token_ids=stop_token_ids)
-                generation = await self._generate(transcript.context, params, resumes)
-                transcript.sampled(generation)
+                generation = await self._generate(conversation.context, params, resumes)
+                conversation.add_generation(generation)
                 token_ids += generation.token_ids
                 if resumes == 0:
                     cached_tokens = generation.cached_tokens
@@ -239,88 +212,96 @@ class Episode:
         finally:
             if over or token_ids:
                 turn = Turn(
-                    text=chat.text(token_ids),
+                    text=conversation.add_turn(),
                     finish_reason=reason.value,
                     prompt_tokens=prompt_tokens,
                     generated_tokens=len(token_ids),
                     cached_tokens=cached_tokens,
                     engine_seconds=time.monotonic() - started,
-                    sequence=transcript.number,
+                    sequence=conversation.number,
                     resumes=resumes,
-                    truncated=reason is not FinishReason.STOP and not chat.ends_turn(token_ids),
+                    truncated=reason is not FinishReason.STOP and not renderer.ends_turn(token_ids),
+                    seed=self._sampling_seed(0),
                 )
                 self._turns.append(turn)
-                transcript.said({"role": "assistant", "content": turn.text})
         return token_ids, reason
 
     async def _generate(self, context: Sequence[int], params: SamplingParams, part: int) -> Generation:
         """Send one request: the turn's first part, or with `part` above 0 what goes on from the parts before."""
         parts = (self._number, part) if part else (self._number,)
-        if self._seed is not None:
-            params = replace(params, seed=derive_seed(self._seed, self._group_id, self._sample, *parts))
+        params = replace(params, seed=self._sampling_seed(part))
         call = self._engine.generate(
             list(context), params, request_id="-".join([self._id, *map(str, parts)]), affinity=self._id
         )
-        generation: Generation = await self._guard("engine", call, self._limits.engine_timeout)
-        problem = ""
-        if not all(map(math.isfinite, generation.logprobs)):
-            problem = "the engine gave a log-probability that is not finite (NaN in the model?)"
-        elif len(generation.token_ids) > params.max_new_tokens:
-            problem = f"the engine gave {len(generation.token_ids)} tokens for max_new_tokens={params.max_new_tokens}"
-        elif not all(0 <= token_id < self._engine.vocab_size for token_id in generation.token_ids):
-            problem = f"the engine gave a token id outside its vocabulary of {self._engine.vocab_size} ids"
-        if problem:
-            raise _FailedError("engine", EngineError(problem))
+        generation: Generation = await self._guard(
+            StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, call, self._limits.engine_timeout
+        )
         return generation
 
+    def _sampling_seed(self, part: int) -> int | None:
+        """The seed of the present turn's `part`, counted from 0; each part that goes on has a seed of its own."""
+        if self._seed is None:
+            return self._sampling.seed
+        parts = (self._number, part) if part else (self._number,)
+        return derive_seed(self._seed, *self._key, *parts)
+
     def _close_turn(
-        self, chat: Chat, transcript: Transcript, token_ids: Sequence[int], reason: FinishReason, budget: int
+        self,
+        renderer: ChatRenderer,
+        conversation: Conversation,
+        token_ids: Sequence[int],
+        reason: FinishReason,
+        budget: int,
     ) -> StopReason | None:
-        """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncatedTurn`."""
-        if chat.ends_turn(token_ids):
+        """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
+        if renderer.ends_turn(token_ids):
             return None
-        if reason is not FinishReason.STOP and self._on_truncated_turn is TruncatedTurn.END:
+        if reason is not FinishReason.STOP and self._on_truncated_turn is TruncationPolicy.END:
             if reason is FinishReason.ABORT:
                 return StopReason.ABORTED
             return StopReason.BUDGET if budget < self._sampling.max_new_tokens else StopReason.LENGTH
         try:
-            closing = chat.close_turn(token_ids)
+            closing = renderer.close_turn(token_ids)
         except Exception as cause:
-            raise _FailedError("prompt", cause) from cause
-        if self._room(len(transcript.context), transcript.response_tokens) < len(closing):
+            raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
+        if self._room(len(conversation.context), conversation.response_tokens) < len(closing):
             return StopReason.BUDGET
-        transcript.closed(closing)
+        conversation.close_turn(closing)
         self._turns[-1] = replace(self._turns[-1], closing_tokens=len(closing))
         return None
 
     # ------------------------------------------------------------------ the env's answer
 
-    async def _observe(self, chat: Chat, transcript: Transcript, obs: Sequence[Message]) -> tuple[list[Message], Step]:
+    async def _observe(
+        self, renderer: ChatRenderer, conversation: Conversation, obs: Sequence[Message]
+    ) -> tuple[list[Message], Extension]:
         """New messages as the context policies let them through, and how the conversation goes on with them."""
         admitted = list(obs)
         try:
             for policy in self._context:
-                admitted = [policy.admit(message, chat) for message in admitted]
+                admitted = [policy.admit(message, renderer) for message in admitted]
         except Exception as cause:
-            raise _FailedError("context", cause) from cause
+            raise _FailedError(StopReason.CONTEXT_FAILED, cause) from cause
         try:
-            step = transcript.observed(admitted)
+            extension = conversation.extended_with(admitted)
         except Exception as cause:
-            raise _FailedError("prompt", cause) from cause
+            raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
         for policy in self._context:
             # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
-            call = _revise(policy, copy.deepcopy(step.messages), ContextState(step.tokens, self._longest()))
-            revised = await self._guard("context", call, self._limits.context_timeout)
+            call = _revise(policy, copy.deepcopy(extension.messages), ContextState(extension.tokens, self._longest()))
+            revised = await self._guard(
+                StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT, call, self._limits.context_timeout
+            )
             try:
-                if (messages := checked_messages(policy, revised)) != step.messages:
-                    step = transcript.rewritten(messages, policy.name)
+                if (messages := checked_messages(policy, revised)) != extension.messages:
+                    extension = conversation.rewritten(messages, policy.name)
             except TemplateError as cause:
                 # What the model wrote may be what the template refuses; then nothing is changed, and it goes on.
-                if transcript.renders(step.messages):
-                    raise _FailedError("context", cause) from cause
+                if conversation.renders(extension.messages):
+                    raise _FailedError(StopReason.CONTEXT_FAILED, cause) from cause
             except Exception as cause:
-                raise _FailedError("context", cause) from cause
-        return admitted, step
+                raise _FailedError(StopReason.CONTEXT_FAILED, cause) from cause
+        return admitted, extension
 
     # ------------------------------------------------------------------ budgets
 
@@ -328,8 +309,8 @@ class Episode:
         """Most tokens that the present sequence, or the next one, may have, the prompt included."""
         longest = self._engine.context_length
         if self._limits.max_response_tokens is not None:
-            assert self._transcript is not None
-            longest = min(longest, self._transcript.first_prompt_tokens + self._limits.max_response_tokens)
+            assert self._conversation is not None
+            longest = min(longest, self._conversation.first_prompt_tokens + self._limits.max_response_tokens)
         return longest
 
     def _room(self, tokens: int, response_tokens: int) -> int:
@@ -349,40 +330,45 @@ class Episode:
                 "because the policy would see another task: shorten the task, or raise max_prompt_tokens"
             )
 
-    async def _guard(self, kind: str, call: Any, seconds: float) -> Any:
+    async def _guard(self, failed: StopReason, timed_out: StopReason, call: Any, seconds: float) -> Any:
         try:
             return await with_deadline(call, seconds)
         except DeadlineError as cause:
-            raise _FailedError("env_timeout" if kind == "reset" else f"{kind}_timeout", cause) from cause
+            raise _FailedError(timed_out, cause) from cause
+        except EpisodeFailedError as cause:
+            raise _FailedError(cause.stop_reason, cause) from cause
+        except SandboxError as cause:
+            raise _FailedError(StopReason.SANDBOX_FAILED, cause) from cause
         except Exception as cause:
-            raise _FailedError(kind, cause) from cause
+            raise _FailedError(failed, cause) from cause
 
     # ------------------------------------------------------------------ the record
 
-    def _failure(self, kind: str, cause: BaseException) -> Failure:
-        if kind == "episode_timeout":
+    def _failure(self, reason: StopReason, cause: BaseException) -> Failure:
+        if reason is StopReason.EPISODE_TIMEOUT:
             message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
         else:
             message = f"{type(cause).__name__}: {cause}"
-        return Failure(kind, message, self._number)
+        return Failure(message, self._number)
 
     def _record(self, reason: StopReason, error: Failure | None, started_at: float, seconds: float) -> Trajectory:
         messages: Sequence[Message] = self._messages
         sequences: tuple[TokenSequence, ...] = ()
         prompt_text = response_text = ""
-        if self._transcript is not None and self._chat is not None:
-            messages, sequences = self._transcript.messages, self._transcript.sequences
-            prompt_text = self._chat.decode(sequences[-1].prompt_ids)
-            response_text = self._chat.decode(sequences[-1].response_ids)
+        if self._conversation is not None and self._renderer is not None:
+            messages, sequences = self._conversation.messages, self._conversation.sequences
+            prompt_text = self._renderer.decode(sequences[-1].prompt_ids.tolist())
+            response_text = self._renderer.decode(sequences[-1].response_ids.tolist())
         return Trajectory(
             id=self._id,
             env_id=self._env_id,
             task_id=self._task.id,
             source=self._task.source,
-            group_id=self._group_id,
-            sample=self._sample,
+            group_id=self._job.group_id,
+            task_index=self._key.task_index,
+            sample_index=self._key.sample_index,
             messages=tuple(messages),
-            tools=tuple(self._chat.tools) if self._chat is not None else (),
+            tools=tuple(self._renderer.tools) if self._renderer is not None else (),
             sequences=sequences,
             reward=self._reward,
             stop_reason=reason,
@@ -399,7 +385,8 @@ class Episode:
             response_text=response_text,
             started_at=started_at,
             seconds=seconds,
-            step=self._step,
+            training_step=self._config.training_step,
+            validate=self._config.validate,
         )
 
 

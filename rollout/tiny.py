@@ -20,7 +20,7 @@ def tiny_policy_path() -> Path:
     """The folder of the tiny policy, which loads like any Hugging Face model.
 
     It is a Qwen3 of about a million parameters with its own tokenizer and chat template, trained from scratch
-    on transcripts of the arithmetic tasks (`toolgym.envs.arithmetic`). It calls the code interpreter, solves
+    on transcripts of the arithmetic tasks (`toolgym.envs.tasks.arithmetic`). It calls the code interpreter, solves
     some of the tasks, and has bad habits enough for reinforcement learning to mend. It knows nothing else.
     `examples/tiny_policy` trains it again.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
+from toolgym.tools.errors import ConfigError, missing_extra, missing_file
 
 try:
     from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -35,8 +35,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """
     path = Path(source)
     if not path.is_dir() and (path.is_absolute() or str(source).startswith(".")):
-        siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UnknownNameError(f"no model folder at {str(source)!r}{nearest(path.name, siblings)}")
+        raise missing_file("model folder", path)
     if path.is_dir() and not holds_tokenizer(path):
         raise ConfigError(
             f"cannot load a tokenizer from {str(source)!r}: it holds no tokenizer.json, nor an older form"

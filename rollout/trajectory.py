@@ -1,9 +1,8 @@
 """`Trajectory`: the record of one episode, with the exact tokens that the policy saw and wrote.
 
-Tokens are stored once, as sequences of segments in the order in which the context grew; every mask and layout is
-derived from them. Most episodes are one sequence. Where the context had to be written anew (see
-`toolgym.rollout.transcript`), a further sequence begins; none is ever changed. As JSON (one line of a file, see
-`toolgym.rollout.trajectory_file`) a trajectory is a superset of the rows that verl's `rollout_data_dir` holds
+Most episodes are one token sequence (see `toolgym.rollout.token_sequence`). Where the context had to be written anew
+(see `toolgym.rollout.tokens.conversation`), a further sequence begins; none is ever changed. As JSON (one line of a
+file, see `toolgym.rollout.trajectory_file`) a trajectory is a superset of the rows that verl's `rollout_data_dir` holds
 (`input`, `output`, `gts`, `score`, `step`).
 """
 
@@ -11,98 +10,41 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolgym.envs.base import StopReason
-from toolgym.envs.tool_env import ToolCallRecord
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.rollout.token_sequence import Ids, LogProbs, Segment, TokenSequence, version_runs
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 
-FORMAT_VERSION = 2
-"""Version of the JSON that `Trajectory.to_json` writes. Version 1, where an episode was one sequence, is read too."""
+FORMAT_VERSION = 3
+"""Version of the JSON that `Trajectory.to_json` writes. Versions 1 (where an episode was one sequence) and 2 (where
+groups were numbered in their run, and weight versions stood beside each token) are read too."""
+
+_KINDS = {
+    "env_create": StopReason.ENV_CREATE_FAILED,
+    "reset": StopReason.RESET_FAILED,
+    "prompt": StopReason.PROMPT_REFUSED,
+    "engine": StopReason.ENGINE_FAILED,
+    "engine_timeout": StopReason.ENGINE_TIMEOUT,
+    "env": StopReason.ENV_FAILED,
+    "env_timeout": StopReason.ENV_TIMEOUT,
+    "context": StopReason.CONTEXT_FAILED,
+    "context_timeout": StopReason.CONTEXT_TIMEOUT,
+    "episode_timeout": StopReason.EPISODE_TIMEOUT,
+}
+"""From the `kind` that an error has in files of versions 1 and 2."""
 
 MAX_DEPTH = 150
 """Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
 
-
-@dataclass(frozen=True)
-class Segment:
-    """A run of tokens behind the prompt, all from one hand.
-
-    Attributes:
-        token_ids: the ids, in order.
-        is_policy: whether the policy sampled them; otherwise the env put them there.
-        logprobs: the engine's log-probability of each id; empty for the env's.
-        weight_versions: the version of the weights that sampled each id; empty for the env's.
-    """
-
-    token_ids: tuple[int, ...]
-    is_policy: bool
-    logprobs: tuple[float, ...] = ()
-    weight_versions: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        expected = len(self.token_ids) if self.is_policy else 0
-        if not len(self.logprobs) == len(self.weight_versions) == expected:
-            raise ConfigError(
-                f"a segment of {len(self.token_ids)} {'policy' if self.is_policy else 'env'} tokens needs {expected} "
-                f"logprobs and weight versions, got {len(self.logprobs)} and {len(self.weight_versions)}"
-            )
-
-
-@dataclass(frozen=True)
-class TokenSequence:
-    """One context from its prompt to its end: what an engine was sent and produced, and one row of a batch.
-
-    A later sequence holds the turns of earlier ones in its prompt, if at all, so no sampled token is in the segments
-    of two sequences.
-
-    Attributes:
-        prompt_ids: token ids up to the first turn that was sampled in this sequence.
-        segments: what came after, in order.
-        cause: why it began: `start` (the episode's first), `template` (the chat template renders the conversation
-            otherwise than what was there), or the name of the context policy that changed the messages.
-    """
-
-    prompt_ids: tuple[int, ...]
-    segments: tuple[Segment, ...]
-    cause: str = "start"
-
-    @property
-    def response_ids(self) -> list[int]:
-        """All ids behind the prompt, the policy's and the env's."""
-        return list(itertools.chain.from_iterable(segment.token_ids for segment in self.segments))
-
-    @property
-    def response_mask(self) -> list[int]:
-        """1 for each id that the policy sampled, 0 for each of the env's. Same length as `response_ids`."""
-        return [int(segment.is_policy) for segment in self.segments for _ in segment.token_ids]
-
-    @property
-    def logprobs(self) -> list[float]:
-        """The engine's log-probability of each id; 0.0 for the env's. Same length as `response_ids`."""
-        return [
-            value
-            for segment in self.segments
-            for value in (segment.logprobs if segment.is_policy else (0.0,) * len(segment.token_ids))
-        ]
-
-    @property
-    def weight_versions(self) -> list[str | None]:
-        """Version of the weights behind each id; None for the env's. Same length as `response_ids`."""
-        return [
-            value
-            for segment in self.segments
-            for value in (segment.weight_versions if segment.is_policy else (None,) * len(segment.token_ids))
-        ]
-
-    @property
-    def policy_tokens(self) -> int:
-        """Number of ids that the policy sampled."""
-        return sum(len(segment.token_ids) for segment in self.segments if segment.is_policy)
+SHORTEST_QUOTE = 24
+"""Characters from which on a turn's text is stored as its place in `input` and `output`."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +59,7 @@ class Turn:
         cached_tokens: tokens of the context that the engine had in its prefix cache.
         observation_tokens: tokens that the env appended afterwards; 0 where a new sequence began instead.
         tool_calls: what became of each call, in order.
-        reward: reward of the env's step.
+        reward: reward of the env's step; None where the env was not stepped, as after a turn that was cut.
         engine_seconds: wall seconds until the engine had answered, resumes included.
         env_seconds: wall seconds of the env's step, tools included.
         sequence: number of the sequence that it was sampled in, counted from 0.
@@ -125,6 +67,7 @@ class Turn:
         truncated: it ended without an end, by its length or by an abort that was not resumed.
         closing_tokens: tokens that were appended, as the env's, to end a turn that had not sampled its end-of-turn
             token.
+        seed: the sampling seed that the engine was sent with the turn's first part; None where it had none.
     """
 
     text: str
@@ -134,27 +77,25 @@ class Turn:
     cached_tokens: int = 0
     observation_tokens: int = 0
     tool_calls: tuple[ToolCallRecord, ...] = ()
-    reward: float = 0.0
+    reward: float | None = None
     engine_seconds: float = 0.0
     env_seconds: float = 0.0
     sequence: int = 0
     resumes: int = 0
     truncated: bool = False
     closing_tokens: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an episode failed.
+    """What broke where the trajectory's `stop_reason` is a failure.
 
     Attributes:
-        kind: `env_create`, `reset`, `prompt`, `engine`, `engine_timeout`, `env`, `env_timeout`, `context`,
-            `context_timeout` or `episode_timeout`.
         message: the error's type and text.
         turn: number of the turn, counted from 0.
     """
 
-    kind: str
     message: str
     turn: int
 
@@ -164,12 +105,13 @@ class Trajectory:
     """One finished, truncated or failed episode.
 
     Attributes:
-        id: unique in the run.
+        id: unique.
         env_id: the env's id, or the name of its class.
         task_id: the task's id.
         source: the task's source.
-        group_id: number of the task in the run; trajectories of one group were sampled from one task.
-        sample: number of the trajectory in its group.
+        group_id: the same for all trajectories that one run sampled from one task for one role, and unique across runs.
+        task_index: number of the task in the run, counted from 0.
+        sample_index: number of the trajectory in its group, counted from 0.
         messages: the whole conversation, whatever a context policy took away from the policy's view later. With one
             sequence, the chat template renders it to that sequence's ids.
         tools: the tools' schemas in the OpenAI shape, as the template got them.
@@ -177,7 +119,7 @@ class Trajectory:
         reward: sum of the rewards of all steps.
         stop_reason: why it ended.
         turns: turn by turn.
-        ground_truth: the task's.
+        ground_truth: the task's; any value that JSON can hold.
         error: the failure, when it failed; everything up to it is kept.
         sampling: parameters of the sampling, by name.
         metrics: the env's metrics of the last step.
@@ -185,22 +127,27 @@ class Trajectory:
         response_text: the last sequence's ids behind the prompt decoded, special tokens included.
         started_at: seconds since the epoch.
         seconds: wall seconds of the whole episode.
-        step: the training step it belongs to, where the caller says so.
+        training_step: the training step it belongs to, where the caller says so.
+        validate: whether it was played to validate a policy, not to train it.
+        role: which of the env's roles the policy played.
+        parent: id of the trajectory that it was branched from; None where it began with `reset`.
+        branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
     """
 
     id: str
     env_id: str
     task_id: str
     source: str
-    group_id: int
-    sample: int
+    group_id: str
+    task_index: int
+    sample_index: int
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     sequences: tuple[TokenSequence, ...]
     reward: float
     stop_reason: StopReason
     turns: tuple[Turn, ...] = ()
-    ground_truth: str | None = None
+    ground_truth: Any = None
     error: Failure | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -208,7 +155,11 @@ class Trajectory:
     response_text: str = ""
     started_at: float = 0.0
     seconds: float = 0.0
-    step: int = 0
+    training_step: int = 0
+    validate: bool = False
+    role: str = "policy"
+    parent: str | None = None
+    branch_turn: int | None = None
 
     # ------------------------------------------------------------------ tokens
 
@@ -224,10 +175,10 @@ class Trajectory:
                 f"trajectory {self.id} has {len(self.sequences)} token sequences, so it has no one prompt and "
                 "response; go through `trajectory.sequences`"
             )
-        return self.sequences[0] if self.sequences else TokenSequence((), ())
+        return self.sequences[0] if self.sequences else TokenSequence(np.zeros(0, np.int32), ())
 
     @property
-    def prompt_ids(self) -> tuple[int, ...]:
+    def prompt_ids(self) -> Ids:
         """`prompt_ids` of the only sequence."""
         return self.sequence.prompt_ids
 
@@ -237,17 +188,17 @@ class Trajectory:
         return self.sequence.segments
 
     @property
-    def response_ids(self) -> list[int]:
+    def response_ids(self) -> Ids:
         """`response_ids` of the only sequence."""
         return self.sequence.response_ids
 
     @property
-    def response_mask(self) -> list[int]:
+    def response_mask(self) -> NDArray[np.int8]:
         """`response_mask` of the only sequence."""
         return self.sequence.response_mask
 
     @property
-    def logprobs(self) -> list[float]:
+    def logprobs(self) -> LogProbs:
         """`logprobs` of the only sequence."""
         return self.sequence.logprobs
 
@@ -267,6 +218,16 @@ class Trajectory:
     def failed(self) -> bool:
         """Whether the engine, the env or a deadline broke the episode off."""
         return self.error is not None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a policy may be trained on its tokens: only such a trajectory becomes rows of a batch."""
+        return self.stop_reason.trainable
+
+    @property
+    def counts(self) -> bool:
+        """Whether its reward counts in its group's statistics: a failure is not the policy's."""
+        return self.stop_reason.counts
 
     @property
     def tool_calls(self) -> list[ToolCallRecord]:
@@ -294,7 +255,7 @@ class Trajectory:
             if record.status != "ok"
         ]
         if self.error is not None:
-            lines.append(f"turn {self.error.turn}: {self.error.kind}: {self.error.message}")
+            lines.append(f"turn {self.error.turn}: {self.stop_reason}: {self.error.message}")
         return lines
 
     # ------------------------------------------------------------------ JSON
@@ -302,45 +263,66 @@ class Trajectory:
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON can hold it; `from_json` reads it back equal.
 
-        verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, and `score`
-        the reward.
+        verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, `score` the
+        reward, and `step` the training step. A turn's text, or a tool result's, that stands in `input` or `output`
+        is not written again: `[start, end]` is its place in `input + output`, counted in code points.
         """
-        own = plain(self)
-        del own["prompt_text"], own["response_text"], own["ground_truth"], own["reward"]
+        whole = self.prompt_text + self.response_text
         verl = {
             "input": self.prompt_text,
             "output": self.response_text,
-            "gts": self.ground_truth,
+            "gts": plain(self.ground_truth),
             "score": self.reward,
+            "step": self.training_step,
         }
-        return {"format_version": FORMAT_VERSION, **verl, **own}
+        names = [item.name for item in dataclasses.fields(self) if item.name not in (*_VERLS, "sequences", "turns")]
+        return {
+            "format_version": FORMAT_VERSION,
+            **verl,
+            **{name: plain(getattr(self, name)) for name in names},
+            "sequences": [sequence.to_json() for sequence in self.sequences],
+            "turns": [_turn_to_json(turn, whole) for turn in self.turns],
+        }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Trajectory:
+    def from_json(cls, value: Mapping[str, Any], *, run: str = "") -> Trajectory:
         """Read what `to_json` made.
+
+        Args:
+            value: the JSON.
+            run: a name for the run that it comes from. Versions 1 and 2 number groups in their run; with the name they
+                become ids that are unique across runs.
 
         Raises:
             ConfigError: something is missing or of an unknown version.
         """
         version = value.get("format_version")
-        if version not in (1, FORMAT_VERSION):
-            raise ConfigError(f"expected a trajectory of format version 1 or {FORMAT_VERSION}, got {version!r}")
-        data = dict(value)
-        del data["format_version"]
+        if version not in range(1, FORMAT_VERSION + 1):
+            raise ConfigError(f"expected a trajectory of format version 1 to {FORMAT_VERSION}, got {version!r}")
         try:
-            if version == 1:
-                only = {"prompt_ids": data.pop("prompt_ids"), "segments": data.pop("segments"), "cause": "start"}
-                data["sequences"] = [only] if only["prompt_ids"] else []
-            data["prompt_text"], data["response_text"] = data.pop("input"), data.pop("output")
-            data["ground_truth"], data["reward"] = data.pop("gts"), data.pop("score")
+            data = dict(value) if version == FORMAT_VERSION else _upgraded(value, run)
+            del data["format_version"]
+            for name, key in _VERLS.items():
+                data[name] = data.pop(key)
+            whole = data["prompt_text"] + data["response_text"]
             data["messages"], data["tools"] = tuple(data["messages"]), tuple(data["tools"])
-            data["sequences"] = tuple(_sequence(one) for one in data["sequences"])
-            data["turns"] = tuple(_turn(one) for one in data["turns"])
+            data["sequences"] = tuple(TokenSequence.from_json(one) for one in data["sequences"])
+            data["turns"] = tuple(_turn_from_json(one, whole) for one in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
             data["stop_reason"] = StopReason(data["stop_reason"])
             return cls(**data)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
+
+
+_VERLS = {
+    "prompt_text": "input",
+    "response_text": "output",
+    "ground_truth": "gts",
+    "reward": "score",
+    "training_step": "step",
+}
+"""Fields of a trajectory to verl's names for them."""
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -363,20 +345,52 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def _sequence(value: Mapping[str, Any]) -> TokenSequence:
-    segments = tuple(_segment(one) for one in value["segments"])
-    return TokenSequence(tuple(value["prompt_ids"]), segments, value["cause"])
+def _turn_to_json(turn: Turn, whole: str) -> dict[str, Any]:
+    value: dict[str, Any] = plain(turn)
+    for one in (value, *value["tool_calls"]):
+        one["text"] = _quoted(one["text"], whole)
+    return value
 
 
-def _segment(value: Mapping[str, Any]) -> Segment:
-    return Segment(
-        token_ids=tuple(value["token_ids"]),
-        is_policy=value["is_policy"],
-        logprobs=tuple(value["logprobs"]),
-        weight_versions=tuple(value["weight_versions"]),
-    )
+def _turn_from_json(value: Mapping[str, Any], whole: str) -> Turn:
+    calls = tuple(ToolCallRecord(**{**one, "text": _unquoted(one["text"], whole)}) for one in value["tool_calls"])
+    return Turn(**{**value, "text": _unquoted(value["text"], whole), "tool_calls": calls})
 
 
-def _turn(value: Mapping[str, Any]) -> Turn:
-    calls = tuple(ToolCallRecord(**record) for record in value["tool_calls"])
-    return Turn(**{**value, "tool_calls": calls})
+def _quoted(text: str, whole: str) -> str | list[int]:
+    start = whole.find(text) if len(text) >= SHORTEST_QUOTE else -1
+    return text if start < 0 else [start, start + len(text)]
+
+
+def _unquoted(stored: str | list[int], whole: str) -> str:
+    if isinstance(stored, str):
+        return stored
+    start, end = stored
+    if not 0 <= start < end <= len(whole):
+        raise ValueError(f"no text at {stored!r} in input and output, which have {len(whole)} characters")
+    return whole[start:end]
+
+
+def _upgraded(value: Mapping[str, Any], run: str) -> dict[str, Any]:
+    """JSON of version 1 or 2 as version 3 has it."""
+    data = dict(value)
+    if data["format_version"] == 1:
+        only = {"prompt_ids": data.pop("prompt_ids"), "segments": data.pop("segments"), "cause": "start"}
+        data["sequences"] = [only] if only["prompt_ids"] else []
+    data["task_index"], data["sample_index"] = data.pop("group_id"), data.pop("sample")
+    data["group_id"] = f"{run}-{data['task_index']}"
+    data["sequences"] = [
+        {
+            "prompt_ids": sequence["prompt_ids"],
+            "segments": [
+                {**one, "version_runs": version_runs(one["weight_versions"]), "aligned": {}}
+                for one in sequence["segments"]
+            ],
+            "start_reason": sequence["cause"],
+        }
+        for sequence in data["sequences"]
+    ]
+    if data["error"] is not None:  # its kind says which failure it was
+        data["error"] = dict(data["error"])
+        data["stop_reason"] = _KINDS[data["error"].pop("kind")]
+    return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -11,13 +12,13 @@ from types import TracebackType
 from typing import IO, Self
 
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.errors import ConfigError, missing_file
 
 _log = logging.getLogger("toolgym.rollout")
 
 
 class TrajectoryWriter:
-    """Appends trajectories to a JSON Lines file, each as soon as it is there.
+    """Appends trajectories to a JSON Lines file, each as soon as it is finished.
 
     Every line is flushed to the operating system, so that a killed run keeps all that had finished.
 
@@ -83,14 +84,15 @@ class TrajectoryWriter:
         try:
             self.close()
         except ConfigError:
-            if error is None:  # else it says once more what the error says already
+            if error is None:  # otherwise the error that is on its way says it
                 raise
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Read a JSON Lines file of trajectories, one by one.
 
-    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log.
+    A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log. Groups of files of
+    versions 1 and 2 get ids that are the same at every reading, and that no other file's groups have.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
@@ -100,12 +102,13 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     try:
         file = path.open("rb")  # a line that was cut may end within a character
     except FileNotFoundError:
-        siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UnknownNameError(f"no trajectories at {str(path)!r}{nearest(path.name, siblings)}") from None
+        raise missing_file("trajectories", path) from None
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+    run = ""
     with file:
         for number, line in enumerate(file, start=1):
+            run = run or hashlib.blake2b(bytes(path.resolve()) + line, digest_size=8).hexdigest()
             try:
                 value = json.loads(line)
                 if not isinstance(value, dict):
@@ -116,6 +119,6 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                     return
                 raise ConfigError(f"{path}, line {number}: {error}") from error
             try:
-                yield Trajectory.from_json(value)
+                yield Trajectory.from_json(value, run=run)
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error

@@ -1,14 +1,27 @@
-"""Settings that all tests share."""
+"""Settings that all tests share, and the tier that each test belongs to (see `markers` in pyproject.toml)."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no error: generating inputs, and examples themselves, may take as long as they need.
-settings.register_profile("toolgym", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("toolgym")
+LENIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", max_examples=20, **LENIENT)
+settings.register_profile("ci", max_examples=100, **LENIENT)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+INHERITED = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+"""Signals that `nohup` and a shell's `&` have a program ignore, and what they do otherwise. Each process that a test
+starts would inherit that."""
 
 
 def pytest_addoption(parser):
@@ -16,7 +29,25 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    for number, usual in INHERITED.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     if config.getoption("--event-loop") == "uvloop":
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+
+def pytest_collection_modifyitems(items):
+    weaker = set(_levels()[1:])
+    for item in items:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(value, str) and value in weaker for value in given):
+            item.add_marker(pytest.mark.matrix)
+
+
+def _levels() -> list[str]:
+    """The levels of isolation of this machine, strongest first."""
+    from toolgym.tools.sandbox.local import probe
+
+    return list(probe()["levels"])

@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.tools.base import BaseTool, ToolResult
-    from toolgym.tools.code_interpreter import CodeInterpreterConfig, CodeInterpreterTool
-    from toolgym.tools.config import from_config
-    from toolgym.tools.errors import ToolgymError
-    from toolgym.tools.function import FunctionTool, tool
-    from toolgym.tools.message import Message
-    from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema
-
-_HOMES = {
-    "BaseTool": "base",
-    "CallProblem": "schema",
-    "CodeInterpreterConfig": "code_interpreter",
-    "CodeInterpreterTool": "code_interpreter",
-    "FunctionTool": "function",
-    "Message": "message",
-    "ToolCall": "schema",
-    "ToolCallError": "schema",
-    "ToolResult": "base",
-    "ToolSchema": "schema",
-    "ToolgymError": "errors",
-    "from_config": "config",
-    "tool": "function",
-}
-
-__all__ = [
-    "BaseTool",
-    "CallProblem",
-    "CodeInterpreterConfig",
-    "CodeInterpreterTool",
-    "FunctionTool",
-    "Message",
-    "ToolCall",
-    "ToolCallError",
-    "ToolResult",
-    "ToolSchema",
-    "ToolgymError",
-    "from_config",
-    "tool",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from toolgym.tools.base import BaseTool as BaseTool
+    from toolgym.tools.base import ToolResult as ToolResult
+    from toolgym.tools.code_interpreter import CodeInterpreterConfig as CodeInterpreterConfig
+    from toolgym.tools.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
+    from toolgym.tools.config import from_config as from_config
+    from toolgym.tools.errors import ToolgymError as ToolgymError
+    from toolgym.tools.function import FunctionTool as FunctionTool
+    from toolgym.tools.function import tool as tool
+    from toolgym.tools.message import Message as Message
+    from toolgym.tools.schema import CallProblem as CallProblem
+    from toolgym.tools.schema import ToolCall as ToolCall
+    from toolgym.tools.schema import ToolCallError as ToolCallError
+    from toolgym.tools.schema import ToolSchema as ToolSchema
+    from toolgym.tools.stateful import StatefulTool as StatefulTool
+    from toolgym.tools.stateful import ToolSession as ToolSession
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

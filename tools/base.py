@@ -1,8 +1,11 @@
 """The contract of a tool: four calls and a result.
 
-One instance of a tool serves many episodes at once; whatever belongs to one episode lives under its
-`instance_id`. The four-call lifecycle is the one that verl made known: `create` once per episode, `execute` per
-call, `calc_reward` once when the episode ends, `release` exactly once whatever happened.
+One tool object serves many episodes at once; what belongs to one episode lives under its `instance_id`. The four-call
+lifecycle is verl's: `create` once per episode, `execute` per call, `calc_reward` once when the episode ends, `release`
+exactly once whatever happened. `fork` is ours: it copies an episode's instance.
+
+A tool without state is a function with `@tool`; for a tool with state per episode, `toolgym.tools.StatefulTool` keeps
+the instances.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.tools.schema import ToolSchema
 
 
@@ -60,7 +63,7 @@ class ToolResult(_ToolResult):
 class BaseTool(ABC):
     """A callable with a JSON schema and a life per episode.
 
-    Subclasses implement `execute` and, where they keep state per episode, `create` and `release`.
+    Subclasses implement `execute` and, where they keep state per episode, `create`, `release` and, if they can, `fork`.
 
     Args:
         config: the tool's own options; see the subclass.
@@ -101,7 +104,7 @@ class BaseTool(ABC):
             create_kwargs: from the task's `tools_kwargs[name]["create_kwargs"]`.
 
         Returns:
-            The id that the other three calls take.
+            The id that the other calls take.
         """
         return instance_id if instance_id is not None else uuid.uuid4().hex
 
@@ -122,8 +125,21 @@ class BaseTool(ABC):
         """The tool's contribution to the episode's reward, asked once when the episode ends. Default 0."""
         return 0.0
 
+    async def fork(self, instance_id: str) -> str:
+        """Copy an instance, with all its state, for another episode that goes on from here.
+
+        Returns:
+            The id of the copy, which is released like any other.
+
+        Raises:
+            ForkNotSupportedError: the tool cannot; names it. The default.
+        """
+        raise ForkNotSupportedError(
+            f"the tool {self.name!r} cannot be forked: {type(self).__name__} does not implement fork"
+        )
+
     async def release(self, instance_id: str, **release_kwargs: Any) -> None:
         """Free what `create` and `execute` took. Called exactly once per `create`, whatever happened between."""
 
     async def close(self) -> None:
-        """Free what the tool itself holds (pools, connections), when nobody will use it any more."""
+        """Free what the tool itself holds (pools, connections). Called by its owner, after the last `release`."""

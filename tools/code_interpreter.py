@@ -16,23 +16,24 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pydantic
 
-from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.deadline import shielded
+from toolgym.tools.base import ToolResult
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.errors import ConfigError, SandboxError, nearest
-from toolgym.tools.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
-from toolgym.tools.sandbox.fusion import FusionSandbox
-from toolgym.tools.sandbox.local import languages
-from toolgym.tools.sandbox.local.isolation import offered
+from toolgym.tools.sandbox.local.host import languages
+from toolgym.tools.sandbox.local.host.isolation import offered
 from toolgym.tools.sandbox.process import ProcessSandbox
 from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.schema import ToolSchema
+from toolgym.tools.stateful import StatefulTool, ToolSession
 
 _log = logging.getLogger("toolgym.tools")
 
@@ -62,8 +63,8 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     default_language: str = "python"
     """Language of the code."""
     sandbox_url: str | None = None
-    """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. Which of
-    the two it is, it is asked at the first episode."""
+    """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. The tool
+    asks it at the first episode which of the two it is."""
     sandbox_urls: list[str] | None = None
     """Run on these servers; each episode stays on one where it has a session."""
     sandbox_token: pydantic.SecretStr | None = None
@@ -75,7 +76,7 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
     stateful: bool | None = None
     """Whether variables, imports and files stay from call to call of an episode. Default: where the sandbox has
-    sessions and the language is Python; a server that has none is told of once in the log. With true, one that has none
+    sessions and the language is Python; the log says once that a server has none. With true, one that has none
     is refused."""
     isolation: str | None = None
     """Weakest isolation level of the local sandbox that is acceptable: `namespaces`, `uid` or `landlock`. Default:
@@ -87,47 +88,97 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     """Kept so that verl's tool files load; only "native" exists."""
 
 
-class _Episode:
-    """The session of one episode."""
+class _Interpreter(ToolSession):
+    """One episode of a code interpreter. Its sandbox session is opened at the first call."""
 
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._opening = asyncio.Lock()
-        self._over = False
+    def __init__(self, tool: CodeInterpreterTool, session: Session | None = None) -> None:
+        self._tool = tool
+        self._session = session
+        self._changing = asyncio.Lock()  # the calls of one turn come at the same time, and share one session
+        self._closed = False
 
-    async def open(self, sandbox: Sandbox) -> tuple[Session, bool]:
-        """The session, opened where there is none or it has ended; and whether it had ended.
+    async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        options, sandbox = self._tool.options, self._tool.sandbox
+        timeout = float(execute_kwargs.get("timeout", options.default_timeout))
+        stdin = str(execute_kwargs.get("stdin", ""))
+        most = options.max_output_chars
+        return_code: int | None = None
+        asked = time.monotonic()
+        async with self._tool.permits():
+            queued = time.monotonic() - asked
+            try:
+                if await self._tool.has_sessions() and not stdin:
+                    session, lost = await self._open()
+                    cell = await session.run_cell(parameters["code"], timeout=timeout)
+                    status, seconds, text = cell.status, cell.duration, render_cell(cell, timeout, most)
+                    if lost:
+                        text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
+                else:
+                    run = await sandbox.run(
+                        parameters["code"],
+                        language=options.default_language,
+                        timeout=timeout,
+                        memory_mb=options.memory_limit_mb if options.memory_limit_mb > 0 else None,
+                        stdin=stdin,
+                    )
+                    status, seconds, text = run.status, run.duration, render_result(run, timeout, most)
+                    return_code = run.return_code
+            except SandboxError as error:
+                status, seconds, text = ExecutionStatus.SANDBOX_ERROR, 0.0, _sandbox_failed(str(error))
+        metrics: dict[str, Any] = {
+            "status": status.value,
+            "return_code": return_code,
+            "run_seconds": seconds,
+            "queue_seconds": queued,
+        }
+        if status is ExecutionStatus.SANDBOX_ERROR:
+            metrics["infra_failure"] = True
+        return ToolResult(text, 0.0, metrics)
+
+    async def fork(self) -> ToolSession:
+        """Fork the sandbox session with its variables and files; see `Session.fork` for errors."""
+        async with self._changing:
+            session = self._session
+            # A session that ended goes to the copy too, whose model then reads of the loss. Closing it twice is fine.
+            return _Interpreter(self._tool, await session.fork() if session is not None and session.alive else session)
+
+    async def close(self) -> None:
+        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _open(self) -> tuple[Session, bool]:
+        """Return the sandbox session, opened where there is none or it has ended; and whether it had ended.
 
         Raises:
             SandboxError: it cannot be opened, or the episode is over.
         """
-        async with self._opening:  # several calls of one turn may come together
-            session = self._session
-            if session is not None and session.alive:
-                return session, False
-            if session is not None:
-                await session.close()
-            if not self.has_ended():
-                opened = await sandbox.session()
-                if not self.has_ended():
+        async with self._changing:
+            before = self._session
+            if before is not None and before.alive:
+                return before, False
+            if before is not None:
+                await before.close()
+            if not self._is_closed():
+                opened = await self._tool.sandbox.session()
+                if not self._is_closed():
                     self._session = opened
-                    return opened, session is not None
+                    return opened, before is not None
                 await shielded(opened.close())
             raise SandboxError("the episode was released before this call could run")
 
-    def has_ended(self) -> bool:
-        """Whether it was released, asked anew: that may have happened during an await."""
-        return self._over
-
-    async def end(self) -> None:
-        """Close the session; none is opened any more."""
-        self._over = True
-        if self._session is not None:
-            await self._session.close()
+    def _is_closed(self) -> bool:
+        """Whether it is closed, asked anew: that may have happened during an await."""
+        return self._closed
 
 
-class CodeInterpreterTool(BaseTool):
+class CodeInterpreterTool(StatefulTool):
     """Runs the `code` that the model sends and answers with what it printed, and with what went wrong.
+
+    A task's `execute_kwargs` may have `timeout` (seconds; overrides `default_timeout`) and `stdin` (str; what the
+    program can read, in a run of its own). The metrics of a call are `status`, `return_code`, `run_seconds`,
+    `queue_seconds` and, when the sandbox failed, `infra_failure`. A fork has the same variables and files.
 
     Args:
         config: see `CodeInterpreterConfig`.
@@ -163,14 +214,11 @@ class CodeInterpreterTool(BaseTool):
             raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
         self._owns_sandbox = sandbox is None
         self.sandbox = sandbox if sandbox is not None else _sandbox(self.options)
-        has_sessions = type(self.sandbox).session is not Sandbox.session
-        if self.options.stateful and not has_sessions:
+        has_sessions = self.sandbox.sessions_known  # None: its servers must be asked
+        if self.options.stateful and has_sessions is False:
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
         wanted = self.options.stateful is not False and self.options.default_language == "python"
-        self._stateful: bool | None = has_sessions and wanted
-        if self._stateful and isinstance(self.sandbox, RemoteSandbox):
-            self._stateful = None  # its servers must be asked
-        self._episodes: dict[str, _Episode] = {}
+        self._stateful: bool | None = has_sessions if wanted else False
         self._workers: RateLimiter = LocalRateLimiter(self.options.num_workers)
         self._limiter: RateLimiter | None = (
             global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit)
@@ -183,70 +231,44 @@ class CodeInterpreterTool(BaseTool):
         """Whether an episode's calls share variables, imports and files; None while a server was not asked yet."""
         return self._stateful
 
-    async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
-        """See `BaseTool.create`. A session is opened at the first call.
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        """Begin an episode.
 
         Raises:
             ConfigError: the configured address leads to no sandbox server, the server does not let us in, or it has no
                 sessions and `stateful` is true. (One that cannot be reached now is an infrastructure failure of the
                 calls that need it.)
         """
-        if self._stateful is None:
-            try:
-                await self._decide()
-            except SandboxError as error:
-                _log.warning("%s", error)
+        try:
+            await self.has_sessions()
+        except SandboxError as error:
+            _log.warning("%s", error)
         if isinstance(self.sandbox, SharedSandbox):
             self.sandbox.warm()  # while the model writes its first turn
-        return await super().create(instance_id, **create_kwargs)
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
-        """Run `parameters["code"]`.
-
-        Args:
-            instance_id: the episode.
-            parameters: `{"code": str}`.
-            execute_kwargs: `timeout` (seconds) overrides `default_timeout` for this task; `stdin` (str) is what the
-                program can read.
-
-        Returns:
-            Text for the model, reward 0, and the metrics `status`, `return_code`, `run_seconds`, `queue_seconds`
-            and, when the sandbox failed, `infra_failure`.
-        """
-        timeout = float(execute_kwargs.get("timeout", self.options.default_timeout))
-        stdin = str(execute_kwargs.get("stdin", ""))
-        asked = time.monotonic()
-        episode = self._episodes.setdefault(instance_id, _Episode())
-        async with self._workers.permit():
-            if self._limiter is None:
-                return await self._execute(episode, parameters["code"], timeout, stdin, asked)
-            async with self._limiter.permit():
-                return await self._execute(episode, parameters["code"], timeout, stdin, asked)
-
-    async def release(self, instance_id: str, **release_kwargs: Any) -> None:
-        """Close the episode's session, if one was opened. It is closed to the end even if the caller is cancelled.
-
-        A call that still waits for its turn, or for its session to open, comes to nothing and leaves no session behind.
-        """
-        episode = self._episodes.pop(instance_id, None)
-        if episode is not None:
-            await shielded(episode.end())
+        return _Interpreter(self)
 
     async def close(self) -> None:
-        """Close sessions of episodes that nobody released; and the sandbox, unless it was given by the caller."""
+        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
         self._limiter = None
-        episodes, self._episodes = self._episodes, {}
-        for episode in episodes.values():
-            await shielded(episode.end())
+        await super().close()
         if self._owns_sandbox:
             await self.sandbox.close()
 
-    async def _decide(self) -> bool:
+    @asynccontextmanager
+    async def permits(self) -> AsyncIterator[None]:
+        """Hold a place among this tool's executions, and one among those of the process."""
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._workers.permit())
+            if self._limiter is not None:
+                await held.enter_async_context(self._limiter.permit())
+            yield
+
+    async def has_sessions(self) -> bool:
         """Whether calls share their state; a server is asked until it answers once.
 
         Raises:
             SandboxError: it cannot be asked now.
-            ConfigError: as `create`.
+            ConfigError: as `open`.
         """
         if self._stateful is None:
             assert isinstance(self.sandbox, RemoteSandbox)
@@ -262,48 +284,6 @@ class CodeInterpreterTool(BaseTool):
             self._stateful = found
         return self._stateful
 
-    async def _execute(self, episode: _Episode, code: str, timeout: float, stdin: str, asked: float) -> ToolResult:
-        queued = time.monotonic() - asked
-        most = self.options.max_output_chars
-        try:
-            stateful = await self._decide() and not stdin
-            if stateful:
-                status, text, code_or_none, seconds = await self._run_cell(episode, code, timeout, most)
-            else:
-                result = await self.sandbox.run(
-                    code,
-                    language=self.options.default_language,
-                    timeout=timeout,
-                    memory_mb=self.options.memory_limit_mb if self.options.memory_limit_mb > 0 else None,
-                    stdin=stdin,
-                )
-                status, code_or_none, seconds = result.status, result.return_code, result.duration
-                text = render_result(result, timeout, most)
-        except SandboxError as error:
-            failed = ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
-            status, code_or_none, seconds = failed.status, None, 0.0
-            text = render_result(failed, timeout, most)
-        metrics: dict[str, Any] = {
-            "status": status.value,
-            "return_code": code_or_none,
-            "run_seconds": seconds,
-            "queue_seconds": queued,
-        }
-        if status is ExecutionStatus.SANDBOX_ERROR:
-            metrics["infra_failure"] = True
-        return ToolResult(text, 0.0, metrics)
-
-    async def _run_cell(
-        self, episode: _Episode, code: str, timeout: float, most: int
-    ) -> tuple[ExecutionStatus, str, int | None, float]:
-        """Run a cell in the episode's session, which is opened at its first call."""
-        session, lost = await episode.open(self.sandbox)
-        result = await session.run_cell(code, timeout=timeout)
-        text = render_cell(result, timeout, most)
-        if lost:
-            text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
-        return result.status, text, None, result.duration
-
 
 def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:
     """Say what came of an execution, for a model to read.
@@ -316,13 +296,37 @@ def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096
         timeout: the deadline in seconds that the text names.
         max_chars: longer output is cut in the middle, and says so.
     """
+    return _render(result, result.stdout, result.stderr, result.return_code, timeout, max_chars)
+
+
+def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
+    """Say what came of a cell, for a model to read: as `render_result`, with the last expression's value behind."""
+    stdout, stderr = result.stdout, result.stderr
+    if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
+        stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"
+    if result.result is not None:
+        stdout += ("\n" if stdout and not stdout.endswith("\n") else "") + result.result
+    text = _render(result, stdout, stderr, None, timeout, max_chars)
+    if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
+        text += "\n[The session ended with it; variables and files are gone]"
+    return text
+
+
+def _render(
+    result: ExecutionResult | CellResult,
+    stdout: str,
+    stderr: str,
+    return_code: int | None,
+    timeout: float,
+    max_chars: int,
+) -> str:
     if result.status is ExecutionStatus.SANDBOX_ERROR:
-        return f"[The sandbox failed; your program is not to blame: {result.message}]"
+        return _sandbox_failed(result.message)
     parts = []
-    if result.stdout:
-        parts.append(_cut(result.stdout.removesuffix("\n"), max_chars))
-    if result.stderr.strip():
-        lines = result.stderr.rstrip().split("\n")
+    if stdout:
+        parts.append(_cut(stdout.removesuffix("\n"), max_chars))
+    if stderr.strip():
+        lines = stderr.rstrip().split("\n")
         hidden = len(lines) - ERROR_LINES
         if hidden > 0:
             lines = [f"... [{hidden} lines of stderr cut] ...", *lines[-ERROR_LINES:]]
@@ -336,33 +340,17 @@ def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096
         ExecutionStatus.FILE_LIMIT: "[Stopped: the program wrote too large a file]",
         ExecutionStatus.COMPILE_ERROR: "[The program could not be compiled]",
         ExecutionStatus.KILLED: (
-            f"[The program was killed by signal {-result.return_code}]" if result.return_code else "[The program died]"
+            f"[The program was killed by signal {-return_code}]" if return_code else "[The program died]"
         ),
-        ExecutionStatus.ERROR: (
-            f"[The program ended with exit code {result.return_code}]" if result.return_code is not None else ""
-        ),
+        ExecutionStatus.ERROR: (f"[The program ended with exit code {return_code}]" if return_code is not None else ""),
     }.get(result.status)
     if ending:
         parts.append(ending)
     return "\n".join(parts) if parts else "[The program printed nothing]"
 
 
-def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
-    """Say what came of a cell, for a model to read: as `render_result`, with the last expression's value behind."""
-    stderr = result.stderr
-    if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
-        stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"
-    stdout = result.stdout
-    if result.result is not None:
-        stdout += ("\n" if stdout and not stdout.endswith("\n") else "") + result.result
-    text = render_result(
-        ExecutionResult(result.status, stdout, stderr, duration=result.duration, message=result.message),
-        timeout,
-        max_chars,
-    )
-    if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
-        text += "\n[The session ended with it; variables and files are gone]"
-    return text
+def _sandbox_failed(message: str) -> str:
+    return f"[The sandbox failed; your program is not to blame: {message}]"
 
 
 def _cut(text: str, max_chars: int) -> str:
@@ -420,7 +408,8 @@ def _remote(options: CodeInterpreterConfig) -> Sandbox | None:
     if options.sandbox_fusion_url is not None:
         # The token of the environment is meant for our own server, which this may not be.
         own = options.sandbox_token.get_secret_value() if options.sandbox_token else None
-        return FusionSandbox(options.sandbox_fusion_url, memory_limit_mb=memory, token=own)
+        only = memory if memory > 0 else None
+        return RemoteSandbox(options.sandbox_fusion_url, kind="sandboxfusion", memory_mb=only, token=own)
     urls = [options.sandbox_url] if options.sandbox_url is not None else options.sandbox_urls
     return RemoteSandbox(
         urls or [],

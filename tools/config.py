@@ -21,7 +21,7 @@ import pydantic
 import yaml
 
 from toolgym.tools.base import BaseTool
-from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, nearest
+from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, missing_file, nearest
 
 
 class _Entry(pydantic.BaseModel):
@@ -78,9 +78,7 @@ def _load(path: Path) -> tuple[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        parent = path.parent
-        siblings = [item.name for item in parent.iterdir()] if parent.is_dir() else []
-        raise UnknownNameError(f"no tool file at {str(path)!r}{nearest(path.name, siblings)}") from None
+        raise missing_file("tool file", path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the tool file {str(path)!r}: {error}") from error
     try:

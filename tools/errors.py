@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class ToolgymError(Exception):
@@ -31,11 +32,35 @@ class EpisodeError(ToolgymError, RuntimeError):
 
 
 class ForkNotSupportedError(ToolgymError, NotImplementedError):
-    """`fork` was called on an env whose tools cannot be forked."""
+    """`fork` was called on something that cannot be forked. Names the env or the tool."""
 
 
 class SandboxError(ToolgymError, RuntimeError):
-    """A sandbox could not be set up at all (a failed *run* is an `ExecutionResult`, not an error)."""
+    """A sandbox could not do what was asked (a failed *run* is an `ExecutionResult`, not an error).
+
+    Raised as itself where the sandbox and the session live on and what runs in the session is in the way: a file that
+    cannot be written, a fork that the program prevented. Its subclasses are split by what the caller should do.
+    """
+
+
+class SandboxUnavailableError(SandboxError):
+    """The sandbox cannot be set up, or its servers cannot be reached: mend the set-up, or try later or elsewhere."""
+
+
+class SandboxUnsupportedError(SandboxError):
+    """This sandbox can never do that, for example fork at the level `landlock`: use another sandbox or level."""
+
+
+class SandboxBusyError(SandboxError):
+    """There is no room for another session or process: close some, or wait, and try again."""
+
+
+class SandboxClosedError(SandboxError):
+    """The sandbox was closed, or belongs to another process or event loop: make one where it is used."""
+
+
+class SessionLostError(SandboxError):
+    """The session was closed or has died, and its state is gone: open a new one, or fork one of its checkpoints."""
 
 
 class EngineError(ToolgymError, RuntimeError):
@@ -79,3 +104,31 @@ def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraE
         f"{feature} needs {module!r}, which is not installed. Install it with: pip install 'toolgym[{extra}]'",
         name=cause.name,
     )
+
+
+def missing_file(what: str, path: Path) -> UnknownNameError:
+    """Build the error for a file or folder that is not there; it names the nearest one beside it.
+
+    Args:
+        what: what was looked for, for example `"task file"`.
+        path: where.
+    """
+    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    return UnknownNameError(f"no {what} at {str(path)!r}{nearest(path.name, siblings)}")
+
+
+def check_seconds(**seconds: float | None) -> None:
+    """Check arguments that are positive numbers of seconds; None passes.
+
+    Raises:
+        ConfigError: one is not; names it.
+    """
+    for name, value in seconds.items():
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+
+
+def shorten(value: object, most: int = 300) -> str:
+    """Return a text, or the `repr` of anything else, cut to at most `most` characters for an error message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -21,7 +21,7 @@ class FunctionTool(BaseTool):
 
     An `async def` function runs on the event loop; a plain one runs in a thread, so that it does not hold up other
     episodes. A plain function cannot be interrupted: at the env's deadline its answer is dropped, but the thread
-    runs on to its end.
+    runs on to its end. There is no state per episode, so a fork is just another instance.
     """
 
     def __init__(self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel]) -> None:
@@ -48,6 +48,9 @@ class FunctionTool(BaseTool):
         else:
             value = await asyncio.to_thread(self.function, **arguments)
         return _as_result(value)
+
+    async def fork(self, instance_id: str) -> str:
+        return await self.create()
 
 
 @overload
@@ -113,7 +116,7 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
 
 
 def _drop_titles(schema: dict[str, Any]) -> None:
-    """Remove the titles that pydantic invents from field names: they cost tokens and tell nothing."""
+    """Remove the titles that pydantic invents from field names: they cost tokens and say nothing new."""
     if isinstance(schema.get("title"), str):
         del schema["title"]
     for key in ("properties", "$defs"):

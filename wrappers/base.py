@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.base import BaseEnv, Info, StepResult
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.types import ResetInfo
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
@@ -17,6 +18,19 @@ class Wrapper(BaseEnv):
 
     Args:
         env: the env inside; closed with the wrapper.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> class Halve(Wrapper):
+        ...     async def step(self, action):
+        ...         result = await super().step(action)
+        ...         return result._replace(reward=result.reward / 2)
+        >>> async def main():
+        ...     async with Halve(toolgym.make("CodeInterpreter-v0")) as env:
+        ...         _, info = await env.reset(seed=0)
+        ...         return (await env.step(f"#### {info['task'].ground_truth}")).reward
+        >>> asyncio.run(main())
+        0.5
     """
 
     def __init__(self, env: BaseEnv) -> None:
@@ -33,17 +47,21 @@ class Wrapper(BaseEnv):
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], Info]:
+    ) -> tuple[list[Message], ResetInfo]:
         return await self.env.reset(seed=seed, options=options)
 
-    async def step(self, action: str | Message) -> StepResult:
+    async def step(self, action: Action) -> StepResult:
         return await self.env.step(action)
 
     async def close(self) -> None:
         await self.env.close()
 
     async def fork(self) -> BaseEnv:
-        """Fork the env inside, and wrap the fork the same way."""
+        """Fork the env inside, and wrap the fork the same way.
+
+        The wrapper's own attributes are copied as `copy.copy` does: a subclass that changes some of them in place
+        overrides this, and gives the fork its own.
+        """
         inside = await self.env.fork()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper
@@ -39,7 +39,7 @@ class TruncateResults(Wrapper):
         self.max_chars = max_chars
         self.side = side
 
-    async def step(self, action: str | Message) -> StepResult:
+    async def step(self, action: Action) -> StepResult:
         result = await self.env.step(action)
         return result._replace(obs=[self._cut(message) for message in result.obs])
 

@@ -31,8 +31,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transcripts import SCHEMA, conversation, draw_habit
 from transformers import DynamicCache, GenerationConfig, Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from toolgym.envs.arithmetic import ArithmeticTasks
-from toolgym.rollout.chat import Chat
+from toolgym.envs.tasks.arithmetic import ArithmeticTasks
+from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers.hermes import parse_hermes
@@ -95,14 +95,14 @@ def _split_at_markers(text: str) -> list[str]:
     return [piece for piece in text.split("\0") if piece]
 
 
-class Transcript(NamedTuple):
+class Conversation(NamedTuple):
     """A conversation in tokens: `ids`, and for each whether the policy wrote it."""
 
     ids: list[int]
     mask: list[int]
 
 
-def encode(chat: Chat, messages: Sequence[Message]) -> Transcript:
+def encode(chat: ChatRenderer, messages: Sequence[Message]) -> Conversation:
     """Encode a conversation as an episode grows: what the policy reads, then what it writes, and so on.
 
     Args:
@@ -117,7 +117,7 @@ def encode(chat: Chat, messages: Sequence[Message]) -> Transcript:
         read = chat.extend(messages[at + 1 : next_at]) if next_at else []
         ids += written + read
         mask += [1] * len(written) + [0] * len(read)
-    return Transcript(ids, mask)
+    return Conversation(ids, mask)
 
 
 def make_model(tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:
@@ -145,7 +145,7 @@ def make_model(tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:
 
 def train(
     model: Qwen3ForCausalLM,
-    phases: Sequence[tuple[Sequence[Transcript], int]],
+    phases: Sequence[tuple[Sequence[Conversation], int]],
     *,
     seed: int,
     learning_rate: float,
@@ -189,7 +189,7 @@ def train(
             log(f"step {step + 1}/{total}: loss {mean:.3f}")
 
 
-def shared_prefix_loss(model: Qwen3ForCausalLM, batch: Sequence[Transcript], prefix: int) -> torch.Tensor:
+def shared_prefix_loss(model: Qwen3ForCausalLM, batch: Sequence[Conversation], prefix: int) -> torch.Tensor:
     """Cross-entropy summed over the written tokens of transcripts whose first `prefix` ids are the same."""
     cache = DynamicCache(config=model.config)
     model(input_ids=torch.tensor([batch[0].ids[:prefix]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -224,7 +224,7 @@ class Figures(NamedTuple):
 
 async def evaluate(
     model: Qwen3ForCausalLM,
-    chat: Chat,
+    chat: ChatRenderer,
     *,
     episodes: int = 256,
     sampled: bool = True,
@@ -356,7 +356,7 @@ def main() -> None:
     if options.tokenizer_only:
         save(options.out, None, tokenizer)
         return
-    chat = Chat(tokenizer, [SCHEMA])
+    chat = ChatRenderer(tokenizer, [SCHEMA])
     phases = [[encode(chat, talk) for talk in talks] for talks in (clean, mixed)]
     model = make_model(tokenizer)
     log(

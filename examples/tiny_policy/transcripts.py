@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Callable
 
-from toolgym.envs.arithmetic import Problem
+from toolgym.envs.tasks.arithmetic import Problem
 from toolgym.tools.code_interpreter import CodeInterpreterTool, render_result
 from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers.hermes import parse_hermes

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode, SamplingParams
-    from toolgym.rollout.engines.cassette import CassetteEngine, RecordingEngine
-    from toolgym.rollout.engines.openai_compatible import OpenAICompatible
-    from toolgym.rollout.engines.sglang import SGLangServer
-    from toolgym.rollout.engines.sglang_engine import SGLangEngine
-    from toolgym.rollout.engines.transformers import TransformersEngine
-
-_HOMES = {
-    "CassetteEngine": "cassette",
-    "Engine": "base",
-    "FinishReason": "base",
-    "Generation": "base",
-    "OpenAICompatible": "openai_compatible",
-    "PauseMode": "base",
-    "RecordingEngine": "cassette",
-    "SGLangEngine": "sglang_engine",
-    "SGLangServer": "sglang",
-    "SamplingParams": "base",
-    "TransformersEngine": "transformers",
-}
-
-__all__ = [
-    "CassetteEngine",
-    "Engine",
-    "FinishReason",
-    "Generation",
-    "OpenAICompatible",
-    "PauseMode",
-    "RecordingEngine",
-    "SGLangEngine",
-    "SGLangServer",
-    "SamplingParams",
-    "TransformersEngine",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from toolgym.rollout.engines.base import Engine as Engine
+    from toolgym.rollout.engines.base import FinishReason as FinishReason
+    from toolgym.rollout.engines.base import Generation as Generation
+    from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
+    from toolgym.rollout.engines.base import PauseMode as PauseMode
+    from toolgym.rollout.engines.base import SamplingParams as SamplingParams
+    from toolgym.rollout.engines.base import WeightSource as WeightSource
+    from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine
+    from toolgym.rollout.engines.open import open_engine as open_engine
+    from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible
+    from toolgym.rollout.engines.sglang.client import SGLangClient as SGLangClient
+    from toolgym.rollout.engines.sglang.in_process import SGLangEngine as SGLangEngine
+    from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -1,16 +1,31 @@
-"""The contract of an engine: tokens in, tokens out."""
+"""The contract of an engine: tokens in, tokens out.
+
+An engine of one's own says how large its vocabulary and its context are and writes `_generate`; everything else has a
+default. `examples/own_engine.py` is a complete one.
+"""
 
 from __future__ import annotations
 
 import enum
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
+
+import numpy as np
 
 from toolgym.tools.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+WeightSource: TypeAlias = "str | Path | Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]"
+"""Where new weights come from: a folder that holds a checkpoint, or tensors by their names in the checkpoint."""
 
 
 class FinishReason(enum.StrEnum):
@@ -28,13 +43,12 @@ class PauseMode(enum.StrEnum):
     """What `pause` does with the requests in flight."""
 
     IN_PLACE = "in_place"
-    """They keep their ids, and their keys and values; they go on after `resume`, under whatever weights are then
-    loaded."""
+    """They keep their ids, and their keys and values. After `resume` they go on under the weights of that moment."""
     RETRACT = "retract"
     """They keep their ids and give up their keys and values, which are computed anew (under the new weights) when
     they go on after `resume`."""
     ABORT = "abort"
-    """They end at once with `FinishReason.ABORT` and what they have; the caller sends prompt and partial again."""
+    """They end at once with `FinishReason.ABORT` and what they have; the caller may send prompt and partial again."""
 
     @classmethod
     def _missing_(cls, value: object) -> None:
@@ -80,6 +94,24 @@ def _require(holds: bool, name: str, expected: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
+class GenerationRequest:
+    """One turn to generate, checked.
+
+    Attributes:
+        prompt_ids: the whole context, in order; at least one id, each in the vocabulary.
+        params: how to sample. `prompt_ids` and `max_new_tokens` fit the context.
+        request_id: unique among running requests.
+        affinity: requests that share it share a growing context (the turns of one trajectory). An engine with several
+            replicas sends them to the same one, for its prefix cache.
+    """
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    request_id: str
+    affinity: str | None = None
+
+
+@dataclass(frozen=True)
 class Generation:
     """What an engine generated for one request.
 
@@ -90,6 +122,11 @@ class Generation:
         finish_reason: why it ended.
         weight_versions: the version of the weights that sampled each id. Same length as `token_ids`.
         cached_tokens: prompt tokens whose keys and values the engine already had.
+        aligned: further payloads by name, one entry per sampled id: the first axis of each array has the length of
+            `token_ids`. `SGLangServer` documents those that it can fill. Two generations are compared without them.
+
+    Raises:
+        EngineError: the lengths differ.
     """
 
     token_ids: tuple[int, ...]
@@ -97,6 +134,7 @@ class Generation:
     finish_reason: FinishReason
     weight_versions: tuple[str, ...]
     cached_tokens: int = 0
+    aligned: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
@@ -104,33 +142,99 @@ class Generation:
                 f"an engine returned {len(self.token_ids)} ids, {len(self.logprobs)} logprobs and "
                 f"{len(self.weight_versions)} weight versions; there must be one of each per id"
             )
+        for name, array in self.aligned.items():
+            shape = getattr(array, "shape", None)
+            if not shape or shape[0] != len(self.token_ids):
+                raise EngineError(
+                    f"an engine returned {len(self.token_ids)} ids and {name!r} "
+                    f"{'of shape ' + str(list(shape)) if shape is not None else 'that is no array'}; there must be "
+                    "one row per id"
+                )
 
 
 class Engine(ABC):
     """Generates tokens. Serves many requests at once.
 
     `start` before the first request and `close` after the last, or use it as an async context manager.
+
+    A subclass writes `vocab_size`, `context_length` and `_generate`. It replaces `weight_version`, `abort`, `pause`,
+    `resume` and `update_weights` where it can do these, `start` and `close` where it has something to get ready or to
+    free. `generate` is not to be replaced: it checks each request before `_generate` sees it, and each answer before a
+    caller does.
     """
+
+    _tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "generate" in vars(cls):
+            raise ConfigError(
+                f"{cls.__name__} replaces Engine.generate, which checks every request and answer: write "
+                "`async def _generate(self, request: GenerationRequest) -> Generation` instead"
+            )
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of token ids; every id of a prompt must be below it."""
+        """Number of token ids; every id of a prompt must be below it.
+
+        Raises:
+            EngineError: the engine knows it only once it has started.
+        """
 
     @property
     @abstractmethod
     def context_length(self) -> int:
-        """Most tokens of prompt and generation together."""
+        """Most tokens of prompt and generation together.
+
+        Raises:
+            EngineError: the engine knows it only once it has started.
+        """
 
     @property
-    @abstractmethod
     def weight_version(self) -> str:
-        """Version of the weights that the next token will be sampled with."""
+        """Version of the weights that the next token will be sampled with; "0" where they never change.
+
+        Raises:
+            EngineError: the engine knows it only once it has started.
+        """
+        return "0"
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer of the engine's model; None where the engine has none and does not know where one is.
+
+        An engine that knows where its model lies loads it at the first use; `open_engine` has loaded it. Set it to use
+        another.
+
+        Raises:
+            ConfigError: the model's folder holds no tokenizer.
+            EngineError: the engine knows where its model lies only once it has started.
+        """
+        if self._tokenizer is None and (source := self._tokenizer_source()) is not None:
+            from toolgym.rollout.tokenizer import load_tokenizer  # needs transformers
+
+            self._tokenizer = load_tokenizer(source)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._tokenizer = tokenizer
+
+    def _tokenizer_source(self) -> str | Path | None:
+        """Folder or hub name of the tokenizer; None where the engine does not know it."""
+        return None
 
     async def start(self) -> None:
-        """Get ready. Raises EngineUnavailableError when the engine cannot be reached."""
+        """Get ready. Starting twice is fine.
 
-    @abstractmethod
+        Raises:
+            EngineUnavailableError: the engine cannot be reached.
+            EngineError: it was closed, or failed to start.
+            ConfigError: the model or an argument is not usable.
+        """
+
+    @final
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -145,28 +249,79 @@ class Engine(ABC):
             prompt_ids: the whole context, in order; not empty.
             params: how to sample.
             request_id: unique among running requests.
-            affinity: requests that share it share a growing context (the turns of one trajectory): an engine with
-                several replicas sends them to the same one, for its prefix cache.
+            affinity: see `GenerationRequest`.
+
+        Returns:
+            The turn, checked: every id is in the vocabulary, every log-probability finite, every length right.
 
         Raises:
-            ConfigError: an id is outside the vocabulary, the prompt is empty, or prompt and `max_new_tokens` do not
-                fit `context_length`.
-            EngineError: the engine failed.
+            ConfigError: an id is outside the vocabulary, the prompt is empty, prompt and `max_new_tokens` do not fit
+                `context_length`, or a request with this id is running.
+            EngineError: the engine failed, was not started, was closed, or answered with garbage.
+        """
+        try:
+            ids = tuple(map(operator.index, prompt_ids))
+        except TypeError as error:
+            raise ConfigError(f"prompt_ids must be integers: {error}") from error
+        self._check_request(ids, params)
+        request = GenerationRequest(ids, params, request_id, affinity)
+        generation = await self._generate(request)
+        self._check_generation(generation, request)
+        return generation
+
+    @abstractmethod
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        """Generate one turn. Cancelling the call must abort the request.
+
+        Args:
+            request: what to generate; checked, so every id is in the vocabulary and everything fits the context.
+
+        Raises:
+            ConfigError: the request asks for something that this engine cannot do, or its id is running.
+            EngineError: the engine failed, was not started, or was closed.
         """
 
-    @abstractmethod
     async def abort(self, request_id: str) -> None:
-        """End a request early; its `generate` returns what it has with `FinishReason.ABORT`. Unknown ids are fine."""
+        """End a request early; its `generate` returns what it has with `FinishReason.ABORT`. Unknown ids are fine.
 
-    @abstractmethod
+        Raises:
+            EngineError: this engine cannot, or did not answer.
+        """
+        raise EngineError(f"{type(self).__name__} cannot abort a request: cancel its `generate` instead")
+
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
-        """Stop sampling until `resume`; new requests wait. What becomes of those in flight is the mode's."""
+        """Stop sampling until `resume`; new requests wait. The mode says what becomes of those in flight.
 
-    @abstractmethod
+        Raises:
+            ConfigError: the mode is none, or one that this engine cannot do.
+            EngineError: this engine cannot pause at all, or did not answer.
+        """
+        raise EngineError(f"{type(self).__name__} cannot pause")
+
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Go on after `pause`.
 
-    @abstractmethod
+        Raises:
+            EngineError: this engine cannot pause, or did not answer.
+        """
+        raise EngineError(f"{type(self).__name__} cannot pause, so there is nothing to resume")
+
+    async def update_weights(self, source: WeightSource, *, version: str) -> None:
+        """Load new weights of the same architecture. Tokens sampled from here on carry `version`.
+
+        Requests in flight go on; `pause` first decides how. Engines have further ways beside this one, see each.
+
+        Args:
+            source: a folder that holds a checkpoint (where the engine runs, it must be visible under this name), or
+                tensors by their names in the checkpoint.
+            version: name of these weights, not empty.
+
+        Raises:
+            ConfigError: the source or the version is not usable.
+            EngineError: this engine cannot, or failed to.
+        """
+        raise EngineError(f"{type(self).__name__} cannot change its weights")
+
     async def close(self) -> None:
         """Abort what runs and free everything. Closing twice is fine."""
 
@@ -179,12 +334,8 @@ class Engine(ABC):
     ) -> None:
         await self.close()
 
-    def check_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Refuse a request that an engine must never see (an unknown id can kill a server).
-
-        Raises:
-            ConfigError: see `generate`.
-        """
+    def _check_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Refuse a request that an engine must never see: an unknown id can kill a server."""
         if not prompt_ids:
             raise ConfigError("a prompt must have at least one token")
         low, high = min(prompt_ids), max(prompt_ids)
@@ -197,3 +348,34 @@ class Engine(ABC):
                 f"{len(prompt_ids)} prompt tokens and max_new_tokens={params.max_new_tokens} make {total}, "
                 f"more than the context of {self.context_length} tokens"
             )
+
+    def _check_generation(self, generation: Generation, request: GenerationRequest) -> None:
+        """Refuse an answer that would break a batch."""
+        name = type(self).__name__
+        if not isinstance(generation, Generation):
+            raise EngineError(f"{name}._generate must return a Generation, got {type(generation).__name__}")
+        ids, most = generation.token_ids, request.params.max_new_tokens
+        if len(ids) > most:
+            raise EngineError(f"{name} gave {len(ids)} tokens for max_new_tokens={most}")
+        if not all(isinstance(one, int) for one in ids):
+            raise EngineError(f"{name} gave a token id that is no integer")
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
+        if not all(isinstance(one, float | int) and math.isfinite(one) for one in generation.logprobs):
+            raise EngineError(f"{name} gave a log-probability that is not a finite number (NaN in the model?)")
+        if not isinstance(generation.finish_reason, FinishReason):
+            raise EngineError(f"{name} must end with a FinishReason, got {generation.finish_reason!r}")
+        if generation.finish_reason is FinishReason.STOP and not ids:
+            raise EngineError(f"{name} says that a stop token ended the turn, but gave no token")
+
+
+def checked_version(version: object) -> str:
+    """Return the version of an update of the weights.
+
+    Raises:
+        ConfigError: it is no text, or empty.
+    """
+    if not isinstance(version, str) or not version:
+        raise ConfigError(f"version must be a string that is not empty, got {version!r}")
+    return version

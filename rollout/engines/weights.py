@@ -30,7 +30,7 @@ def collect_weights(source: Mapping[str, torch.Tensor] | Iterable[tuple[str, tor
             and isinstance(entry[0], str)
             and isinstance(entry[1], torch.Tensor)
         ):
-            raise ConfigError(f"weights must be (name, tensor) pairs, got {_short(entry)}")
+            raise ConfigError(f"weights must be (name, tensor) pairs, got {entry!r:.80}")
         name, tensor = entry
         if name in weights:
             raise ConfigError(f"weight {name!r} comes twice")
@@ -75,7 +75,7 @@ def check_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Non
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy checked weights into the module, in place: whoever shares its tensors sees them too."""
+    """Copy checked weights into the module, in place: a learner that shares its tensors sees them too."""
     own: dict[str, torch.Tensor] = module.state_dict()
     with torch.no_grad():
         for name, tensor in weights.items():
@@ -85,8 +85,3 @@ def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 OPTIONS = {
     "--device": "cpu",
@@ -39,7 +40,10 @@ def main() -> None:
     options = [word for name, value in OPTIONS.items() if name not in given for word in (name, value)]
     flags = [flag for flag in FLAGS if flag not in given]
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *given, *options, *flags]
-    os.execve(sys.executable, command, {**os.environ, **ENVIRONMENT})
+    # This checkout's stand-ins, where the environment was installed from another version of it.
+    site = str(Path(__file__).resolve().parent / "site")
+    searched = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+    os.execve(sys.executable, command, {**os.environ, **ENVIRONMENT, "PYTHONPATH": searched})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from toolgym.envs.base import BaseEnv, StepResult, StopReason
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.types import StopReason
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import EpisodeError
 from toolgym.tools.message import assistant, system, tool, user
@@ -54,8 +55,6 @@ class ToyEnv(BaseEnv):
         reason = StopReason.ANSWERED if terminated else StopReason.MAX_TURNS if truncated else None
         obs = [] if reason else [tool(f"{action} {self.number}", tool_call_id=f"call_{self.turn}", name="echo")]
         info: dict[str, Any] = {
-            "terminated": terminated,
-            "truncated": truncated,
             "stop_reason": reason,
             "message": assistant(action),
             "metrics": {"turn": self.turn} | ({"score": 0.5} if terminated else {}),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from toolgym.envs.arithmetic import SYSTEM_PROMPT, ArithmeticTasks, Problem
+from toolgym.envs.tasks.arithmetic import SYSTEM_PROMPT, ArithmeticTasks, Problem
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 SPLITS = ("train", "test")
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_tasks(split):
 
 def test_another_process_draws_the_same_tasks():
     code = (
-        "from toolgym.envs.arithmetic import ArithmeticTasks\n"
+        "from toolgym.envs.tasks.arithmetic import ArithmeticTasks\n"
         "print(*[t.id for t in ArithmeticTasks('test').take(20, seed=1)], sep=',', end='')"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

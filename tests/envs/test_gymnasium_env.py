@@ -17,7 +17,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import toolgym
-from toolgym.envs.gymnasium_env import GymnasiumEnv, render_conversation
+from toolgym.envs.gym.gymnasium_env import GymnasiumEnv, render_conversation
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 
 CALL = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}</tool_call>'

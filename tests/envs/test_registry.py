@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 import toolgym
-from toolgym.envs.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 
@@ -72,7 +72,7 @@ def test_the_same_twice_is_fine_and_something_else_is_not(registry, toy_env):
         first = registry.register("Toy-v0", toy_env, kwargs={"max_turns": 1})
         assert registry.register("Toy-v0", toy_env, kwargs={"max_turns": 1}) is first
         with pytest.raises(ConfigError, match="replace=True"):
-            registry.register("Toy-v0", "toolgym.envs.code_interpreter:CodeInterpreterEnv")
+            registry.register("Toy-v0", "toolgym.envs.library.code_interpreter:CodeInterpreterEnv")
         with pytest.raises(ConfigError, match="replace=True"):
             registry.register("Toy-v0", toy_env)
         registry.register("Toy-v0", toy_env, kwargs={"max_turns": 2}, replace=True)
@@ -97,7 +97,7 @@ def test_a_malformed_entry_point_is_refused(registry, entry_point):
 
 
 def test_an_entry_point_that_leads_nowhere(registry):
-    registry.register("Lost-v0", "toolgym.envs.code_interpreter:CodeInterpeterEnv")
+    registry.register("Lost-v0", "toolgym.envs.library.code_interpreter:CodeInterpeterEnv")
     with pytest.raises(UnknownNameError, match="did you mean 'CodeInterpreterEnv'"):
         registry.make("Lost-v0")
     registry.register("Lost-v1", "toolgym.envs.nowhere:Env")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolgym.envs.scoring import final_answer, score_final_answer
+from toolgym.envs.rewards.final_answer import final_answer, score_final_answer
+from toolgym.tools.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,28 @@ def test_final_answer(text, answer):
 )
 def test_score(text, truth, score):
     assert score_final_answer(text, truth) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "score"),
+    [
+        ("#### 42", 42, 1.0),
+        ("#### 42", 42.0, 1.0),
+        ("#### 0.5", 0.5, 1.0),
+        ("#### 41", 42, 0.0),
+        ("#### 10000000000000000000001", 10000000000000000000000, 0.0),
+        ("#### true", True, 1.0),
+        ("#### 1", True, 0.0),
+        ("#### Paris", ["London", "Paris"], 1.0),
+        ("#### 7", ["London", 7], 1.0),
+        ("#### Rome", ["London", "Paris"], 0.0),
+        ("#### Rome", [], 0.0),
+    ],
+)
+def test_ground_truth_that_is_not_text(text, truth, score):
+    assert score_final_answer(text, truth) == score
+
+
+def test_a_ground_truth_that_no_answer_equals_is_the_users_error():
+    with pytest.raises(ConfigError, match="'target'"):
+        score_final_answer("#### 1", {"target": ["1"]})

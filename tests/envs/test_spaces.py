@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
 
-from toolgym.envs.spaces import ChatSpace, TextSpace
+from toolgym.envs.gym.spaces import ChatSpace, TextSpace
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import assistant, system, tool, user
+from toolgym.tools.message import Message, assistant, system, tool, user
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": [1, None, {"y": "z"}]}}}
 
@@ -82,11 +82,23 @@ def test_conversations_are_in_the_chat_space(chat):
             },
         ),
         ({"role": "assistant", "content": "", "tool_call_id": "x"},),
+        ({"role": "assistant", "content": "", "reasoning_content": None},),
+        ({"role": "user", "content": "", "reasoning_content": "x"},),
         ({"role": "tool", "content": "t", "tool_call_id": 3},),
     ],
 )
 def test_what_is_no_conversation_is_not_in_it(chat):
     assert chat not in ChatSpace()
+
+
+@pytest.mark.parametrize("extra", [{}, {"tool_calls": [CALL]}])
+def test_reasoning_is_part_of_an_assistants_message(extra):
+    assert ({"role": "assistant", "content": "", "reasoning_content": "so", **extra},) in ChatSpace()
+
+
+def test_every_key_of_a_message_is_known_to_the_chat_space():
+    samples = [message for seed in range(100) for message in ChatSpace(seed=seed).sample()]
+    assert {key for message in samples for key in message} == set(Message.__annotations__)
 
 
 def test_bounds_of_the_chat_space():

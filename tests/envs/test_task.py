@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from toolgym.envs.task import Task, TaskList, load_tasks
+from toolgym.envs.tasks.sources import TaskList, load_tasks
+from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 ROW = {
@@ -33,6 +38,88 @@ def test_a_verl_row():
 def test_there_and_back():
     task = Task.from_row(ROW)
     assert Task.from_row(json.loads(json.dumps(task.to_row()))) == task
+    assert task.to_row() == ROW
+
+
+def test_a_task_that_was_made_by_hand_there_and_back():
+    task = Task(({"role": "user", "content": "x"},), {"target": ["a"]}, {"f": {"create_kwargs": {"n": 1}}}, "s", "7")
+    assert Task.from_row(json.loads(json.dumps(task.to_row()))) == task
+
+
+def exactly(value):
+    """A JSON value as text, in which 1, 1.0 and true differ."""
+    return json.dumps(value, sort_keys=True)
+
+
+def rows():
+    """Rows in verl's shape, with keys that may be absent or null and others that toolgym does not know."""
+    names = st.text(max_size=5)
+    json_values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        max_leaves=8,
+    )
+    objects = st.dictionaries(names, json_values, max_size=3)
+    kwargs = st.fixed_dictionaries({}, optional={"create_kwargs": objects | st.none(), "execute_kwargs": objects})
+    message = st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=8)},
+        optional={"name": st.text(max_size=3)},
+    )
+    extra_info = st.fixed_dictionaries(
+        {},
+        optional={
+            "index": st.none() | st.integers() | st.text(max_size=3),
+            "split": st.sampled_from(["train", "test"]),
+            "need_tools_kwargs": st.booleans(),
+            "tools_kwargs": st.none() | st.dictionaries(names, kwargs | st.none(), max_size=3),
+            "interaction_kwargs": objects | st.none(),
+            "answer": json_values,
+        },
+    )
+    reward_model = st.fixed_dictionaries({}, optional={"style": st.just("rule"), "ground_truth": json_values})
+    return st.fixed_dictionaries(
+        {"prompt": st.lists(message, min_size=1, max_size=3)},
+        optional={
+            "data_source": st.none() | st.text(max_size=5),
+            "ability": st.text(max_size=5),
+            "agent_name": st.text(max_size=5),
+            "reward_model": reward_model | st.none(),
+            "extra_info": extra_info | st.none(),
+            "else": json_values,
+        },
+    )
+
+
+@given(rows())
+def test_any_row_read_and_written_back_is_equal(row):
+    before = copy.deepcopy(row)
+    task = Task.from_row(row, id="line 1")
+    assert exactly(task.to_row()) == exactly(before)
+    assert exactly(task.ground_truth) == exactly((row.get("reward_model") or {}).get("ground_truth"))
+    assert exactly(Task.from_row(task.to_row(), id="line 1").to_row()) == exactly(before)
+    task.to_row()["prompt"][0]["content"] = "changed by the caller"
+    assert exactly(task.to_row()) == exactly(before)
+
+
+def test_what_was_changed_is_changed_in_the_row():
+    task = Task.from_row(ROW)
+    other = dataclasses.replace(task, ground_truth=2, source="mine", id="x")
+    assert other.to_row() == {
+        **ROW,
+        "data_source": "mine",
+        "reward_model": {"style": "rule", "ground_truth": 2},
+        "extra_info": {**ROW["extra_info"], "index": "x"},
+    }
+    other = dataclasses.replace(task, messages=task.messages[1:], tools_kwargs={})
+    assert other.to_row()["prompt"] == ROW["prompt"][1:]
+    assert other.to_row()["extra_info"] == {**ROW["extra_info"], "tools_kwargs": {}}
+    one = Task.from_row({**ROW, "reward_model": {"ground_truth": 1}})
+    assert exactly(dataclasses.replace(one, ground_truth=True).to_row()["reward_model"]) == '{"ground_truth": true}'
+
+
+def test_extra_info_is_at_hand():
+    assert Task.from_row(ROW).extra_info["need_tools_kwargs"] is True
+    assert Task.from_row({**ROW, "extra_info": None}).extra_info == {}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,15 @@ import time
 import pytest
 
 from toolgym.envs.bad_calls import BadCallPolicy
-from toolgym.envs.base import StopReason
-from toolgym.envs.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.task import Task
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools import BaseTool, ToolResult, ToolSchema, tool
-from toolgym.tools.deadline import DeadlineError, SelfCancelledError, shielded, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, SelfCancelledError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
+from toolgym.tools.parsers import ParsedTurn
+from toolgym.tools.schema import ToolCall
 
 
 def call(name, **arguments):
@@ -239,7 +241,7 @@ async def test_a_tool_that_raises_is_an_observation(recorder):
 
 @pytest.mark.parametrize("what", ["hang", "deaf"])
 async def test_a_tool_that_overruns_its_deadline_is_an_observation(recorder, what, monkeypatch):
-    monkeypatch.setattr("toolgym.tools.deadline.CANCEL_GRACE", 0.2)
+    monkeypatch.setattr("toolgym.tools.concurrency.deadline.CANCEL_GRACE", 0.2)
     env = make(recorder, tool_timeout=0.3)
     await env.reset()
     result = await env.step(call("record", what="say", text="x") + call("record", what=what))
@@ -279,8 +281,10 @@ async def test_an_async_scorer_has_a_deadline(recorder):
 
     env = make(recorder, scorer=judge, tool_timeout=0.2)
     await env.reset()
-    with pytest.raises(DeadlineError):
+    with pytest.raises(EpisodeFailedError, match="within 0.2 seconds") as caught:
         await env.step("done")
+    assert caught.value.stop_reason is StopReason.SCORE_TIMEOUT
+    assert isinstance(caught.value.__cause__, DeadlineError)
     assert recorder.count("release") == 1
 
 
@@ -301,15 +305,49 @@ async def test_actions_may_be_messages(recorder):
     await env.close()
 
 
+async def test_calls_of_a_message_without_ids_get_those_of_their_results(recorder):
+    env = make(recorder)
+    await env.reset()
+    one = {"type": "function", "function": {"name": "record", "arguments": {"what": "say"}}}
+    result = await env.step({"role": "assistant", "content": "", "tool_calls": [one, one]})
+    ids = [call["id"] for call in result.info["message"]["tool_calls"]]
+    assert ids == [message["tool_call_id"] for message in result.obs] == ["call_0", "call_1"]
+    await env.close()
+
+
+async def test_a_parsed_turn_is_taken_as_it_was_read(recorder):
+    def broken(text, **kwargs):
+        raise AssertionError("the env's own parser is for text")
+
+    env = make(recorder, parser=broken)
+    await env.reset()
+    calls = [
+        ToolCall("b", "record", {"what": "say", "text": "2"}, 1),
+        ToolCall("a", "record", {"what": "say", "text": "1"}, 0),
+    ]
+    turn = ParsedTurn("as generated", "content", calls, [], "thought")
+    result = await env.step(turn)
+    assert [message["tool_call_id"] for message in result.obs] == ["a", "b"]
+    assert result.info["message"] == turn.message
+    assert turn.message["reasoning_content"] == "thought"
+    with pytest.raises(AssertionError, match="for text"):
+        await env.step("text")
+    await env.close()
+
+
 async def test_use_out_of_order_is_the_users_error(recorder):
     env = make(recorder)
     with pytest.raises(EpisodeError, match="before reset"):
         await env.step("x")
+    with pytest.raises(EpisodeError, match="under way"):
+        await env.fork()
     await env.reset()
+    with pytest.raises(ForkNotSupportedError, match="'record'"):
+        await env.fork()
     await env.step("done")
     with pytest.raises(EpisodeError, match="after the episode ended"):
         await env.step("x")
-    with pytest.raises(ForkNotSupportedError):
+    with pytest.raises(EpisodeError, match="under way"):
         await env.fork()
     with pytest.raises(ConfigError, match="must be a toolgym Task"):
         await env.reset(options={"task": {"prompt": []}})

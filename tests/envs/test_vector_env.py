@@ -12,9 +12,9 @@ import pytest
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from toolgym.envs.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.gymnasium_env import GymnasiumEnv
-from toolgym.envs.vector_env import ToolVectorEnv, VectorEnvError
+from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
+from toolgym.envs.gym.vector_env import ToolVectorEnv, VectorEnvError
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 
 NAP = '<tool_call>{"name": "nap", "arguments": {"seconds": 0.5}}</tool_call>'
@@ -350,6 +350,7 @@ def test_envs_with_a_code_interpreter_each(no_warnings):
     assert all(isinstance(env, CodeInterpreterEnv) for env in envs.envs)
     assert all(not env.tools["code_interpreter"].options.enable_global_rate_limit for env in envs.envs)
     envs.reset(seed=0)
+    envs.step((CALL,) * 8)  # the sandbox starts with the first calls
     sleep = CALL.replace("print", "__import__('time').sleep(0.5); print")
     started = time.monotonic()
     obs, *_ = envs.step((sleep,) * 8)

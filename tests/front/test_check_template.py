@@ -13,9 +13,9 @@ import pytest
 import trl
 from typer.testing import CliRunner
 
-from toolgym.cli import app
-from toolgym.rollout.template_check import byte_tokenizer
+from toolgym.cli.app import app
 from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.tokens.template_check import byte_tokenizer
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 CASES = {

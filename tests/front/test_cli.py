@@ -12,11 +12,8 @@ import time
 
 import pytest
 
-from toolgym.cli import main
-from toolgym.rollout import load_batch, read_trajectories, tiny_policy_path
-from toolgym.rollout.chat import Chat
-from toolgym.rollout.tokenizer import load_tokenizer
-from toolgym.rollout_command import _parsing
+from toolgym.cli.app import main
+from toolgym.rollout import load_batch, read_trajectories
 from toolgym.version import __version__
 
 COMMAND = [sys.executable, "-m", "toolgym"]
@@ -115,6 +112,7 @@ def test_what_is_wrong_is_one_line_that_helps(tmp_path, monkeypatch, capfd, argu
     assert stderr.strip().count("\n") == 0
 
 
+@pytest.mark.long
 def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
     def calls(*arguments):
         done = run("rollout", "--tasks", "4", "--out", str(tmp_path), "--max-new-tokens", "96", *arguments)
@@ -123,27 +121,6 @@ def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
 
     assert calls() == calls("--parser", "hermes") > 0
     assert calls("--parser", "mistral") == 0
-
-
-def test_what_an_env_is_told_of_a_chat_template(tokenizer_with):
-    def told(parser, template):
-        return _parsing(parser, Chat(tokenizer_with(template)))
-
-    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    opened = plain + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-    assert told("auto", plain) == {}
-    assert told("auto", opened + '{# <tool_call> "arguments" #}') == {"parser": "hermes", "prompt_opens_thinking": True}
-    assert told("glm45", opened) == {"parser": "glm45", "prompt_opens_thinking": True}
-
-
-@pytest.fixture
-def tokenizer_with():
-    def make(template):
-        tokenizer = load_tokenizer(tiny_policy_path())
-        tokenizer.chat_template = template
-        return tokenizer
-
-    return make
 
 
 def test_a_typo_is_told_with_exit_status_1():
@@ -167,7 +144,7 @@ def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path):
     assert time.monotonic() - started < 30  # most of it is Python importing on a busy machine
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reader_that_goes_away_costs_no_file(tmp_path):
     """As with `| head -1`: what was played is written before anything is shown."""
     process = subprocess.Popen(
@@ -181,7 +158,7 @@ def test_a_reader_that_goes_away_costs_no_file(tmp_path):
     assert len(load_batch(tmp_path / "batch.safetensors")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_behind_standard_output_and_few_characters_are_one_line(tmp_path):
     arguments = ["rollout", "--tasks", "1", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "32"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -244,7 +221,7 @@ def below(pid):
     return found[1:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_behind(tmp_path, number):
     out = tmp_path / "out"
@@ -285,7 +262,7 @@ class Slow(CodeInterpreterTool):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [1.0, 2.5])
 def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
     with started("--tasks", "2000", "--out", str(tmp_path)) as process:
@@ -296,7 +273,6 @@ def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
 def test_an_engine_that_always_fails_is_told(tmp_path):
     """A context too small for any prompt: every episode fails, and the command says so."""
     import shutil

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from toolgym.cli import main
-from toolgym.tools.sandbox.local import isolation
+from toolgym.cli.app import main
+from toolgym.tools.sandbox.local.host import isolation
 
 
 def run(*arguments):

@@ -10,15 +10,16 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ROOMS = (
+    "tools/sandbox/conformance/test_suite.py",
     "tools/sandbox/conformance/test_runs.py",
     "tools/sandbox/conformance/test_sessions.py",
-    "tools/test_rate_limit.py",
-    "envs/test_event_loop.py",
+    "tools/concurrency/test_rate_limit.py",
+    "tools/concurrency/test_event_loop_thread.py",
     "rollout/test_runner.py",
 )
 
 
-@pytest.mark.slow
+@pytest.mark.uvloop
 def test_what_awaits_the_outside_world_does_so_on_uvloop():
     command = [sys.executable, "-m", "pytest", "-q", "--event-loop", "uvloop", "-k", "not landlock and not uid"]
     done = subprocess.run(

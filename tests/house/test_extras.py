@@ -35,7 +35,7 @@ def test_the_command_names_the_extra_that_it_needs(hidden):
     assert "pip install 'toolgym[cli]'" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["make_batch", "TransformersEngine", "Chat"])
+@pytest.mark.parametrize("name", ["make_batch", "TransformersEngine", "ChatRenderer"])
 def test_what_needs_torch_names_the_extra(name):
     done = run(["torch", "transformers", "safetensors"], f"import toolgym.rollout\ntoolgym.rollout.{name}")
     assert done.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import graphlib
 import subprocess
 import sys
 import zipfile
@@ -33,8 +34,8 @@ def sources(floor: str) -> list[Path]:
     return [path for path in sorted((ROOT / floor).rglob("*.py")) if "__pycache__" not in path.parts]
 
 
-def imported(path: Path) -> set[str]:
-    """Absolute names that a file imports, anywhere in it."""
+def imported(path: Path, by_name: bool = True) -> set[str]:
+    """Absolute names that a file imports, anywhere in it; with `by_name` also those that it names in a string."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -42,8 +43,10 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif not by_name:
+            continue
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("toolgym."):
-            names.add(node.value.partition(":")[0])  # lazy imports and entry points by name
+            names.add(node.value.partition(":")[0])  # entry points by name
     return names
 
 
@@ -67,7 +70,7 @@ def test_no_floor_imports_a_higher_one(floor):
 
 
 def test_the_floor_rule_can_fail():
-    assert floor_of("toolgym.rollout.batch") == "rollout"
+    assert floor_of("toolgym.rollout.batch.make") == "rollout"
     assert floor_of("toolgym.version") == "front"
     assert floor_of("torch.nn") is None
 
@@ -77,7 +80,91 @@ def test_every_floor_is_mapped():
     assert package_dirs() == expected
 
 
-@pytest.mark.slow
+ORDERS = {
+    "tools": ["errors", "lazy", "message", "schema", "base", "concurrency", "http", "serving", "parsers", "sandbox"],
+    "tools/sandbox": ["base", "local", "protocol", "remote", "server"],
+    "tools/sandbox/local": ["kernel", "protocol", "child", "zygote", "broker"],
+    "envs": ["tasks", "types", "base", "rewards", "tool_env", "library"],
+    "rollout": [
+        "limits",
+        "episode_key",
+        "engines",
+        "token_sequence",
+        "trajectory",
+        "batch",
+        "job",
+        "tokens",
+        "episode_config",
+        "episode",
+        "runner",
+        "recording",
+    ],
+}
+"""Rooms of a folder, lowest first: none imports one that stands behind it."""
+
+FOLDERS = [
+    folder
+    for floor in FLOORS
+    for folder in [ROOT / floor, *sorted(path for path in (ROOT / floor).rglob("*") if path.is_dir())]
+    if "__pycache__" not in folder.parts and list(folder.glob("*.py"))
+]
+
+
+def rooms_of(folder: Path, name: str) -> dict[str, set[str]]:
+    """From each room of a folder, a file or a subpackage, to the other rooms of it that it imports.
+
+    Entry points that stand in strings do not count: they are how a room refers to a higher one without importing it.
+    """
+    arrows: dict[str, set[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        if path == folder / "__init__.py" or "__pycache__" in path.parts:
+            continue
+        room = path.relative_to(folder).parts[0].removesuffix(".py")
+        inside = {other.removeprefix(f"{name}.").partition(".")[0] for other in imported(path, by_name=False)
+                  if other.startswith(f"{name}.")}  # fmt: skip
+        arrows.setdefault(room, set()).update(inside - {room})
+    return {room: {other for other in others if other in arrows} for room, others in arrows.items()}
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Rooms that import each other in a circle; empty where there is none."""
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_rooms_of_a_folder_import_one_way(folder):
+    assert circle(rooms_of(folder, import_name(folder / "__init__.py"))) == []
+
+
+@pytest.mark.parametrize("folder", ORDERS)
+def test_rooms_stand_in_their_order(folder):
+    order, arrows = ORDERS[folder], rooms_of(ROOT / folder, import_name(ROOT / folder / "__init__.py"))
+    assert set(order) <= set(arrows), f"no such room in {folder}"
+    wrong = [
+        f"{room} imports {other}"
+        for room in order
+        for other in arrows[room] & set(order)
+        if order.index(other) > order.index(room)
+    ]
+    assert wrong == []
+
+
+def test_the_rule_of_rooms_can_fail(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "__init__.py").write_text("from toolgym.tools.outer import one as one\n")
+    (tmp_path / "outer.py").write_text("def late():\n    from toolgym.tools.inner.deep import one\n")
+    (tmp_path / "inner" / "deep.py").write_text("HOME = 'toolgym.tools.outer:one'\n")
+    arrows = rooms_of(tmp_path, "toolgym.tools")
+    assert (arrows, circle(arrows)) == ({"outer": {"inner"}, "inner": set()}, [])
+    (tmp_path / "inner" / "deep.py").write_text("from toolgym.tools import outer\n")
+    assert set(circle(rooms_of(tmp_path, "toolgym.tools"))) == {"outer", "inner"}
+
+
+@pytest.mark.wheel
 def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
     copy = tmp_path / "copy"  # building in the checkout would leave a build folder there
     tracked = subprocess.run(
@@ -105,7 +192,7 @@ def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
                 wanted.add(str(prefix / path.relative_to(ROOT / floor)))
     assert held == wanted
     assert "Requires-Python: >=3.11" in metadata
-    for extra in ("cli", "rollout", "sglang", "ray", "viewer", "trl", "verl", "dev"):
+    for extra in ("cli", "rollout", "sglang", "ray", "viewer", "trl", "verl", "testing", "dev"):
         assert f"Provides-Extra: {extra}" in metadata
 
 
@@ -117,7 +204,14 @@ def test_no_room_is_called_utils():
 def test_public_names_resolve_and_are_documented():
     import importlib
 
-    for module_name in ("toolgym", "toolgym.tools", "toolgym.envs", "toolgym.wrappers", "toolgym.rollout"):
+    for module_name in (
+        "toolgym",
+        "toolgym.tools",
+        "toolgym.envs",
+        "toolgym.wrappers",
+        "toolgym.rollout",
+        "toolgym.testing",
+    ):
         module = importlib.import_module(module_name)
         for name in module.__all__:
             value = getattr(module, name)

@@ -19,6 +19,7 @@ class ScriptedEngine(Engine):
     """
 
     version = "7"
+    aligned = staticmethod(lambda request_id, token_ids: {})  # the payloads of an answer
 
     def __init__(self, tokenizer, script, context_length=4096):
         self.tokenizer = tokenizer
@@ -40,10 +41,10 @@ class ScriptedEngine(Engine):
     def weight_version(self):
         return self.version
 
-    async def generate(self, prompt_ids, params, *, request_id, affinity=None):
-        self.check_request(prompt_ids, params)
+    async def _generate(self, request):
+        prompt_ids, params, request_id = request.prompt_ids, request.params, request.request_id
         self.seen[request_id] = (list(prompt_ids), params)
-        self.affinities[request_id] = affinity
+        self.affinities[request_id] = request.affinity
         said = self.script(self.tokenizer.decode(prompt_ids), request_id)
         if isinstance(said, BaseException):
             raise said
@@ -57,7 +58,9 @@ class ScriptedEngine(Engine):
         if len(ids) > params.max_new_tokens:
             ids, reason = ids[: params.max_new_tokens], FinishReason.LENGTH
         logprobs = tuple(-0.25 - n / 1000 for n in range(len(ids)))
-        self.given[request_id] = Generation(tuple(ids), logprobs, reason, (self.version,) * len(ids), 3)
+        self.given[request_id] = Generation(
+            tuple(ids), logprobs, reason, (self.version,) * len(ids), 3, self.aligned(request_id, ids)
+        )
         return self.given[request_id]
 
     async def abort(self, request_id):
@@ -97,10 +100,10 @@ def assert_exact(engine, trajectory):
                 request = next(waiting)
                 given = engine.given[request]
                 assert engine.seen[request][0] == context
-                assert segment.token_ids == given.token_ids
-                assert segment.logprobs == given.logprobs
+                assert tuple(segment.token_ids) == given.token_ids
+                assert tuple(segment.logprobs) == given.logprobs
                 assert segment.weight_versions == given.weight_versions
-            context += segment.token_ids
+            context += segment.token_ids.tolist()
         assert len(context) <= engine.context_length
     assert list(waiting) == []
     assert trajectory.policy_tokens == sum(len(engine.given[name].token_ids) for name in requests)

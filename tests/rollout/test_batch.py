@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolgym.envs.base import StopReason
-from toolgym.rollout.batch import check_batch, load_batch, make_batch
-from toolgym.rollout.trajectory import Failure, Segment, TokenSequence, Trajectory
+from toolgym.envs.types import StopReason
+from toolgym.rollout.batch.check import check_batch
+from toolgym.rollout.batch.fields import FIELDS, Batch
+from toolgym.rollout.batch.io import load_batch, save_batch
+from toolgym.rollout.batch.make import make_batch
+from toolgym.rollout.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory import Failure, Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError
 
 PAD = 0
@@ -20,14 +26,15 @@ PAD = 0
 def trajectory(prompt, segments, *, name="t", reward=1.0, group=0, error=None):
     """`segments` alternate policy, env, policy, …; each a list of ids."""
     made = tuple(
-        Segment(tuple(ids), True, tuple(-0.5 - n for n in range(len(ids))), ("0",) * len(ids))
+        Segment.policy(ids, [-0.5 - n for n in range(len(ids))], ["0"] * len(ids))
         if index % 2 == 0
-        else Segment(tuple(ids), False)
+        else Segment.env(ids)
         for index, ids in enumerate(segments)
     )
     return Trajectory(
-        id=name, env_id="", task_id="", source="", group_id=group, sample=0, messages=(), tools=(),
-        sequences=(TokenSequence(tuple(prompt), made),), reward=reward, stop_reason=StopReason.ANSWERED, error=error,
+        id=name, env_id="", task_id="", source="", group_id=f"g{group}", task_index=group, sample_index=0, messages=(),
+        tools=(), sequences=(TokenSequence(prompt, made),), reward=reward, error=error,
+        stop_reason=StopReason.ENGINE_FAILED if error else StopReason.ANSWERED,
     )  # fmt: skip
 
 
@@ -48,7 +55,8 @@ def test_the_layout_of_the_module_docstring():
     assert batch.version_numbers == {"0": 0}
     assert batch.trajectory_ids.tolist() == [0, 1]
     assert batch.rewards.tolist() == [0.5, 1.0]
-    assert batch.group_ids.tolist() == [1, 2]
+    assert batch.group_ids.tolist() == [0, 1]
+    assert batch.groups == ("g1", "g2")
     assert batch.ids == ("long", "short")
     for name, value in batch.tensors().items():
         floats = name in ("rollout_log_probs", "rewards")
@@ -71,15 +79,15 @@ def test_nothing_is_ever_cut():
 
 
 def test_what_is_left_out_is_listed():
-    failed = trajectory([1], [[2]], name="failed", error=Failure("engine", "died", 0))
+    failed = trajectory([1], [[2]], name="failed", error=Failure("died", 0))
     empty = trajectory([1], [], name="empty")
     batch = make_batch([failed, LONG, empty], pad_token_id=PAD)
     assert batch.ids == ("long",)
     assert [(d.id, d.reason) for d in batch.dropped] == [
-        ("failed", "engine: died"),
+        ("failed", "engine_failed: died"),
         ("empty", "no policy tokens (stop reason answered)"),
     ]
-    with pytest.raises(BatchError, match="engine: died"):
+    with pytest.raises(BatchError, match="engine_failed: died"):
         make_batch([failed, empty], pad_token_id=PAD)
     with pytest.raises(BatchError, match="none were given"):
         make_batch([], pad_token_id=PAD)
@@ -133,10 +141,13 @@ def test_the_checker_finds_a_mask_without_policy_tokens_and_wrong_shapes():
 def test_the_checker_finds_rows_that_do_not_lead_back():
     batch = make_batch([LONG, SHORT], pad_token_id=PAD)
     for other, said in [
-        (trajectory([1, 2, 4], [[4, 5], [6, 7], [8]], name="long"), "prompt ids"),
-        (trajectory([1, 2, 3], [[4, 5], [6, 7], [9]], name="long"), "response ids, policy ids"),
-        (trajectory([1, 2, 3], [[4, 5, 6], [7], [8]], name="long"), "policy ids, log probs"),
-        (dataclasses.replace(LONG, id="other"), "id differ"),
+        (trajectory([1, 2, 4], [[4, 5], [6, 7], [8]], name="long"), "prompts, input_ids"),
+        (trajectory([1, 2, 3], [[4, 5], [6, 7], [9]], name="long"), "responses, input_ids"),
+        (
+            trajectory([1, 2, 3], [[4, 5, 6], [7], [8]], name="long"),
+            "response_mask, rollout_log_probs, weight_versions",
+        ),
+        (dataclasses.replace(LONG, id="other"), "ids differ"),
     ]:
         with pytest.raises(BatchError, match=said):
             check_batch(batch, [other, SHORT])
@@ -145,7 +156,7 @@ def test_the_checker_finds_rows_that_do_not_lead_back():
 
 
 def versions(*names):
-    return TokenSequence((1,), (Segment(tuple(range(len(names))), True, (-1.0,) * len(names), names),))
+    return TokenSequence([1], (Segment.policy(range(len(names)), [-1.0] * len(names), names),))
 
 
 def test_versions_are_numbered_by_the_documented_rule():
@@ -162,8 +173,8 @@ PARTS = dataclasses.replace(
     trajectory([1], [[2]], name="parts", reward=0.25, group=7),
     sequences=(
         trajectory([1], [[2]]).sequence,
-        TokenSequence((1, 2, 3), (Segment((4,), True, (-1.0,), ("5",)),), "template"),
-        TokenSequence((1, 9), (), "KeepToolResults"),
+        TokenSequence([1, 2, 3], (Segment.policy([4], [-1.0], ["5"]),), "template"),
+        TokenSequence([1, 9], (), "KeepToolResults"),
     ),
 )
 
@@ -173,9 +184,10 @@ def test_every_sequence_is_a_row_that_shares_reward_and_group(tmp_path):
     assert batch.ids == ("long", "parts/0", "parts/1", "short")  # what was sent and got no answer has nothing to train
     assert batch.trajectory_ids.tolist() == [0, 1, 1, 2]
     assert batch.rewards.tolist() == [0.5, 0.25, 0.25, 1.0]
-    assert batch.group_ids.tolist() == [1, 7, 7, 2]
+    assert batch.group_ids.tolist() == [0, 1, 1, 2]
+    assert batch.groups == ("g1", "g7", "g2")
     assert batch.responses[1:3].tolist() == [[2, 0, 0, 0, 0], [4, 0, 0, 0, 0]]
-    batch.save(tmp_path / "batch.safetensors")
+    save_batch(batch, tmp_path / "batch.safetensors")
     back = load_batch(tmp_path / "batch.safetensors")
     assert back.version_numbers == batch.version_numbers == {"0": 0, "5": 5}
     check_batch(back, [LONG, PARTS, SHORT])
@@ -184,13 +196,16 @@ def test_every_sequence_is_a_row_that_shares_reward_and_group(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"trajectory_ids": torch.tensor([0, 1, 2, 3])}, "does not lead back.*trajectory"),
+        ({"trajectory_ids": torch.tensor([0, 1, 2, 3])}, "does not lead back.*trajectory_ids differ"),
         ({"trajectory_ids": torch.tensor([0, 1, 0, 2])}, "count the trajectories"),
         ({"rewards": torch.tensor([0.5, 0.25, 0.5, 1.0])}, "share its reward"),
-        ({"group_ids": torch.tensor([1, 7, 2, 2])}, "share its group"),
+        ({"group_ids": torch.tensor([0, 1, 2, 2])}, "share its group"),
+        ({"group_ids": torch.tensor([0, 2, 2, 1])}, "does not lead back.*group_ids differ"),
+        ({"group_ids": torch.tensor([0, 1, 1, 3])}, "places in groups"),
+        ({"groups": ("g1", "g7", "g7")}, "groups must be different"),
         ({"ids": ("long", "parts/0", "parts/0", "short")}, "two rows have the id 'parts/0'"),
         ({"version_numbers": {"0": 5, "5": 5}}, "different numbers"),
-        ({"version_numbers": {"5": 0, "0": 5}}, "weight versions differ"),
+        ({"version_numbers": {"5": 0, "0": 5}}, "weight_versions differ"),
     ],
 )
 def test_the_checker_looks_at_rows_of_one_trajectory_and_at_versions(change, said):
@@ -202,7 +217,7 @@ def test_the_checker_looks_at_rows_of_one_trajectory_and_at_versions(change, sai
 ids = st.lists(st.integers(0, 500), min_size=1, max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(ids, st.lists(ids, min_size=1, max_size=5)), min_size=1, max_size=8))
 def test_any_trajectories_make_a_batch_that_holds(rows):
     made = [trajectory(prompt, segments, name=str(n)) for n, (prompt, segments) in enumerate(rows)]
@@ -213,14 +228,15 @@ def test_any_trajectories_make_a_batch_that_holds(rows):
 
 
 def test_there_and_back_through_a_file(tmp_path):
-    failed = trajectory([1], [[2]], name="failed", error=Failure("engine", "died", 0))
+    failed = trajectory([1], [[2]], name="failed", error=Failure("died", 0))
     batch = make_batch([LONG, SHORT, failed], pad_token_id=PAD)
     path = tmp_path / "deep" / "batch.safetensors"
-    batch.save(path)
+    save_batch(batch, path)
     back = load_batch(path)
     for name, value in batch.tensors().items():
         assert torch.equal(value, getattr(back, name)), name
-    assert (back.ids, back.dropped, back.pad_token_id) == (batch.ids, batch.dropped, batch.pad_token_id)
+    for name in ("ids", "groups", "dropped", "pad_token_id", "version_numbers"):
+        assert getattr(back, name) == getattr(batch, name), name
 
 
 def test_other_files_are_refused(tmp_path):
@@ -231,4 +247,89 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not a batch"):
         load_batch(path)
     with pytest.raises(ConfigError, match="cannot write"):
-        make_batch([LONG], pad_token_id=PAD).save("/proc/nowhere/batch.safetensors")
+        save_batch(make_batch([LONG], pad_token_id=PAD), "/proc/nowhere/batch.safetensors")
+
+
+def test_the_table_is_the_batch():
+    batch = make_batch([LONG, SHORT], pad_token_id=PAD)
+    assert [item.name for item in FIELDS] == list(batch.tensors())
+    assert [item.name for item in FIELDS] == [item.name for item in dataclasses.fields(Batch)][: len(FIELDS)]
+    for item in FIELDS:
+        assert f"{item.name}: {str(item.dtype).removeprefix('torch.')} `[rows" in Batch.__doc__, item.name
+
+
+def with_payloads(one, *, dtype=np.int16, axes=(2, 3), name="routed_experts"):
+    """The trajectory with a payload that tells each of its tokens apart."""
+    count = iter(range(10**6))
+
+    def filled(segment):
+        if not segment.is_policy:
+            return segment
+        values = [np.full(axes, next(count) % 120) for _ in segment.token_ids]
+        return dataclasses.replace(segment, aligned={**segment.aligned, name: np.array(values, dtype=dtype)})
+
+    sequences = [
+        dataclasses.replace(sequence, segments=tuple(map(filled, sequence.segments))) for sequence in one.sequences
+    ]
+    return dataclasses.replace(one, sequences=tuple(sequences))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"),
+    [(np.int16, -1), (np.int8, -1), (np.int64, -1), (np.uint8, 0), (np.float32, 0), (np.float16, 0), (np.bool_, False)],
+)
+def test_payloads_stay_with_their_tokens(dtype, padding, tmp_path):
+    given = [with_payloads(one, dtype=dtype) for one in (LONG, PARTS, SHORT)]
+    batch = make_batch(given, pad_token_id=PAD)
+    values = batch.aligned["routed_experts"]
+    assert values.shape == (4, 5, 2, 3)
+    assert values.numpy().dtype == dtype
+    policy = batch.response_mask.bool()
+    assert (values[~policy] == padding).all()
+    assert torch.equal(values[0][policy[0]][:, 1, 2].long(), torch.tensor([0, 1, 2]).to(values.dtype).long())
+    save_batch(batch, tmp_path / "batch.safetensors")
+    back = load_batch(tmp_path / "batch.safetensors")
+    assert torch.equal(back.aligned["routed_experts"], values)
+    check_batch(back, given)
+    wrong = values.clone()
+    wrong[0, 2] = 1
+    with pytest.raises(BatchError, match=r"aligned\.routed_experts holds its padding"):
+        check_batch(dataclasses.replace(batch, aligned={"routed_experts": wrong}))
+    wrong = values.clone()
+    wrong[0, 0] = 1
+    with pytest.raises(
+        BatchError, match=r"row 0 does not lead back to trajectory long: aligned\.routed_experts differ"
+    ):
+        check_batch(dataclasses.replace(batch, aligned={"routed_experts": wrong}), given)
+    with pytest.raises(BatchError, match=r"aligned\.routed_experts must be .* \[4, 5, 2, 3\], got .* \[4, 4, 2, 3\]"):
+        check_batch(dataclasses.replace(batch, aligned={"routed_experts": values[:, :4]}))
+
+
+def test_a_payload_of_one_value_a_token_is_a_column_of_the_response():
+    batch = make_batch([with_payloads(LONG, axes=(), dtype=np.float32, name="entropy")], pad_token_id=PAD)
+    assert batch.aligned["entropy"].tolist() == [[0, 1, 0, 0, 2]]
+    assert list(batch.tensors()) == [*(item.name for item in FIELDS), "aligned.entropy"]
+
+
+def test_a_payload_that_some_tokens_lack_is_refused_and_can_be_left_out():
+    mixed = [with_payloads(LONG), SHORT]
+    with pytest.raises(BatchError, match="1 policy tokens of row short have no payload 'routed_experts'"):
+        make_batch(mixed, pad_token_id=PAD)
+    assert make_batch(mixed, pad_token_id=PAD, aligned=()).aligned == {}
+    both = [with_payloads(with_payloads(LONG), name="other"), with_payloads(SHORT, name="other")]
+    assert list(make_batch(both, pad_token_id=PAD, aligned=["other"]).aligned) == ["other"]
+    with pytest.raises(BatchError, match="no payload 'third'"):
+        make_batch(both, pad_token_id=PAD, aligned=["third"])
+    with pytest.raises(
+        BatchError, match=r"one dtype and shape, got int16 .*2, 3.* in row long and int16 .*4.* in row sho"
+    ):
+        make_batch([with_payloads(LONG), with_payloads(SHORT, axes=(4,))], pad_token_id=PAD)
+
+
+def test_batches_of_version_1_are_read():
+    back = load_batch(Path(__file__).parent / "stored" / "batch.v1.safetensors")
+    assert back.ids == ("def", "ghi/0", "ghi/1", "jkl")
+    assert back.group_ids.tolist() == [0, 0, 0, 1]
+    assert back.groups == ("3", "7")
+    assert back.responses.tolist() == [[3, 4, 5, 6], [3, 4, 5, 6], [7, 0, 0, 0], [3, 4, 5, 6]]
+    assert back.version_numbers == {"1": 1, "2": 2, "3": 3}

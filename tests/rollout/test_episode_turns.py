@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from toolgym.envs import ToolEnv
-from toolgym.envs.base import StopReason
-from toolgym.envs.task import Task
-from toolgym.rollout import Limits, RunConfig, SamplingParams, make_batch, rollout
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
+from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, make_batch, rollout
 from toolgym.rollout import episode as episode_room
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import derive_seed
+from toolgym.rollout.token_sequence import Segment
 from toolgym.tools import tool
-from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.errors import BatchError, ConfigError, EngineError
 
 CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "hi"}}\n</tool_call>'
 ABORT, LENGTH, STOP = FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP
@@ -31,7 +34,7 @@ def env():
 async def play(engine, tokenizer, **config):
     config = {"seed": 3, "sampling": SamplingParams(max_new_tokens=100), **config}
     [one] = await rollout(
-        env, engine, tokenizer, [Task(({"role": "user", "content": "q"},))], config=RunConfig(**config)
+        env, engine, [Task(({"role": "user", "content": "q"},))], tokenizer=tokenizer, config=RunConfig(**config)
     )
     return one
 
@@ -68,11 +71,46 @@ async def test_an_aborted_turn_goes_on_from_what_it_had(scripted, tokenizer, exa
     assert versions == [1] * len(parts[0].token_ids) + [3] * len(parts[1].token_ids) + [4] * len(parts[2].token_ids)
 
 
+def routed(request_id, token_ids):
+    """A payload that tells each token apart: its id, and its place in the part that it came with."""
+    return {"routed_experts": np.array([[token, place] for place, token in enumerate(token_ids)]).reshape(-1, 2)}
+
+
+async def test_payloads_of_a_resumed_turn_stay_with_their_tokens(scripted, tokenizer, quick):
+    answers = {"0": (CALL[:20], ABORT), "0-1": ("", ABORT), "0-2": (CALL[20:], STOP), "1": ("done", STOP)}
+    engine = scripted(by_request(answers))
+    engine.aligned = routed
+    one = await play(engine, tokenizer)
+    parts = [segment for segment in one.segments if segment.is_policy]
+    assert len(parts) == 3
+    for part in parts:
+        assert part.aligned["routed_experts"].tolist() == [[token, place] for place, token in enumerate(part.token_ids)]
+    turn = Segment.merge(parts[:2])
+    assert turn.aligned["routed_experts"][:, 0].tolist() == turn.token_ids.tolist()
+    batch = make_batch([one], pad_token_id=0)
+    values = batch.aligned["routed_experts"]
+    sampled = batch.response_mask.bool()
+    assert torch.equal(values[sampled][:, 0], batch.responses[sampled])
+    assert (values[~sampled] == -1).all()
+
+
+async def test_a_part_without_the_payload_of_the_others_is_refused_where_tensors_are_made(scripted, tokenizer, quick):
+    answers = {"0": (CALL[:20], ABORT), "0-1": (CALL[20:], STOP), "1": ("done", STOP)}
+    engine = scripted(by_request(answers))
+    engine.aligned = lambda request_id, ids: {} if request_id.endswith("-0-1") else routed(request_id, ids)
+    one = await play(engine, tokenizer)
+    assert not one.failed
+    with pytest.raises(BatchError, match="policy tokens of row .* have no payload 'routed_experts'"):
+        make_batch([one], pad_token_id=0)
+    assert make_batch([one], pad_token_id=0, aligned=()).aligned == {}
+
+
 async def test_each_part_has_a_seed_of_its_own_and_the_budget_that_is_left(scripted, tokenizer):
     engine = scripted(by_request({"0": ("ab cd", ABORT), "0-1": ("ef", STOP)}))
     one = await play(engine, tokenizer)
     first, second = (engine.seen[f"{one.id}{name}"][1] for name in ("-0", "-0-1"))
     assert (first.seed, second.seed) == (derive_seed(3, 0, 0, 0), derive_seed(3, 0, 0, 0, 1))
+    assert [turn.seed for turn in one.turns] == [first.seed]
     assert second.max_new_tokens == 100 - len(engine.given[f"{one.id}-0"].token_ids)
     assert second.stop_token_ids == first.stop_token_ids
     assert set(engine.affinities.values()) == {one.id}
@@ -95,23 +133,23 @@ async def test_resumes_are_bounded_and_wait_longer_each_time(scripted, tokenizer
 
     monkeypatch.setattr(episode_room.asyncio, "sleep", sleep)
     engine = scripted(lambda p, r: ("", ABORT))
-    one = await play(engine, tokenizer, limits=Limits(max_resumes=9))
+    one = await play(engine, tokenizer, limits=EpisodeLimits(max_resumes=9))
     assert (one.stop_reason, one.failed, one.policy_tokens) == (StopReason.ABORTED, False, 0)
     assert (one.turns[0].resumes, len(engine.seen)) == (9, 10)
     assert waited == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
     waited.clear()
     engine = scripted(lambda p, r: ("ab", ABORT) if r.endswith("2") else ("", ABORT))
-    await play(engine, tokenizer, limits=Limits(max_resumes=4))
+    await play(engine, tokenizer, limits=EpisodeLimits(max_resumes=4))
     assert waited == [0.05, 0.1, 0.05]  # what got further is resumed at once, and the waiting begins anew
 
 
 async def test_no_resumes_where_none_are_allowed(scripted, tokenizer):
     engine = scripted(lambda p, r: ("half a tur", ABORT))
-    one = await play(engine, tokenizer, limits=Limits(max_resumes=0))
+    one = await play(engine, tokenizer, limits=EpisodeLimits(max_resumes=0))
     assert (one.stop_reason, len(engine.seen), one.turns[0].truncated) == (StopReason.ABORTED, 1, True)
     with pytest.raises(ConfigError, match="max_resumes"):
-        Limits(max_resumes=-1)
+        EpisodeLimits(max_resumes=-1)
 
 
 async def test_an_abort_that_comes_with_the_end_of_the_turn_is_its_end(scripted, tokenizer):
@@ -124,7 +162,7 @@ async def test_an_abort_that_comes_with_the_end_of_the_turn_is_its_end(scripted,
 async def test_an_engine_that_fails_later_leaves_the_parts_in_the_record(scripted, tokenizer, quick):
     engine = scripted(by_request({"0": (CALL, STOP), "1": ("half", ABORT), "1-1": EngineError("died")}))
     one = await play(engine, tokenizer)
-    assert (one.error.kind, one.error.turn) == ("engine", 1)
+    assert (one.stop_reason, one.error.turn) == (StopReason.ENGINE_FAILED, 1)
     assert [turn.text for turn in one.turns] == [CALL, "half"]
     assert one.turns[1].truncated
     assert one.messages[-1] == {"role": "assistant", "content": "half"}
@@ -137,12 +175,13 @@ async def test_a_cut_turn_ends_the_episode_or_is_closed(scripted, tokenizer, exa
     sampling = SamplingParams(max_new_tokens=40)
     ended = await play(engine, tokenizer, sampling=sampling)
     assert (ended.stop_reason, ended.reward, ended.turns[1].truncated) == (StopReason.LENGTH, 0.0, True)
+    assert [turn.reward for turn in ended.turns] == [0.0, None]  # the env was never asked about a turn that was cut
     closed = await play(engine, tokenizer, sampling=sampling, on_truncated_turn="close")
     exact(engine, closed)
     assert (closed.stop_reason, closed.reward) == (StopReason.ANSWERED, 1.0)  # a text without calls is an answer
     assert [turn.truncated for turn in closed.turns] == [False, True]
     assert closed.turns[1].closing_tokens == 1
-    assert closed.segments[-1].token_ids == (tokenizer.eos_token_id,)
+    assert closed.segments[-1].token_ids.tolist() == [tokenizer.eos_token_id]
     assert closed.response_mask[-1] == 0
     rendered = tokenizer.apply_chat_template(list(closed.messages), tools=list(closed.tools), tokenize=False)
     assert rendered == closed.prompt_text + closed.response_text + "\n"
@@ -160,14 +199,14 @@ async def test_a_cut_call_that_is_whole_is_run_and_the_conversation_goes_on(scri
 
 async def test_a_turn_is_not_closed_beyond_the_budget(scripted, tokenizer):
     engine = scripted(lambda p, r: ("word " * 30, STOP))
-    limits = Limits(max_response_tokens=20)
+    limits = EpisodeLimits(max_response_tokens=20)
     one = await play(engine, tokenizer, limits=limits, on_truncated_turn="close")
     assert (one.stop_reason, len(one.response_ids), one.reward) == (StopReason.BUDGET, 20, 0.0)
 
 
 async def test_an_aborted_turn_is_closed_too_where_that_is_wanted(scripted, tokenizer):
     engine = scripted(lambda p, r: ("so far", ABORT))
-    one = await play(engine, tokenizer, limits=Limits(max_resumes=0), on_truncated_turn="close")
+    one = await play(engine, tokenizer, limits=EpisodeLimits(max_resumes=0), on_truncated_turn="close")
     assert (one.stop_reason, one.reward, one.turns[0].truncated) == (StopReason.ANSWERED, 1.0, True)
     assert one.turns[0].finish_reason == "abort"
 
@@ -188,8 +227,8 @@ async def test_the_callers_stop_tokens_end_a_turn_and_the_template_closes_it(scr
 
 
 async def test_a_generation_without_a_token_is_a_legal_turn(scripted, tokenizer, exact):
-    engine = scripted(by_request({"0": (CALL, STOP), "1": ([], STOP)}))
-    one = await play(engine, tokenizer)
+    engine = scripted(by_request({"0": (CALL, STOP), "1": ([], LENGTH)}))
+    one = await play(engine, tokenizer, on_truncated_turn="close")
     exact(engine, one)
     assert (one.stop_reason, one.failed, one.turns[1].text) == (StopReason.ANSWERED, False, "")
     assert (one.turns[1].generated_tokens, one.turns[1].closing_tokens) == (0, 1)
@@ -212,6 +251,6 @@ async def test_content_lists_cost_one_trajectory_and_say_why(scripted, tokenizer
     for first in (True, False):
         made = type("Made", (Images,), {"first": first})
         config = RunConfig(sampling=SamplingParams(max_new_tokens=100))
-        [one] = await rollout(lambda made=made: made([echo], [task]), engine, tokenizer, [task], config=config)
-        assert one.error.kind == "prompt"
+        [one] = await rollout(lambda made=made: made([echo], [task]), engine, [task], config=config)
+        assert one.stop_reason is StopReason.PROMPT_REFUSED
         assert "image_url" in one.error.message

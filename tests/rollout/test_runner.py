@@ -13,15 +13,16 @@ import numpy as np
 import psutil
 import pytest
 
-from toolgym.envs.base import StopReason
-from toolgym.envs.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.task import Task
-from toolgym.rollout import Limits, RunConfig, Runner, SamplingParams, make_batch, rollout
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import End
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, rollout
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import derive_seed
 from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
 from toolgym.tools import BaseTool, CodeInterpreterTool, ToolResult, tool
-from toolgym.tools.errors import ConfigError, EngineError, TemplateError, UnknownNameError
+from toolgym.tools.errors import ConfigError, EngineError, SandboxError, TemplateError, UnknownNameError
 from toolgym.tools.sandbox import ProcessSandbox
 
 
@@ -46,7 +47,7 @@ def config(**kwargs):
 
 
 async def play(engine, tokenizer, questions, *, env=CodeInterpreterEnv, **kwargs):
-    return await rollout(env, engine, tokenizer, tasks(*questions), config=config(**kwargs))
+    return await rollout(env, engine, tasks(*questions), tokenizer=tokenizer, config=config(**kwargs))
 
 
 async def test_no_process_and_no_thread_is_left_after_a_run(scripted, tokenizer):
@@ -85,9 +86,9 @@ async def test_token_by_token_every_generated_id_is_the_engines_own(scripted, to
                 request = next(turns)
                 sent, _ = engine.seen[request]
                 assert sent == context  # the engine saw exactly what the record says
-                assert segment.token_ids == engine.given[request].token_ids
-                assert segment.logprobs == engine.given[request].logprobs
-            context += segment.token_ids
+                assert tuple(segment.token_ids) == engine.given[request].token_ids
+                assert tuple(segment.logprobs) == engine.given[request].logprobs
+            context += segment.token_ids.tolist()
         whole = tokenizer.decode(context)
         rendered = tokenizer.apply_chat_template(list(one.messages), tools=list(one.tools), tokenize=False)
         assert rendered == whole + "\n"  # the template's separator behind a turn is never sampled
@@ -96,10 +97,17 @@ async def test_token_by_token_every_generated_id_is_the_engines_own(scripted, to
 
 async def test_groups_come_back_in_order_and_share_their_task(scripted, tokenizer):
     done = await play(scripted(compute_then_answer), tokenizer, ["a", "b"], group_size=3, max_concurrent=2)
-    assert [(t.group_id, t.sample, t.task_id) for t in done] == [
+    assert [(t.task_index, t.sample_index, t.task_id) for t in done] == [
         (0, 0, "a"), (0, 1, "a"), (0, 2, "a"), (1, 0, "b"), (1, 1, "b"), (1, 2, "b"),
     ]  # fmt: skip
     assert len({t.id for t in done}) == 6
+
+
+async def test_two_runs_in_one_batch_never_share_a_group(scripted, tokenizer):
+    runs = [await play(scripted(lambda *_: "#### 6"), tokenizer, ["a", "b"], group_size=2) for _ in range(2)]
+    batch = make_batch([one for run in runs for one in run], pad_token_id=0)
+    assert batch.group_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(set(batch.groups)) == 4
 
 
 async def test_seeds_differ_by_task_sample_and_turn_and_repeat_by_run(scripted, tokenizer):
@@ -111,6 +119,8 @@ async def test_seeds_differ_by_task_sample_and_turn_and_repeat_by_run(scripted, 
     two = seeds(second, await play(second, tokenizer, ["a", "b"], group_size=2))
     other = seeds(third, await play(third, tokenizer, ["a", "b"], group_size=2, seed=2))
     assert one == two != other
+    done = await play(scripted(compute_then_answer), tokenizer, ["a", "b"], group_size=2)
+    assert [[turn.seed for turn in trajectory.turns] for trajectory in done] == one
     flat = [seed for episode in one for seed in episode]
     assert len(set(flat)) == len(flat) == 8
     assert all(0 <= seed < 2**63 for seed in flat)
@@ -127,8 +137,8 @@ async def test_an_engine_that_raises_costs_one_trajectory(scripted, tokenizer):
     a, b, c = await play(scripted(script), tokenizer, ["a", "b", "c"])
     assert (a.reward, c.reward) == (1.0, 1.0)
     assert b.failed
-    assert b.stop_reason is StopReason.ERROR
-    assert (b.error.kind, b.error.message, b.error.turn) == ("engine", "EngineError: out of memory", 0)
+    assert b.stop_reason is StopReason.ENGINE_FAILED
+    assert (b.error.message, b.error.turn) == ("EngineError: out of memory", 0)
     batch = make_batch([a, b, c], pad_token_id=0)
     assert len(batch) == 2
     assert batch.dropped[0].id == b.id
@@ -139,7 +149,7 @@ async def test_an_engine_that_raises_later_keeps_what_was_before(scripted, token
         return RuntimeError("gone") if "<tool_response>" in prompt else call("print(1)")
 
     [one] = await play(scripted(script), tokenizer, ["a"])
-    assert (one.error.kind, one.error.turn) == ("engine", 1)
+    assert (one.stop_reason, one.error.turn) == (StopReason.ENGINE_FAILED, 1)
     assert len(one.turns) == 1
     assert [s.is_policy for s in one.segments] == [True, False]
     assert one.turns[0].tool_calls[0].text == "1"
@@ -149,14 +159,14 @@ async def test_an_engine_that_hangs_costs_one_trajectory(scripted, tokenizer):
     def script(prompt, request_id):
         return 60 if "user\nb<" in prompt else "#### 6"
 
-    a, b = await play(scripted(script), tokenizer, ["a", "b"], limits=Limits(engine_timeout=0.3))
+    a, b = await play(scripted(script), tokenizer, ["a", "b"], limits=EpisodeLimits(engine_timeout=0.3))
     assert a.reward == 1.0
-    assert (b.stop_reason, b.error.kind) == (StopReason.TIMEOUT, "engine_timeout")
+    assert (b.stop_reason, b.failed) == (StopReason.ENGINE_TIMEOUT, True)
 
 
 async def test_the_episodes_deadline(scripted, tokenizer):
-    [one] = await play(scripted(lambda p, r: 60), tokenizer, ["a"], limits=Limits(episode_timeout=0.3))
-    assert (one.stop_reason, one.error.kind) == (StopReason.TIMEOUT, "episode_timeout")
+    [one] = await play(scripted(lambda p, r: 60), tokenizer, ["a"], limits=EpisodeLimits(episode_timeout=0.3))
+    assert (one.stop_reason, one.failed) == (StopReason.EPISODE_TIMEOUT, True)
     assert "0.3 seconds" in one.error.message
 
 
@@ -253,22 +263,49 @@ async def test_an_env_that_breaks_costs_one_trajectory_and_is_replaced(scripted,
             await super().close()
 
     questions = ["reset", "ok", "step", "slow", "ok"]
-    done = await play(
-        scripted(compute_then_answer), tokenizer, questions,
-        env=Breaking, max_concurrent=1, limits=Limits(env_timeout=6.0),
-    )  # fmt: skip
-    kinds = [t.error.kind if t.error else None for t in done]
-    assert kinds == ["reset", None, "env", "env_timeout", None]
+    async with CodeInterpreterEnv() as other:  # keeps the sandbox that all share, whose start is no part of a step
+        await other.reset()
+        await other.step('<tool_call>{"name": "code_interpreter", "arguments": {"code": "1"}}</tool_call>')
+        done = await play(
+            scripted(compute_then_answer), tokenizer, questions,
+            env=Breaking, max_concurrent=1, limits=EpisodeLimits(env_timeout=6.0),
+        )  # fmt: skip
+    assert [t.stop_reason for t in done] == ["reset_failed", "answered", "env_failed", "env_timeout", "answered"]
+    assert [t.failed for t in done] == [True, False, True, True, False]
     assert len(made) == 4  # one fresh env after each failure
     assert all(env.closed for env in made)
 
 
+async def test_an_env_names_its_failure_and_a_broken_sandbox_is_no_wrong_answer(scripted, tokenizer):
+    class Breaking(CodeInterpreterEnv):
+        async def reset(self, **kwargs):
+            if kwargs["options"]["task"].id == "reset":
+                raise SandboxError("no room")
+            return await super().reset(**kwargs)
+
+        def respond(self, turn):
+            if self.task.id == "raise":
+                raise EpisodeFailedError(StopReason.SANDBOX_FAILED, "the server is gone")
+            if self.task.id == "end":
+                return End(StopReason.SANDBOX_FAILED)
+            if self.task.id == "score":
+                self._scorer = lambda outcome: 1 / 0
+            return super().respond(turn)
+
+    questions = ["reset", "raise", "end", "score", "ok"]
+    done = await play(scripted(lambda *_: "#### 6"), tokenizer, questions, env=Breaking, max_concurrent=1)
+    assert [t.stop_reason for t in done] == [*["sandbox_failed"] * 3, "score_failed", "answered"]
+    assert [t.failed for t in done] == [True, True, True, True, False]
+    assert done[0].error.message == "SandboxError: no room"
+    assert "the server is gone" in done[1].error.message
+    assert "division by zero" in done[3].error.message
+    assert [t.error.turn for t in done[:4]] == [0, 0, 0, 0]
+
+
 async def test_a_task_that_cannot_be_played_costs_one_trajectory(scripted, tokenizer):
     bad = Task(({"role": "user", "content": "x"},), tools_kwargs={"nope": {}}, id="bad")
-    done = await rollout(
-        CodeInterpreterEnv, scripted(compute_then_answer), tokenizer, [bad, *tasks("a")], config=config()
-    )
-    assert done[0].error.kind == "reset"
+    done = await rollout(CodeInterpreterEnv, scripted(compute_then_answer), [bad, *tasks("a")], config=config())
+    assert done[0].stop_reason is StopReason.RESET_FAILED
     assert "tools_kwargs for 'nope'" in done[0].error.message
     assert done[1].reward == 1.0
 
@@ -288,12 +325,12 @@ async def test_a_turn_that_is_cut_ends_the_episode_marked(scripted, tokenizer):
 async def test_the_response_budget_holds_before_generation(scripted, tokenizer):
     engine = scripted(lambda p, r: call("print(1)"))
     one_turn = len(tokenizer.encode(call("print(1)"), add_special_tokens=False)) + 1
-    [one] = await play(engine, tokenizer, ["a"], limits=Limits(max_response_tokens=one_turn + 5))
+    [one] = await play(engine, tokenizer, ["a"], limits=EpisodeLimits(max_response_tokens=one_turn + 5))
     assert one.stop_reason is StopReason.BUDGET
     assert len(one.response_ids) == one_turn  # an observation that nobody could answer is not appended
     assert [m["role"] for m in one.messages] == ["user", "assistant"]
     assert one.turns[0].tool_calls[0].text == "1"
-    [two] = await play(engine, tokenizer, ["a"], limits=Limits(max_response_tokens=5))
+    [two] = await play(engine, tokenizer, ["a"], limits=EpisodeLimits(max_response_tokens=5))
     assert (two.stop_reason, two.policy_tokens) == (StopReason.BUDGET, 5)
 
 
@@ -307,15 +344,15 @@ async def test_the_context_is_a_budget_too(scripted, tokenizer):
 
 async def test_a_prompt_that_is_too_long_is_refused_not_cut(scripted, tokenizer):
     engine = scripted(compute_then_answer)
-    [one] = await play(engine, tokenizer, ["a" * 500], limits=Limits(max_prompt_tokens=100))
-    assert one.error.kind == "prompt"
+    [one] = await play(engine, tokenizer, ["a" * 500], limits=EpisodeLimits(max_prompt_tokens=100))
+    assert one.stop_reason is StopReason.PROMPT_REFUSED
     assert "not cut" in one.error.message
     assert engine.seen == {}
 
 
 async def test_an_aborted_turn_is_kept_and_marked(scripted, tokenizer):
     [one] = await play(
-        scripted(lambda p, r: ("half a tur", FinishReason.ABORT)), tokenizer, ["a"], limits=Limits(max_resumes=0)
+        scripted(lambda p, r: ("half a tur", FinishReason.ABORT)), tokenizer, ["a"], limits=EpisodeLimits(max_resumes=0)
     )
     assert (one.stop_reason, one.failed) == (StopReason.ABORTED, False)
     assert one.policy_tokens > 0
@@ -355,7 +392,7 @@ async def test_results_stream_as_they_finish(scripted, tokenizer):
     def script(prompt, request_id):
         return 0.8 if "user\nslow<" in prompt else "#### 6"
 
-    runner = Runner(CodeInterpreterEnv, scripted(script), tokenizer, config())
+    runner = Runner(CodeInterpreterEnv, scripted(script), config=config())
     order = [one.task_id async for one in runner.stream(tasks("slow", "quick"))]
     assert order == ["quick", "slow"]
 
@@ -376,7 +413,7 @@ async def test_closing_the_stream_early_cleans_up(scripted, tokenizer):
     def script(prompt, request_id):
         return 60 if "user\nslow" in prompt else "#### 6"
 
-    runner = Runner(Counting, scripted(script), tokenizer, config())
+    runner = Runner(Counting, scripted(script), config=config())
     stream = runner.stream(tasks("quick", *(f"slow{n}" for n in range(20))))
     async for one in stream:
         assert one.task_id == "quick"
@@ -389,16 +426,16 @@ async def test_closing_the_stream_early_cleans_up(scripted, tokenizer):
 async def test_what_the_user_did_wrong_is_told_at_once(scripted, tokenizer):
     engine = scripted(compute_then_answer)
     with pytest.raises(UnknownNameError, match="did you mean 'CodeInterpreter-v0'"):
-        await rollout("CodeInterpretr-v0", engine, tokenizer, tasks("a"))
+        await rollout("CodeInterpretr-v0", engine, tasks("a"))
     with pytest.raises(ConfigError, match="unknown option 'rat_limit'"):
-        await rollout("CodeInterpreter-v0", engine, tokenizer, tasks("a"), env_kwargs={"tool_config": {"rat_limit": 1}})
+        await rollout("CodeInterpreter-v0", engine, tasks("a"), env_kwargs={"tool_config": {"rat_limit": 1}})
     with pytest.raises(ConfigError, match="num_tasks"):
-        await rollout("CodeInterpreter-v0", engine, tokenizer, CodeInterpreterEnv().tasks)
+        await rollout("CodeInterpreter-v0", engine, CodeInterpreterEnv().tasks)
     with pytest.raises(ConfigError, match="group_size"):
         RunConfig(group_size=0)
     with pytest.raises(ConfigError, match="episode_timeout"):
-        Limits(episode_timeout=-1)
-    assert await rollout(CodeInterpreterEnv, engine, tokenizer, []) == []
+        EpisodeLimits(episode_timeout=-1)
+    assert await rollout(CodeInterpreterEnv, engine, []) == []
 
 
 class Odd(CodeInterpreterEnv):
@@ -427,7 +464,7 @@ async def test_an_env_that_gives_nonsense_costs_one_trajectory(scripted, tokeniz
     made = type("Made", (Odd,), {"change": change})
     a, b, c = await play(scripted(compute_then_answer), tokenizer, ["a", "b", "c"], env=made)
     assert (a.error, c.error) == (None, None)
-    assert b.stop_reason is StopReason.ERROR
+    assert b.stop_reason is StopReason.ENV_FAILED
     assert said in b.error.message
     assert b.messages[-1]["role"] == "assistant"  # what the policy wrote is kept
     assert len(make_batch([a, b, c], pad_token_id=0)) == 2
@@ -437,9 +474,9 @@ async def test_an_engine_that_gives_nonsense_costs_one_trajectory(scripted, toke
     class Broken(type(scripted(None))):
         change = staticmethod(lambda generation: generation)
 
-        async def generate(self, prompt_ids, params, *, request_id, affinity=None):
-            generation = await super().generate(prompt_ids, params, request_id=request_id)
-            if "user\nb<" in self.tokenizer.decode(prompt_ids):
+        async def _generate(self, request):
+            generation = await super()._generate(request)
+            if "user\nb<" in self.tokenizer.decode(request.prompt_ids):
                 return self.change(generation)
             return generation
 
@@ -454,7 +491,7 @@ async def test_an_engine_that_gives_nonsense_costs_one_trajectory(scripted, toke
         async with asyncio.timeout(20):
             a, b, c = await play(engine, tokenizer, ["a", "b", "c"])
         assert (a.error, c.error) == (None, None)
-        assert b.error.kind == "engine"
+        assert b.stop_reason is StopReason.ENGINE_FAILED
         assert len(make_batch([a, b, c], pad_token_id=0)) == 2
 
 
@@ -470,7 +507,7 @@ async def test_a_template_that_refuses_a_turn_costs_one_trajectory(scripted, tok
 
     a, b = await play(scripted(script), picky, ["a", "b"])
     assert a.error is None
-    assert b.error.kind == "prompt"
+    assert b.stop_reason is StopReason.PROMPT_REFUSED
     assert "one result only" in b.error.message
     assert b.messages[1] == {"role": "assistant", "content": call("1") + call("2")}
 
@@ -489,7 +526,7 @@ async def test_whatever_a_tool_measures_can_be_written(scripted, tokenizer, tmp_
         """Weigh."""
         circle = {}
         circle["circle"] = circle
-        odd = {("a", 1): threading.Lock(), "numpy": np.float32(0.5), "enum": StopReason.ERROR, "circle": circle}
+        odd = {("a", 1): threading.Lock(), "numpy": np.float32(0.5), "enum": StopReason.ENV_FAILED, "circle": circle}
         return ToolResult("ok", 0.0, odd)
 
     def script(prompt, request_id):
@@ -500,5 +537,5 @@ async def test_whatever_a_tool_measures_can_be_written(scripted, tokenizer, tmp_
         writer.write(one)
     [back] = read_trajectories(tmp_path / "t.jsonl")
     metrics = back.tool_calls[0].metrics
-    assert (metrics["numpy"], metrics["enum"]) == (0.5, "error")
+    assert (metrics["numpy"], metrics["enum"]) == (0.5, "env_failed")
     assert "lock" in metrics["('a', 1)"]

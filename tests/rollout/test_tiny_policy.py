@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from toolgym.envs.arithmetic import ArithmeticTasks
+from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import EngineError

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgym.envs.base import StopReason
-from toolgym.envs.tool_env import ToolCallRecord
-from toolgym.rollout.trajectory import Failure, Segment, TokenSequence, Trajectory, Turn
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.rollout.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory import Failure, Trajectory, Turn
 from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
 from toolgym.tools.errors import ConfigError, UnknownNameError
+
+STORED = Path(__file__).parent / "stored"
 
 
 def trajectory(**changes):
@@ -24,32 +28,37 @@ def trajectory(**changes):
             env_id="E-v0",
             task_id="t",
             source="s",
-            group_id=3,
-            sample=1,
+            group_id="run-3",
+            task_index=3,
+            sample_index=1,
             messages=({"role": "user", "content": "ü"},),
             tools=({"type": "function", "function": {"name": "f"}},),
             sequences=(
                 TokenSequence(
-                    (1, 2),
+                    [1, 2],
                     (
-                        Segment((3, 4), True, (-0.1, -1 / 3), ("1", "2")),
-                        Segment((5,), False),
-                        Segment((6,), True, (-2.5e-7,), ("2",)),
+                        Segment.policy([3, 4], [-0.1, -1 / 3], ["1", "2"], {"experts": np.array([[7, 8], [9, 7]])}),
+                        Segment.env([5]),
+                        Segment.policy([6], [-2.5e-7], ["2"], {"experts": np.array([[1, 2]], dtype=np.uint8)}),
                     ),
                 ),
             ),
             reward=0.5,
-            stop_reason=StopReason.ANSWERED,
-            turns=(Turn("hi", "stop", 2, 2, 1, 1, (record,), 0.5, 0.1, 0.2), Turn("x", "stop", 5, 1)),
+            stop_reason=StopReason.ENV_FAILED,
+            turns=(Turn("hi", "stop", 2, 2, 1, 1, (record,), 0.5, 0.1, 0.2, seed=2**62), Turn("x", "stop", 5, 1)),
             ground_truth="6",
-            error=Failure("env", "it broke", 1),
+            error=Failure("it broke", 1),
             sampling={"temperature": 0.7},
             metrics={"score": 1.0},
             prompt_text="p",
             response_text="r",
             started_at=12.5,
             seconds=3.25,
-            step=9,
+            training_step=9,
+            validate=True,
+            role="judge",
+            parent="abb",
+            branch_turn=1,
         ),
         **changes,
     )
@@ -57,13 +66,13 @@ def trajectory(**changes):
 
 def test_everything_is_derived_from_the_segments():
     one = trajectory()
-    assert one.response_ids == [3, 4, 5, 6]
-    assert one.response_mask == [1, 1, 0, 1]
-    assert one.logprobs == [-0.1, -1 / 3, 0.0, -2.5e-7]
+    assert one.response_ids.tolist() == [3, 4, 5, 6]
+    assert one.response_mask.tolist() == [1, 1, 0, 1]
+    assert one.logprobs.tolist() == [-0.1, -1 / 3, 0.0, -2.5e-7]
     assert one.weight_versions == ["1", "2", None, "2"]
     assert one.policy_tokens == 3
     assert one.failed
-    assert one.problems == ["turn 0: f: error (infrastructure)", "turn 1: env: it broke"]
+    assert one.problems == ["turn 0: f: error (infrastructure)", "turn 1: env_failed: it broke"]
     assert (one.engine_seconds, one.env_seconds) == (0.1, 0.2)
 
 
@@ -74,27 +83,77 @@ def test_there_and_back_is_equal():
 
 def test_several_sequences_have_no_one_prompt():
     one = trajectory()
-    many = dataclasses.replace(one, sequences=(*one.sequences, TokenSequence((1,), one.segments, "template")))
+    many = dataclasses.replace(one, sequences=(*one.sequences, TokenSequence([1], one.segments, "template")))
     assert many.policy_tokens == 6
     assert Trajectory.from_json(json.loads(json.dumps(many.to_json()))) == many
     for name in ("sequence", "prompt_ids", "segments", "response_ids", "response_mask", "logprobs", "weight_versions"):
         with pytest.raises(ConfigError, match="has 2 token sequences"):
             getattr(many, name)
     none = dataclasses.replace(one, sequences=())
-    assert (none.prompt_ids, none.response_ids, none.policy_tokens) == ((), [], 0)
+    assert (len(none.prompt_ids), len(none.response_ids), none.policy_tokens) == (0, 0, 0)
+    assert (none.response_mask.tolist(), none.logprobs.tolist(), none.weight_versions) == ([], [], [])
 
 
-def test_files_of_version_1_are_read():
-    one = trajectory()
-    row = one.to_json() | {"format_version": 1}
-    [only] = row.pop("sequences")
-    row |= {"prompt_ids": only["prompt_ids"], "segments": only["segments"]}
-    for turn in row["turns"]:
-        for added in ("sequence", "resumes", "truncated", "closing_tokens"):
-            del turn[added]
-    assert Trajectory.from_json(row) == one
-    empty = row | {"prompt_ids": [], "segments": []}
-    assert Trajectory.from_json(empty).sequences == ()
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_of_earlier_versions_are_read(version):
+    """The stored files were written by the code of their time, from the trajectories that are compared here."""
+    abc, fine, last = read_trajectories(STORED / f"trajectories.v{version}.jsonl")
+    new = {"validate": False, "role": "policy", "parent": None, "branch_turn": None}
+    first, second = trajectory().turns
+    turns = (dataclasses.replace(first, seed=None), dataclasses.replace(second, reward=0.0))
+    bare = tuple(dataclasses.replace(segment, aligned={}) for segment in trajectory().segments)
+    sequence = TokenSequence([1, 2], bare)
+    wanted = trajectory(group_id=abc.group_id, turns=turns, sequences=(sequence,), **new)
+    assert abc == wanted
+    answered = {"error": None, "stop_reason": StopReason.ANSWERED}
+    assert fine == dataclasses.replace(wanted, id="def", sample_index=2, reward=1.0, **answered)
+    assert (last.id, last.task_index, last.sample_index) == ("ghi", 3, 3)
+    if version == 1:
+        assert (last.sequences, last.turns) == ((), ())
+    else:
+        other = TokenSequence([1, 2, 9], (Segment.policy([7], [-1.5], ["3"]),), "template")
+        assert last.sequences == (sequence, other)
+    assert Trajectory.from_json(json.loads(json.dumps(abc.to_json()))) == abc
+
+
+def test_groups_of_two_earlier_files_are_never_the_same(tmp_path):
+    groups = set()
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_bytes((STORED / "trajectories.v2.jsonl").read_bytes())
+        first, again = ([one.group_id for one in read_trajectories(tmp_path / name)] for _ in range(2))
+        assert first == again
+        assert len(set(first)) == 1
+        groups |= set(first)
+    assert len(groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("env_create", StopReason.ENV_CREATE_FAILED),
+        ("reset", StopReason.RESET_FAILED),
+        ("prompt", StopReason.PROMPT_REFUSED),
+        ("engine", StopReason.ENGINE_FAILED),
+        ("engine_timeout", StopReason.ENGINE_TIMEOUT),
+        ("env", StopReason.ENV_FAILED),
+        ("env_timeout", StopReason.ENV_TIMEOUT),
+        ("context", StopReason.CONTEXT_FAILED),
+        ("context_timeout", StopReason.CONTEXT_TIMEOUT),
+        ("episode_timeout", StopReason.EPISODE_TIMEOUT),
+    ],
+)
+def test_failures_of_older_files_are_read(kind, reason):
+    row = json.loads((STORED / "trajectories.v2.jsonl").read_text().splitlines()[0])
+    row["stop_reason"] = "timeout" if kind.endswith("_timeout") else "error"
+    row["error"] = {**row["error"], "kind": kind}
+    read = Trajectory.from_json(row)
+    assert (read.stop_reason, read.error) == (reason, trajectory().error)
+
+
+def test_any_ground_truth_survives():
+    for truth in (["a", "b"], {"target": [1, 2.5]}, 3, 0.1, True, None):
+        back = Trajectory.from_json(json.loads(json.dumps(trajectory(ground_truth=truth).to_json())))
+        assert (back.ground_truth, type(back.ground_truth)) == (truth, type(truth))
 
 
 def test_the_keys_of_verls_dump_are_there():
@@ -108,10 +167,116 @@ def test_the_keys_of_verls_dump_are_there():
     }
 
 
-def test_a_segment_needs_one_logprob_per_policy_token():
-    for bad in [((1, 2), True, (-1.0,), ("0", "0")), ((1,), False, (-1.0,), ()), ((1,), True, (-1.0,), ())]:
+def test_a_segment_needs_one_of_each_per_policy_token():
+    runs = (("0", 2),)
+    for bad in [
+        ([1, 2], True, [-1.0], runs), ([1], False, [-1.0]), ([1], True, [-1.0]), ([1, 2], True, [[-1.0, -1.0]], runs),
+        ([1, 2], True, [-1.0, -1.0], (("0", 3),)), ([1, 2], True, [-1.0, -1.0], (("0", 3), ("1", -1))),
+    ]:  # fmt: skip
         with pytest.raises(ConfigError, match="logprobs"):
             Segment(*bad)
+    for ids in ([1.5], [-1], [2**31], [[1]], ["1"], 3, [True]):
+        with pytest.raises(ConfigError, match="token ids must be"):
+            Segment.env(ids)
+    for said, aligned in [
+        ("3, ", np.zeros((3, 2))),
+        ("payload 'x' of 2", np.float64(0)),
+        ("integers", np.array(["a", "b"])),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            Segment([1, 2], True, [-1.0, -1.0], runs, {"x": aligned})
+    with pytest.raises(ConfigError, match="env has no payloads"):
+        Segment([1, 2], False, aligned={"x": np.zeros(2)})
+
+
+def policy_segment(count, start=0):
+    """Tokens that each have their own number in everything that belongs to them."""
+    numbers = np.arange(start, start + count)
+    payloads = {"experts": np.stack([numbers, numbers], axis=1).astype(np.int16), "entropy": numbers.astype(np.float32)}
+    return Segment.policy(numbers, -1.0 * numbers, [str(number // 3) for number in numbers], payloads)
+
+
+@given(st.integers(0, 12), st.integers(-14, 14), st.integers(-14, 14), st.integers(0, 12))
+def test_slicing_and_merging_keep_everything_with_its_token(count, start, stop, cut):
+    whole = policy_segment(count)
+    part = whole[start:stop]
+    kept = list(range(count))[start:stop]
+    assert part.token_ids.tolist() == kept
+    assert part.logprobs.tolist() == [-number for number in kept]
+    assert part.weight_versions == tuple(str(number // 3) for number in kept)
+    assert part.aligned["experts"].tolist() == [[number, number] for number in kept]
+    assert part.aligned["entropy"].dtype == np.float32
+    assert Segment.merge([whole[:cut], whole[cut:]]) == whole
+    assert Segment.merge([whole]) == whole
+    assert len(whole[cut:]) == max(0, count - cut)
+
+
+def test_what_cannot_be_merged_or_sliced_is_refused():
+    one = policy_segment(3)
+    without = dataclasses.replace(one, aligned={"entropy": one.aligned["entropy"]})
+    with pytest.raises(ConfigError, match="3 of the policy's tokens have no payload 'experts'"):
+        Segment.merge([one, without])
+    other = dataclasses.replace(one, aligned={**one.aligned, "experts": np.zeros((3, 4), dtype=np.int16)})
+    with pytest.raises(ConfigError, match=r"different forms: int16 \['tokens', 2\], int16 \['tokens', 4\]"):
+        Segment.merge([one, other])
+    for bad in ([], [one, Segment.env([1])]):
+        with pytest.raises(ConfigError, match="all the policy's or all the env's"):
+            Segment.merge(bad)
+    with pytest.raises(ConfigError, match="without a step"):
+        one[::2]
+
+
+def test_segments_are_compared_whole_and_cannot_be_changed():
+    one = policy_segment(3)
+    assert one == policy_segment(3)
+    assert hash(one) == hash(policy_segment(3))
+    assert one != policy_segment(4)
+    assert one != dataclasses.replace(one, logprobs=[0, -1, -2.5])
+    assert one != dataclasses.replace(one, version_runs=(("0", 2), ("1", 1)))
+    assert one != dataclasses.replace(one, aligned={})
+    assert one != dataclasses.replace(one, aligned={**one.aligned, "entropy": np.arange(3.0)})  # another dtype
+    assert one != 3
+    assert TokenSequence([1], (one,)) == TokenSequence(np.array([1]), (one,))
+    assert hash(TokenSequence([1], (one,))) == hash(TokenSequence([1], (one,)))
+    assert TokenSequence([1], (one,)) != TokenSequence([1], (one,), "template")
+    assert TokenSequence([1], (one,)) != 3
+    for array in (one.token_ids, one.logprobs, one.aligned["experts"], TokenSequence([1], ()).prompt_ids):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int64, np.uint16, np.float16, np.float32, np.float64, ">i4"])
+def test_payloads_and_logprobs_survive_json_to_the_last_bit(dtype):
+    values = np.array([[0, 1], [1, 0]]).astype(dtype)
+    one = Segment.policy([1, 2], [-0.1, -5e-324], ["a", "a"], {"x": values})
+    back = Segment.from_json(json.loads(json.dumps(one.to_json())))
+    assert back == one
+    assert back.aligned["x"].dtype == np.dtype(dtype).newbyteorder("=")
+    assert one.to_json()["version_runs"] == [["a", 2]]
+
+
+def test_a_text_that_stands_in_the_output_is_stored_once():
+    said, read, short = "I call the tool now, and then I see.", "the tool said something of that kind", "ok"
+    record = ToolCallRecord("call_0", "f", {}, "ok", read)
+    turns = (Turn(said, "stop", 1, 1, tool_calls=(record,)), Turn(short, "stop", 1, 1), Turn(said[::-1], "stop", 1, 1))
+    one = trajectory(prompt_text="é🙂 " + read[:3], response_text=f"{said}<|im_end|>{read}\n{short}", turns=turns)
+    row = json.loads(json.dumps(one.to_json()))
+    whole = row["input"] + row["output"]
+    first, second, third = row["turns"]
+    assert whole[slice(*first["text"])] == said
+    assert whole[slice(*first["tool_calls"][0]["text"])] == read
+    assert (second["text"], third["text"]) == (short, said[::-1])
+    assert json.dumps(row).count(said) == json.dumps(row).count(read) == 1
+    assert Trajectory.from_json(row) == one
+    for bad in ([5, 3], [0, 10**6], [-1, 3], [1], 4):
+        with pytest.raises(ConfigError, match="not a trajectory"):
+            Trajectory.from_json({**row, "turns": [{**first, "text": bad}]})
+
+
+def test_failures_are_neither_trained_on_nor_counted():
+    assert (trajectory().trainable, trajectory().counts) == (False, False)
+    fine = trajectory(error=None, stop_reason=StopReason.ANSWERED)
+    assert (fine.trainable, fine.counts) == (True, True)
 
 
 def test_a_file_holds_each_as_soon_as_it_is_written(tmp_path):

@@ -21,7 +21,8 @@ class SlowSandbox(Sandbox):
         self.running = self.peak = 0
         self.order = []
 
-    async def run(self, code, **kwargs):
+    async def execute(self, request):
+        code = request.code
         self.order.append(code)
         self.running += 1
         self.peak = max(self.peak, self.running)
@@ -135,13 +136,13 @@ class LateSandbox(Sandbox):
         self.asked = 0
         self.opened = []
 
-    async def run(self, *args, **kwargs):
+    async def execute(self, request):
         raise AssertionError
 
-    async def session(self):
+    async def open_session(self, request):
         self.asked += 1
         await self.let.wait()
-        self.opened.append(await self.inner.session())
+        self.opened.append(await self.inner.open_session(request))
         return self.opened[-1]
 
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent / "sandbox"))
 from served import serving
 from stand_ins import RAN, StandIn, answer
 
-from toolgym.envs.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.task import Task
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.tasks.task import Task
 from toolgym.tools import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import LocalSandbox, ProcessSandbox, RemoteSandbox, Retries

@@ -12,12 +12,12 @@ from functools import partial
 import psutil
 import pytest
 
-from toolgym.envs.code_interpreter import CodeInterpreterEnv
-from toolgym.envs.task import Task
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.tasks.task import Task
 from toolgym.tools import CodeInterpreterTool, from_config
-from toolgym.tools.deadline import ExitError
+from toolgym.tools.concurrency.deadline import ExitError
+from toolgym.tools.concurrency.execution_pool import PoolMode, init_execution_pool
 from toolgym.tools.errors import ConfigError, SandboxError
-from toolgym.tools.execution_pool import PoolMode, init_execution_pool
 
 TASK = Task(({"role": "user", "content": "go"},), ground_truth="4")
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from toolgym.envs.task import Task
+from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.tools import tool
+from toolgym.tools import BaseTool, ToolSchema, tool
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.wrappers import TruncateResults, Wrapper
 
@@ -38,7 +38,29 @@ async def test_a_plain_wrapper_changes_nothing():
         assert (await env.step(call(text="ab", times=3))).obs[0]["content"] == "ababab"
         assert [schema.name for schema in env.tool_schemas] == ["repeat"]
         assert (await env.step("done")).terminated
-        with pytest.raises(ForkNotSupportedError):
+
+
+async def test_a_fork_is_wrapped_the_same_way():
+    async with TruncateResults(make(), 5, side="left") as env:
+        await env.reset(seed=0)
+        async with await env.fork() as twin:
+            assert (type(twin), twin.max_chars) == (TruncateResults, 5)
+            assert twin.unwrapped is not env.unwrapped
+            assert (await twin.step(call(text="abcdefghij", times=1))).obs[0]["content"].startswith("abcde ...")
+            assert (await twin.step("done")).terminated
+        assert not (await env.step(call(text="ab", times=1))).done
+
+    class Rooted(BaseTool):
+        """A tool that does not implement fork."""
+
+        default_schema = ToolSchema("rooted")
+
+        async def execute(self, instance_id, parameters, **kwargs):
+            return "here"
+
+    async with Wrapper(ToolEnv([Rooted()], [Task(({"role": "user", "content": "x"},))])) as env:
+        await env.reset()
+        with pytest.raises(ForkNotSupportedError, match="'rooted'"):
             await env.fork()
 
 

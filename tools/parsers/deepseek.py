@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, scan
 from toolgym.tools.parsers.sections import Markers, section_reader
-from toolgym.tools.parsers.turn import Turn, scan
 from toolgym.tools.schema import ToolSchema
 
 SECTION, END_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -43,11 +43,11 @@ def parse_deepseek_v3(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in the format of V3. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, Turn(first_id), _MARKERS.pattern, _V3, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), _MARKERS.pattern, _V3, starts_open=starts_open)
 
 
 def parse_deepseek_v31(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in the format of V3.1. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, Turn(first_id), _MARKERS.pattern, _V31, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), _MARKERS.pattern, _V31, starts_open=starts_open)

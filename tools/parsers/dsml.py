@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import read_json
-from toolgym.tools.parsers.turn import Turn, region_end, scan, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 MARK = "｜DSML｜"
@@ -42,24 +42,24 @@ def parse_deepseek_v32(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in the format of V3.2. See the module for the decisions, and `Parser` for the arguments."""
-    return _parse(text, Turn(first_id), "function_calls", starts_open)
+    return _parse(text, TurnBuilder(first_id), "function_calls", starts_open)
 
 
 def parse_deepseek_v4(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in the format of V4. See the module for the decisions, and `Parser` for the arguments."""
-    return _parse(text, Turn(first_id), "tool_calls", starts_open)
+    return _parse(text, TurnBuilder(first_id), "tool_calls", starts_open)
 
 
-def _parse(text: str, turn: Turn, block: str, starts_open: bool) -> ParsedTurn:
+def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> ParsedTurn:
     section, end_section = f"<{MARK}{block}>", f"</{MARK}{block}>"
     shape = (
         f'{section}\n{OPEN} name="tool">\n<{MARK}parameter name="key" string="true">value{_END_VALUE}\n'
         f"{CLOSE}\n{end_section}"
     )
 
-    def read(text: str, mark: re.Match[str], turn: Turn) -> int:
+    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         at = mark.end()
         if mark.group() == end_section:
             return at

@@ -10,7 +10,7 @@ Decisions, each with a test:
 * White space between tags belongs to the format; all text between `<arg_value>` and `</arg_value>` is data.
 * Values are text or JSON; the tool's schema tells which (`toolgym.tools.parsers.typed_text`).
 * Nothing escapes a value. It ends at the first closing tag behind which the call goes on, so that code may hold
-  `</tool_call>`. A value that holds `<arg_key>` is an error where it cannot be told from a closing tag left out.
+  `</tool_call>`. A value that holds `<arg_key>` is an error where it may be a missing closing tag.
 * No arguments are no arguments: chat templates write such calls this way.
 
 SGLang's `glm45` needs a line break behind the name (`glm47` does not), ends a call at the first `</tool_call>` even
@@ -24,8 +24,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.tagged_values import holds_another, value_end
-from toolgym.tools.parsers.turn import Turn, region_end, scan, skip_space
 from toolgym.tools.parsers.typed_text import typed
 from toolgym.tools.schema import CallProblem, ToolSchema
 
@@ -43,13 +43,13 @@ def parse_glm(
 ) -> ParsedTurn:
     """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
 
-    def read(text: str, mark: re.Match[str], turn: Turn) -> int:
+    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         return _read(text, mark.end(), turn, schemas)
 
-    return scan(text, Turn(first_id), OPEN, read, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), OPEN, read, starts_open=starts_open)
 
 
-def _read(text: str, start: int, turn: Turn, schemas: Mapping[str, ToolSchema] | None) -> int:
+def _read(text: str, start: int, turn: TurnBuilder, schemas: Mapping[str, ToolSchema] | None) -> int:
     named = _NAME.match(text, start)
     if not named:
         return _malformed(text, start, start, turn, "", f"expected a tool's name, got {text[start : start + 30]!r}")
@@ -80,7 +80,7 @@ def _read(text: str, start: int, turn: Turn, schemas: Mapping[str, ToolSchema] |
     return close + len(CLOSE)
 
 
-def _malformed(text: str, start: int, at: int, turn: Turn, name: str, why: str) -> int:
+def _malformed(text: str, start: int, at: int, turn: TurnBuilder, name: str, why: str) -> int:
     end, closed = region_end(text, at, CLOSE, OPEN)
     if closed:
         message = f"The tool call is not understood: {why}. Write it as:\n{SHAPE}"

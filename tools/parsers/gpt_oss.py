@@ -22,8 +22,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, skip_space
 from toolgym.tools.parsers.strict_json import read_json
-from toolgym.tools.parsers.turn import Turn, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 SHAPE = "<|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>"
@@ -44,15 +44,15 @@ def parse_gpt_oss(
 
     `starts_open` says that the generation prompt began the analysis already.
     """
-    reader = _Reader(text, Turn(first_id))
+    reader = _Reader(text, TurnBuilder(first_id))
     reader.read(starts_open)
     turn = reader.turn
     turn.say("\n".join(reader.content))
-    return turn.parsed("\n".join(reader.reasoning) if reader.reasoning else None)
+    return turn.parsed(text, "\n".join(reader.reasoning) if reader.reasoning else None)
 
 
 class _Reader:
-    def __init__(self, text: str, turn: Turn) -> None:
+    def __init__(self, text: str, turn: TurnBuilder) -> None:
         self.turn = turn
         self.content: list[str] = []
         self.reasoning: list[str] = []

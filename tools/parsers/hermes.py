@@ -25,8 +25,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.strict_json import add_object_call, read_json
-from toolgym.tools.parsers.turn import Turn, region_end, scan, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -37,10 +37,10 @@ def parse_hermes(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in the Hermes format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, Turn(first_id), OPEN, _read, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), OPEN, _read, starts_open=starts_open)
 
 
-def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     start = mark.end()
     found = read_json(text, skip_space(text, start))
     if found.end == -1:
@@ -71,7 +71,7 @@ def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
     return close + len(CLOSE)
 
 
-def _unclosed(text: str, start: int, end: int, turn: Turn) -> int:
+def _unclosed(text: str, start: int, end: int, turn: TurnBuilder) -> int:
     message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
     turn.error(CallProblem.UNCLOSED_TAG, message, text[start:end])
     return end

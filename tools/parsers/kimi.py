@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, scan
 from toolgym.tools.parsers.sections import Markers, section_reader
-from toolgym.tools.parsers.turn import Turn, scan
 from toolgym.tools.schema import ToolSchema
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -36,4 +36,4 @@ def parse_kimi(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, Turn(first_id), _MARKERS.pattern, _READ, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), _MARKERS.pattern, _READ, starts_open=starts_open)

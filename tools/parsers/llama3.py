@@ -23,8 +23,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, scan, skip_space
 from toolgym.tools.parsers.strict_json import add_object_call, read_json
-from toolgym.tools.parsers.turn import Turn, scan, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 TAG = "<|python_tag|>"
@@ -44,14 +44,14 @@ def parse_llama3(
 ) -> ParsedTurn:
     """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
     reader = _Reader()
-    return scan(text, Turn(first_id), f"{re.escape(TAG)}|{_OBJECT}", reader.read, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), f"{re.escape(TAG)}|{_OBJECT}", reader.read, starts_open=starts_open)
 
 
 class _Reader:
     def __init__(self) -> None:
         self._tries = 0
 
-    def read(self, text: str, mark: re.Match[str], turn: Turn) -> int:
+    def read(self, text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         """Read the calls that begin at the mark; return where to go on."""
         sure = mark.group() == TAG
         at = skip_space(text, mark.end()) if sure else mark.end() - 1
@@ -70,7 +70,7 @@ class _Reader:
                 return end
             at, sure = following.end(), True
 
-    def _object(self, text: str, at: int, turn: Turn, sure: bool) -> int:
+    def _object(self, text: str, at: int, turn: TurnBuilder, sure: bool) -> int:
         """Read an object that is a call for sure, or may be one; return where it ends."""
         sure_if_broken = sure or _NAMED.match(text, at) is not None
         if not sure_if_broken and self._tries >= MAX_TRIES:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, skip_space
 from toolgym.tools.parsers.strict_json import read_json
-from toolgym.tools.parsers.turn import Turn, region_end, skip_space
 from toolgym.tools.schema import CallProblem
 
 
 def read_marked_json(
     text: str,
-    turn: Turn,
+    turn: TurnBuilder,
     *,
     start: int,
     at: int,

@@ -20,8 +20,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import THINKING, TurnBuilder, scan, skip_space
 from toolgym.tools.parsers.strict_json import Json, add_object_call, read_json
-from toolgym.tools.parsers.turn import THINKING, Turn, scan, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 OPEN = "[TOOL_CALLS]"
@@ -36,7 +36,7 @@ def parse_mistral(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in these formats. See the module for the decisions, and `Parser` for the arguments."""
-    turn = Turn(first_id, _make_id)
+    turn = TurnBuilder(first_id, _make_id)
     thinking = (("[THINK]", "[/THINK]"), *THINKING)
     return scan(text, turn, re.escape(OPEN), _read, thinking=thinking, starts_open=starts_open)
 
@@ -45,7 +45,7 @@ def _make_id(number: int) -> str:
     return f"call{number % 100_000:05d}"
 
 
-def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     at = skip_space(text, mark.end())
     if text.startswith("[", at):
         return _read_list(text, mark, at, turn)
@@ -73,7 +73,7 @@ def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
     return found.end
 
 
-def _read_list(text: str, mark: re.Match[str], at: int, turn: Turn) -> int:
+def _read_list(text: str, mark: re.Match[str], at: int, turn: TurnBuilder) -> int:
     found = read_json(text, at)
     if found.problem:
         return _not_json(text, mark, at, found, turn, SHAPE_LIST)
@@ -91,7 +91,9 @@ def _read_list(text: str, mark: re.Match[str], at: int, turn: Turn) -> int:
     return found.end
 
 
-def _not_json(text: str, mark: re.Match[str], at: int, found: Json, turn: Turn, shape: str, name: str = "") -> int:
+def _not_json(
+    text: str, mark: re.Match[str], at: int, found: Json, turn: TurnBuilder, shape: str, name: str = ""
+) -> int:
     end = found.end if found.end != -1 else _next(text, at)
     message = f"The tool call is not valid JSON: {found.problem}. Write it as {shape}."
     turn.error(CallProblem.MALFORMED_JSON, message, text[mark.start() : end], name)

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from typing import Any
 
+from toolgym.tools.errors import ToolgymError
 from toolgym.tools.parsers.strict_json import MAX_DEPTH
 
 NAME = r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*"
@@ -39,7 +40,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 Calls = list[tuple[str, dict[str, Any]]]
 
 
-class LiteralError(ValueError):
+class LiteralError(ToolgymError, ValueError):
     """The text is not a list of calls with literal arguments. `name` is that of the call which was being read."""
 
     def __init__(self, why: str, name: str = "") -> None:

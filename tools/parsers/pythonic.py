@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.parsers.python_literals import NAME, LiteralError, read_calls
-from toolgym.tools.parsers.turn import Turn, scan, skip_space
+from toolgym.tools.parsers.scan import TurnBuilder, scan, skip_space
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 MARKERS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
@@ -38,10 +38,10 @@ def parse_pythonic(
     text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
 ) -> ParsedTurn:
     """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
-    return scan(text, Turn(first_id), _OPENER, _read, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), _OPENER, _read, starts_open=starts_open)
 
 
-def _read(text: str, mark: re.Match[str], turn: Turn) -> int:
+def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     close = MARKERS.get(mark.group())
     if close is None:
         turn.say(text[mark.start() : mark.end() - 1])

@@ -14,7 +14,7 @@ Decisions, each with a test:
 * Values are text; the tool's schema types them (`toolgym.tools.parsers.typed_text`).
 * Nothing escapes a value. It ends at the first closing tag behind which the call goes on, so that code may hold
   `</parameter>` or `</tool_call>`. A value that holds `<parameter=` at the beginning of a line, or behind a
-  `</parameter>`, is an error: it cannot be told from a closing tag that was left out.
+  `</parameter>`, is an error: it cannot be distinguished from a missing closing tag.
 * No parameters are no arguments: chat templates write such calls this way.
 * A function without `<tool_call>` around it is an error, as is a parameter that stands twice.
 
@@ -29,8 +29,8 @@ import re
 from collections.abc import Mapping
 
 from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.parsers.scan import TurnBuilder, region_end, scan, skip_space
 from toolgym.tools.parsers.tagged_values import holds_another, value_end
-from toolgym.tools.parsers.turn import Turn, region_end, scan, skip_space
 from toolgym.tools.parsers.typed_text import typed
 from toolgym.tools.schema import CallProblem, ToolSchema
 
@@ -48,16 +48,18 @@ def parse_qwen3_coder(
 ) -> ParsedTurn:
     """Read a turn in this format. See the module for the decisions, and `Parser` for the arguments."""
 
-    def read(text: str, mark: re.Match[str], turn: Turn) -> int:
+    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         return _Call(text, mark, turn, schemas).read()
 
-    return scan(text, Turn(first_id), f"{OPEN}|<function=", read, starts_open=starts_open)
+    return scan(text, TurnBuilder(first_id), f"{OPEN}|<function=", read, starts_open=starts_open)
 
 
 class _Call:
     """One `<tool_call>`: reads its functions into the turn."""
 
-    def __init__(self, text: str, mark: re.Match[str], turn: Turn, schemas: Mapping[str, ToolSchema] | None) -> None:
+    def __init__(
+        self, text: str, mark: re.Match[str], turn: TurnBuilder, schemas: Mapping[str, ToolSchema] | None
+    ) -> None:
         self._text, self._turn, self._schemas = text, turn, schemas
         self._start = mark.start()
         self._wrapped = mark.group() == OPEN

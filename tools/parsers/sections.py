@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from toolgym.tools.parsers.marked_json import read_marked_json
-from toolgym.tools.parsers.turn import Read, Turn, region_end
+from toolgym.tools.parsers.scan import Read, TurnBuilder, region_end
 from toolgym.tools.schema import CallProblem
 
 
@@ -36,7 +36,7 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
     """
     heads, closings = re.compile(head), re.compile(closing)
 
-    def read(text: str, mark: re.Match[str], turn: Turn) -> int:
+    def read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         at = mark.end()
         if mark.group() == markers.end_section:
             return at
@@ -63,7 +63,7 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
     return read
 
 
-def _section(text: str, at: int, turn: Turn, markers: Markers, shape: str) -> int:
+def _section(text: str, at: int, turn: TurnBuilder, markers: Markers, shape: str) -> int:
     """Return where a section's first call begins; without one, the section is an error."""
     end, closed = region_end(text, at, markers.end_section, markers.open, markers.section)
     if text.startswith(markers.open, end):

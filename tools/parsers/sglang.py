@@ -20,8 +20,8 @@ from typing import Any
 from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
 from toolgym.tools.parsers.base import ParsedTurn, Parser
 from toolgym.tools.parsers.reasoning import split_reasoning
+from toolgym.tools.parsers.scan import TurnBuilder
 from toolgym.tools.parsers.strict_json import read_whole_json
-from toolgym.tools.parsers.turn import Turn
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 
@@ -80,7 +80,7 @@ class _SGLangParser:
             )
             for schema in schemas.values()
         ]
-        turn = Turn(first_id)
+        turn = TurnBuilder(first_id)
         parser = self._parser(tools, self._name)  # detectors keep state: one for each turn
         reasoning, said = split_reasoning(text, starts_open=starts_open)
         turn.say(text[: len(text) - len(said)])
@@ -105,10 +105,10 @@ class _SGLangParser:
         if reasoning is not None and not said and parser.has_tool_call(reasoning):
             message = "The tool call was not run: it stands inside your thinking. Close your thinking first."
             turn.error(CallProblem.OPEN_THINKING, message, reasoning)
-        return turn.parsed()
+        return turn.parsed(text)
 
     @staticmethod
-    def _add(turn: Turn, item: Any) -> None:
+    def _add(turn: TurnBuilder, item: Any) -> None:
         """Add a call as SGLang gives it: with its arguments as JSON text."""
         arguments, _, problem = read_whole_json(item.parameters)
         if isinstance(arguments, dict):

@@ -10,11 +10,11 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from toolgym.tools.parsers.turn import Turn
+from toolgym.tools.parsers.scan import TurnBuilder
 from toolgym.tools.schema import CallProblem
 
 MAX_DEPTH = 100
-"""Deepest nesting of a call's JSON. What is deeper could be read here and still be too deep for whoever gets it."""
+"""Deepest nesting of a call's JSON. What is deeper could be read here and still be too deep for its reader."""
 
 
 class Json(NamedTuple):
@@ -22,7 +22,7 @@ class Json(NamedTuple):
 
     Attributes:
         value: the value; None where it could not be read.
-        end: where it ends; -1 where that cannot be told.
+        end: where it ends; -1 where that is not known.
         problem: what is wrong with it; empty when nothing is.
     """
 
@@ -80,7 +80,7 @@ def read_whole_json(text: str) -> Json:
 
 
 def add_object_call(
-    turn: Turn, value: object, raw: str, *, keys: tuple[str, ...], shape: str, call_id: str = ""
+    turn: TurnBuilder, value: object, raw: str, *, keys: tuple[str, ...], shape: str, call_id: str = ""
 ) -> None:
     """Add the call that a JSON object with a name and arguments stands for, or the error that says why it is none.
 

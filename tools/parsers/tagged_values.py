@@ -9,7 +9,7 @@ def value_end(text: str, start: int, close: str, follows: re.Pattern[str]) -> in
     """Where the value that begins at `start` ends; -1 where it does not.
 
     The value may hold its own closing tag, as code about such tags does: the first one counts behind which the format
-    goes on. It may not be told from another value then, so whoever calls this refuses values that hold an opening tag.
+    goes on. It may look like another value then, so callers refuse values that hold an opening tag.
 
     Args:
         text: the turn.

@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.base import (
-        CellError,
-        CellResult,
-        ExecutionResult,
-        ExecutionStatus,
-        Limits,
-        Sandbox,
-        Session,
-    )
-    from toolgym.tools.sandbox.fusion import FusionSandbox
-    from toolgym.tools.sandbox.local.sandbox import LocalSandbox
-    from toolgym.tools.sandbox.process import ProcessSandbox
-    from toolgym.tools.sandbox.remote.retries import Retries
-    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
-    from toolgym.tools.sandbox.shared import SharedSandbox
-
-_HOMES = {
-    "CellError": "base",
-    "CellResult": "base",
-    "ExecutionResult": "base",
-    "ExecutionStatus": "base",
-    "FusionSandbox": "fusion",
-    "Limits": "base",
-    "LocalSandbox": "local.sandbox",
-    "ProcessSandbox": "process",
-    "RemoteSandbox": "remote.sandbox",
-    "Retries": "remote.retries",
-    "Sandbox": "base",
-    "Session": "base",
-    "SharedSandbox": "shared",
-}
-
-__all__ = [
-    "CellError",
-    "CellResult",
-    "ExecutionResult",
-    "ExecutionStatus",
-    "FusionSandbox",
-    "Limits",
-    "LocalSandbox",
-    "ProcessSandbox",
-    "RemoteSandbox",
-    "Retries",
-    "Sandbox",
-    "Session",
-    "SharedSandbox",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from toolgym.tools.http.retries import Retries as Retries
+    from toolgym.tools.sandbox.base import CellError as CellError
+    from toolgym.tools.sandbox.base import CellResult as CellResult
+    from toolgym.tools.sandbox.base import ExecutionResult as ExecutionResult
+    from toolgym.tools.sandbox.base import ExecutionStatus as ExecutionStatus
+    from toolgym.tools.sandbox.base import Limits as Limits
+    from toolgym.tools.sandbox.base import Sandbox as Sandbox
+    from toolgym.tools.sandbox.base import Session as Session
+    from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox as LocalSandbox
+    from toolgym.tools.sandbox.options import RunOptions as RunOptions
+    from toolgym.tools.sandbox.options import RunRequest as RunRequest
+    from toolgym.tools.sandbox.options import SessionOptions as SessionOptions
+    from toolgym.tools.sandbox.options import SessionRequest as SessionRequest
+    from toolgym.tools.sandbox.process import ProcessSandbox as ProcessSandbox
+    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox as RemoteSandbox
+    from toolgym.tools.sandbox.shared import SharedSandbox as SharedSandbox
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -1,7 +1,8 @@
 """The contract of a sandbox: code in, an `ExecutionResult` out; and sessions, which keep their state.
 
 A failed run is a result, never an exception: the caller is a model, and it reads what happened. Exceptions are for what
-the *user* did wrong (`ConfigError`) and for a sandbox that cannot be set up at all (`SandboxError`).
+the *user* did wrong (`ConfigError`) and for what the sandbox could not do (`SandboxError`, whose subclasses are split
+by what the caller should do).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack, overload
 
-from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest
+from toolgym.tools.sandbox.names import check_label
+from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
 
 
 class ExecutionStatus(enum.StrEnum):
@@ -93,7 +96,7 @@ class ExecutionResult:
         duration: wall seconds from the start of the program to its end.
         stdout_truncated: true when the middle of `stdout` was dropped to stay under the cap.
         stderr_truncated: likewise for `stderr`.
-        message: what the sandbox has to say, for `SANDBOX_ERROR` above all.
+        message: the sandbox's explanation, above all for `SANDBOX_ERROR`.
         cpu_seconds: CPU seconds of the program, where measured.
         memory_bytes: peak resident memory of the program, where measured.
         files: contents of the files that were asked for and exist, by the name asked.
@@ -139,7 +142,7 @@ class CellResult:
     """What came of one cell of a session.
 
     Attributes:
-        status: `OK`, `ERROR` where it raised, or the limit that ended it. `alive` tells whether the session lives on.
+        status: `OK`, `ERROR` where it raised, or the limit that ended it. `alive` is whether the session lives on.
         stdout: what it printed.
         stderr: likewise.
         result: `repr` of the last expression, as Jupyter echoes it; None where there is none.
@@ -149,7 +152,7 @@ class CellResult:
         alive: whether the session still lives and keeps its state.
         stdout_truncated: true when the middle of `stdout` was dropped.
         stderr_truncated: likewise.
-        message: what the sandbox has to say.
+        message: the sandbox's explanation.
     """
 
     status: ExecutionStatus
@@ -181,42 +184,148 @@ class Session(ABC):
     def alive(self) -> bool:
         """Whether it can run another cell."""
 
+    @property
+    @abstractmethod
+    def checkpoints(self) -> tuple[str, ...]:
+        """Names of the checkpoints that it keeps, oldest first."""
+
     @abstractmethod
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         """Run one cell.
 
         At the deadline the cell gets `KeyboardInterrupt` and the session keeps its state; a cell that ignores that is
-        killed, and the session with it (`alive` false).
+        killed, and the session with it (`alive` false). A session that is gone, or a sandbox that fails meanwhile, is a
+        result too: `SANDBOX_ERROR`.
+
+        Args:
+            code: the cell.
+            timeout: wall seconds, not counting the time that the call waits for its turn.
+
+        Raises:
+            ConfigError: `timeout` is not positive.
+            SandboxClosedError: the sandbox is closed.
         """
 
     @abstractmethod
     async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        """Run a program in the session's folder, beside the interpreter."""
+        """Run a program in the session's folder, beside the interpreter.
+
+        Args:
+            argv: the program and its arguments.
+            timeout: wall seconds until it is killed with all that it started.
+            stdin: what it can read from standard input.
+
+        Raises:
+            ConfigError: `argv` is no list of words, or `timeout` is not positive.
+            SandboxClosedError: the sandbox is closed.
+        """
 
     @abstractmethod
     async def write_file(self, name: str, data: bytes) -> None:
-        """Write a file below the session's folder. Raises ConfigError for a name that leads outside of it."""
+        """Write a file below the session's folder.
+
+        Raises:
+            ConfigError: the name leads outside of the folder.
+            SessionLostError: the session is gone.
+            SandboxError: it cannot be written, for example because the disk is full or a folder has that name.
+        """
 
     @abstractmethod
     async def read_file(self, name: str) -> bytes:
-        """Read a regular file below the session's folder. Raises FileNotFoundError, or ConfigError as `write_file`."""
+        """Read a regular file below the session's folder.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ConfigError: the name leads outside of the folder.
+            SessionLostError: the session is gone.
+            SandboxError: it cannot be read, or is larger than a file may be (`Limits.file_mb`).
+        """
 
     async def upload(self, files: Mapping[str, bytes]) -> None:
         """Write several files, by name. Raises as `write_file`."""
         for name, data in files.items():
             await self.write_file(name, data)
 
-    async def snapshot(self) -> Session:
-        """A fork that is kept as it is: fork it again to go on from here. Raises as `fork`."""
-        return await self.fork()
+    @overload
+    async def fork(self, name: str | None = None) -> Session: ...
+    @overload
+    async def fork(self, name: str | None = None, *, n: int) -> list[Session]: ...
+    async def fork(self, name: str | None = None, *, n: int | None = None) -> Session | list[Session]:
+        """Make independent sessions in the same state: variables, imports, open files and folder go along.
+
+        They live on when this session is closed, and are the caller's to close. They share its limits of memory and
+        processes.
+
+        Args:
+            name: go on from this checkpoint. Default: from the state as it is now.
+            n: how many. Default: one.
+
+        Returns:
+            The fork; a list of `n` forks where `n` is given, all of them or none.
+
+        Raises:
+            ConfigError: `n` is not at least 1.
+            UnknownNameError: there is no such checkpoint; names the nearest.
+            SandboxUnsupportedError: sessions of this sandbox cannot be forked.
+            SandboxBusyError: there is no room for so many.
+            SessionLostError: the session, or its checkpoint, is gone.
+            SandboxClosedError: the sandbox is closed.
+            SandboxError: what runs in the session kept the fork from coming about.
+        """
+        if n is not None and (type(n) is not int or n < 1):
+            raise ConfigError(f"n must be a whole number of at least 1, got {n!r}")
+        if name is not None:
+            self._check_known(name)
+        forks = await self._fork(name, n or 1)
+        return forks[0] if n is None else forks
+
+    async def checkpoint(self, name: str) -> None:
+        """Keep the state as it is now, under a name: `fork(name)` goes on from it, any number of times.
+
+        A checkpoint is an idle fork. It counts against the session's limits of memory and processes and against a
+        server's limit of sessions, outlives a cell that kills the session, and is freed when the session is closed, by
+        `drop_checkpoint`, or when another one takes its name. The call waits for a cell that runs, as every call does.
+        A session can have about fifteen different states behind it that were forked or kept, and no more: the kernel
+        keeps so many generations from signalling each other.
+
+        Raises:
+            ConfigError: the name is not a text of 1 to 200 printable characters.
+            SandboxError: as `fork`.
+        """
+        await self._checkpoint(check_label(name))
+
+    async def drop_checkpoint(self, name: str) -> None:
+        """Free a checkpoint; forks of it live on.
+
+        Raises:
+            UnknownNameError: there is no such checkpoint; names the nearest.
+            SandboxClosedError: the sandbox is closed.
+        """
+        self._check_known(name)
+        await self._drop_checkpoint(name)
 
     @abstractmethod
-    async def fork(self) -> Session:
-        """An independent session in the same state: variables, imports, open files and folder go along."""
+    async def _fork(self, name: str | None, n: int) -> list[Session]:
+        """As `fork`, with arguments that were checked. Where one of the forks fails, none is left behind."""
+
+    @abstractmethod
+    async def _checkpoint(self, name: str) -> None:
+        """As `checkpoint`, with a name that was checked; an older one of that name stays until the new one is there."""
+
+    @abstractmethod
+    async def _drop_checkpoint(self, name: str) -> None:
+        """As `drop_checkpoint`, with a name that was checked."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill everything of the session and free it. Closing twice is fine."""
+        """Kill everything of the session and free it, with its checkpoints. Closing twice is fine."""
+
+    def _check_known(self, name: str) -> None:
+        if name not in self.checkpoints:
+            known = ", ".join(map(repr, self.checkpoints)) or "none"
+            raise UnknownNameError(
+                f"the session has no checkpoint {name!r}{nearest(str(name), self.checkpoints) or '.'} It has: {known}."
+            )
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,48 +339,71 @@ class Session(ABC):
 class Sandbox(ABC):
     """Runs code. Safe to use from many tasks at once.
 
-    Use it as an async context manager, or call `close` when done.
+    Use it as an async context manager, or call `close` when done. A sandbox of your own implements `execute`, and
+    `open_session` if it has sessions; both get options that were checked.
     """
 
-    @abstractmethod
-    async def run(
-        self,
-        code: str,
-        *,
-        language: str = "python",
-        timeout: float = 30.0,
-        memory_mb: int | None = None,
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> ExecutionResult:
-        """Run a program from a clean start.
+    async def run(self, code: str, **options: Unpack[RunOptions]) -> ExecutionResult:
+        """Run a program from a clean start. Cancelling the call kills what it ran.
 
         Args:
             code: the program's source.
-            language: the program's language.
-            timeout: wall seconds until the program and all that it started are killed; the time that the call waits
-                for a free place does not count.
-            memory_mb: instead of the limit's.
-            stdin: what the program can read from standard input.
-            files: files to put into its folder first, by relative name.
-            fetch_files: names of files to bring back afterwards, whatever came of the run.
-            env: further environment variables.
-
-        Cancelling the call kills what it ran.
+            options: see `RunOptions`.
 
         Raises:
-            ConfigError: the language is not known, a number is not positive, or a file's name leads outside.
+            ConfigError: an option is unknown (names the nearest), a value cannot be used, or this sandbox lacks it.
+            SandboxError: as `execute`.
+        """
+        return await self.execute(RunRequest.of(code, options))
+
+    @abstractmethod
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        """As `run`, for options that were checked.
+
+        Raises:
+            ConfigError: the language is not known, or this sandbox lacks something that the request asks for.
+            SandboxUnavailableError: the sandbox cannot be set up. (One that fails later is a `SANDBOX_ERROR` result.)
+            SandboxClosedError: the sandbox is closed.
         """
 
-    async def session(self) -> Session:
+    async def session(self, **options: Unpack[SessionOptions]) -> Session:
         """Open a session.
 
+        Args:
+            options: see `SessionOptions`.
+
         Raises:
-            SandboxError: this sandbox has none.
+            ConfigError: an option is unknown (names the nearest), or a value cannot be used.
+            SandboxError: as `open_session`.
         """
-        raise SandboxError(f"{type(self).__name__} has no sessions; use a LocalSandbox or a server that has them")
+        return await self.open_session(SessionRequest.of(options))
+
+    async def open_session(self, request: SessionRequest) -> Session:
+        """As `session`, for options that were checked.
+
+        Raises:
+            SandboxUnsupportedError: this sandbox has no sessions.
+            SandboxUnavailableError: the sandbox cannot be set up or reached, or the session does not start.
+            SandboxBusyError: there is no room for another session.
+            SandboxClosedError: the sandbox is closed.
+        """
+        raise SandboxUnsupportedError(
+            f"{type(self).__name__} has no sessions; use a LocalSandbox or a server that has them"
+        )
+
+    @property
+    def sessions_known(self) -> bool | None:
+        """Whether it has sessions, as far as is known without asking; None: see `has_sessions`."""
+        return type(self).open_session is not Sandbox.open_session
+
+    async def has_sessions(self) -> bool:
+        """Return whether it has sessions.
+
+        Raises:
+            SandboxUnavailableError: its servers cannot be asked now.
+            ConfigError: one of them is no sandbox server, or refuses the token.
+        """
+        return bool(self.sessions_known)
 
     async def close(self) -> None:
         """Kill what still runs and free what the sandbox holds. Closing twice is fine."""

@@ -23,12 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from toolgym.tools.deadline import shielded
-from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
-from toolgym.tools.sandbox.local.capture import Capture
-from toolgym.tools.sandbox.local.folders import remove
+from toolgym.tools.sandbox.local.broker.capture import Capture
+from toolgym.tools.sandbox.local.kernel.folders import remove
 from toolgym.tools.sandbox.names import check_name
+from toolgym.tools.sandbox.options import RunRequest
 
 KILL_GRACE = 5.0
 """Seconds to wait for a killed process to be reaped."""
@@ -43,7 +44,7 @@ _COMMANDS = {
 
 
 class ProcessSandbox(Sandbox):
-    """Runs each program in a fresh process of its own. See the module for what that protects against, and what not.
+    """Runs each program in a fresh process. The module's docstring says what that protects against, and what not.
 
     Args:
         max_output_bytes: cap for each of stdout and stderr; the middle of a longer stream is dropped.
@@ -54,6 +55,7 @@ class ProcessSandbox(Sandbox):
             raise ConfigError(f"max_output_bytes must be at least 2, got {max_output_bytes!r}")
         self.max_output_bytes = max_output_bytes
         self._groups: set[int] = set()
+        self._closed = False
 
     @property
     def process_ids(self) -> frozenset[int]:
@@ -68,24 +70,15 @@ class ProcessSandbox(Sandbox):
                 f"unknown language {language!r}{nearest(language, _COMMANDS) or '.'} Known: {', '.join(_COMMANDS)}."
             )
 
-    async def run(
-        self,
-        code: str,
-        *,
-        language: str = "python",
-        timeout: float = 30.0,
-        memory_mb: int | None = None,
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> ExecutionResult:
-        if memory_mb is not None:
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        if self._closed:
+            raise SandboxClosedError("the sandbox is closed")
+        if request.memory_mb is not None:
             raise ConfigError("a ProcessSandbox cannot limit memory; use a LocalSandbox, or leave memory_mb out")
-        if not timeout > 0:
-            raise ConfigError(f"timeout must be a positive number of seconds, got {timeout!r}")
-        self.check_language(language)
-        file_name, command = _COMMANDS[language]
+        for at, name in enumerate(request.fetch_files):
+            check_name(name, field=("fetch_files", at))  # its folder is not /tmp
+        self.check_language(request.language)
+        file_name, command = _COMMANDS[request.language]
         try:
             # Not in a thread: one whose caller was cancelled would leave its folder behind.
             folder = Path(tempfile.mkdtemp(prefix="toolgym-"))
@@ -93,16 +86,18 @@ class ProcessSandbox(Sandbox):
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot make a folder to run in: {error}")
         try:
             # A lone surrogate cannot be written as UTF-8; the interpreter then reports it as it would any bad source.
-            source = code.encode("utf-8", errors="surrogatepass")
-            await shielded(asyncio.to_thread(_place_files, folder, {**(files or {}), file_name: source}))
-            result = await self._run(command, folder, stdin.encode("utf-8", errors="replace"), timeout, env or {})
-            return replace(result, files=await asyncio.to_thread(_fetch_files, folder, fetch_files))
+            source = request.code.encode("utf-8", errors="surrogatepass")
+            await shielded(asyncio.to_thread(_place_files, folder, {**request.files, file_name: source}))
+            stdin = request.stdin.encode("utf-8", errors="replace")
+            result = await self._run(command, folder, stdin, request.timeout, request.env)
+            return replace(result, files=await asyncio.to_thread(_fetch_files, folder, request.fetch_files))
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot start the program: {error}")
         finally:
             await shielded(asyncio.to_thread(remove, str(folder)))
 
     async def close(self) -> None:
+        self._closed = True
         for group in tuple(self._groups):
             _kill_group(group)
 
@@ -171,7 +166,7 @@ class ProcessSandbox(Sandbox):
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """What the event loop tells about one process.
+    """Collects the output and the end of one process.
 
     (`asyncio.Process.wait` will not do: it also waits for the pipes, which a grandchild may hold open.)
     """
@@ -220,7 +215,7 @@ def _kill_group(group: int) -> None:
 
 def _place_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
-        path = folder / check_name(name)
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
@@ -230,7 +225,7 @@ def _fetch_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     found = {}
     root = folder.resolve()
     for name in names:
-        path = folder / check_name(name)
+        path = folder / name
         if not path.is_symlink() and path.is_file() and path.resolve().is_relative_to(root):
             found[name] = path.read_bytes()
     return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
 import contextlib
 import logging
 import os
@@ -13,41 +11,44 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from toolgym.tools.deadline import shielded
-from toolgym.tools.errors import SandboxError
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import EpisodeError, SandboxClosedError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, Sandbox, Session
-from toolgym.tools.sandbox.local.sandbox import LocalSandbox
+from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox
+from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 
 T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.tools.sandbox")
 
-STOP_TIMEOUT = 30.0
+CLOSE_TIMEOUT = 30.0
 """Seconds that the sandbox gets to close."""
 
 
 class _Host:
-    """A thread with an event loop and the sandbox that belongs to it."""
+    """A local sandbox, and the event loop in a thread that it belongs to.
+
+    Attributes:
+        sandbox: the local sandbox.
+        users: the shared sandboxes that are open; one that is forgotten leaves by itself. Without any user and session
+            this object is collected, and its thread closes the sandbox.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
-        self.users = 0
-        self.stopped = False
-        self._pid = os.getpid()
-        self._ending: asyncio.Task[None] | None = None
-        self._warming: asyncio.Task[None] | None = None
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="toolgym-sandbox", daemon=True)
-        self._thread.start()
+        sandbox = LocalSandbox(**options)  # raises here, in the caller's thread, when it cannot be
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        # Our own, for the loop's default one leaves its threads to end when they like.
-        executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="toolgym-sandbox")
-        self.loop.set_default_executor(executor)
-        self.loop.run_forever()
-        executor.shutdown(cancel_futures=True)
-        self.loop.close()
+        async def close() -> None:
+            await sandbox.close()
+
+        self.sandbox = sandbox
+        self.users: weakref.WeakSet[SharedSandbox] = weakref.WeakSet()
+        self._warmed = False
+        self._pid = os.getpid()
+        # Closing the sandbox ends its calls, with results that say why: they are not cancelled before.
+        self._thread = EventLoopThread(
+            name="toolgym-sandbox", on_close=close, close_timeout=CLOSE_TIMEOUT, cancel_first=False
+        )
 
     def warm(self) -> None:
         """Start the template processes, once, without waiting for them."""
@@ -56,37 +57,39 @@ class _Host:
             try:
                 await self.sandbox.start(full=True)
             except SandboxError as error:
-                _log.debug("the sandbox did not start ahead of the first call: %s", error)  # which will tell it
+                _log.debug("the sandbox did not start ahead of the first call, which raises this: %s", error)
 
-        def begin() -> None:
-            if self._warming is None and not self.stopped:
-                self._warming = self.loop.create_task(start())
-
-        if not self.stopped and self._warming is None:
-            self.loop.call_soon_threadsafe(begin)
+        if not self._warmed and self._pid == os.getpid():
+            self._warmed = True
+            with contextlib.suppress(EpisodeError):  # closed meanwhile
+                self._thread.submit(start())
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there."""
+        """Run a coroutine on the sandbox's loop; cancelling the caller cancels it there.
+
+        Raises:
+            SandboxClosedError: the sandbox is closed, or this is a forked child of the process that made it.
+        """
         if self._pid != os.getpid():
             coroutine.close()
-            raise SandboxError(
+            raise SandboxClosedError(
                 f"this sandbox was made in process {self._pid}, and this is a forked child, {os.getpid()}: threads do "
                 "not survive a fork; make the sandbox in the process that uses it"
             )
-        if self.stopped:
-            coroutine.close()
-            raise SandboxError("the sandbox is closed")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+        try:
+            return await self._thread.call(coroutine)
+        except EpisodeError:
+            raise SandboxClosedError("the sandbox is closed") from None
 
-    async def opened(self, opening: Callable[[], Coroutine[Any, Any, Session]]) -> SharedSession:
-        """The session that a coroutine of the sandbox's loop makes.
+    async def opened(self, opening: Callable[[], Coroutine[Any, Any, Sequence[Session]]]) -> list[Session]:
+        """Return the sessions that a coroutine of the sandbox's loop makes.
 
-        It may be there at the moment at which the caller is cancelled; then it is closed, for nobody knows of it.
+        They may be there at the moment at which the caller is cancelled; then they are closed, as no one else can.
         """
         made: list[Session] = []
 
         async def keep() -> None:
-            made.append(await opening())
+            made.extend(await opening())
 
         async def undo() -> None:
             for one in made:
@@ -95,61 +98,22 @@ class _Host:
         try:
             await self.call(keep())
         except asyncio.CancelledError:
-            with contextlib.suppress(SandboxError):  # the sandbox ends, and the session with it
+            with contextlib.suppress(SandboxError):  # the sandbox ends, and the sessions with it
                 await shielded(self.call(undo()))
             raise
-        return SharedSession(self, made[0])
+        return [SharedSession(self, one) for one in made]
 
-    def has_stopped(self) -> bool:
-        """Whether it has been told to stop, asked anew: another thread may have done so meanwhile."""
-        return self.stopped
-
-    def stop_soon(self) -> None:
-        """Stop without waiting, for a garbage collector that may call from any thread, this one included."""
-        if not self.stopped and not self.loop.is_closed() and self._pid == os.getpid():
-            self.stopped = True
-            self.loop.call_soon_threadsafe(self._begin_to_stop)
-
-    def _begin_to_stop(self) -> None:
-        async def end() -> None:
-            try:
-                await self.sandbox.close()
-            finally:
-                self.loop.stop()
-
-        self._ending = self.loop.create_task(end())  # kept, for a loop holds its tasks only weakly
-
-    async def stop(self) -> None:
-        """Close the sandbox and end the thread. For a caller that is cancelled meanwhile it happens all the same.
+    async def close(self) -> None:
+        """Close the sandbox and end the thread. If the caller is cancelled meanwhile, it happens all the same.
 
         Raises:
-            TimeoutError: it did not end in time.
+            LoopTimeoutError: it did not end in time.
             Exception: what closing the sandbox raised; the thread has ended.
         """
-        self.stop_soon()
-        async with asyncio.timeout(STOP_TIMEOUT):
-            while self._thread.is_alive():  # noqa: ASYNC110  a thread sets no event when it is gone
-                await asyncio.sleep(0.002)
-        if self._ending is not None and not self._ending.cancelled() and self._ending.done():
-            self._ending.result()
-
-    def stop_now(self) -> None:
-        """End it at the end of the interpreter, where nothing can be awaited any more."""
-        if self.stopped:
-            self._thread.join(1.0)  # somebody is at it, but may have been cut off
-        self.stopped = True
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self._abandon)
-            self._thread.join(STOP_TIMEOUT)
-
-    def _abandon(self) -> None:
-        self.sandbox.abandon()
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        self.loop.call_later(0.02, self.loop.stop)  # after the tasks have seen it
+        await self._thread.aclose()
 
 
-_hosts: dict[str, _Host] = {}
+_hosts: weakref.WeakValueDictionary[str, _Host] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -163,33 +127,6 @@ def _forget_hosts() -> None:
 os.register_at_fork(after_in_child=_forget_hosts)
 
 
-def _give_up(key: str, host: _Host) -> bool:
-    """Count one user less. Returns whether it was the last."""
-    with _lock:
-        host.users -= 1
-        if host.users:
-            return False
-        if _hosts.get(key) is host:
-            del _hosts[key]
-        return True
-
-
-def _let_go(key: str, host: _Host) -> None:
-    """For a sandbox that nobody closed."""
-    if _give_up(key, host):
-        host.stop_soon()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """End what nobody closed, before the interpreter takes the event loops apart."""
-    with _lock:
-        hosts = list(_hosts.values())
-        _hosts.clear()
-    for host in hosts:
-        host.stop_now()
-
-
 class SharedSandbox(Sandbox):
     """Shares one `LocalSandbox` with every other `SharedSandbox` of the same options in this process.
 
@@ -200,7 +137,7 @@ class SharedSandbox(Sandbox):
         options: those of `LocalSandbox`.
 
     Raises:
-        SandboxError: the machine cannot give the isolation that the options ask for.
+        SandboxUnavailableError: the machine cannot give the isolation that the options ask for.
         ConfigError: an option is not known or out of range.
     """
 
@@ -210,10 +147,8 @@ class SharedSandbox(Sandbox):
             host = _hosts.get(self._key)
             if host is None:
                 host = _hosts[self._key] = _Host(options)
-            host.users += 1
+            host.users.add(self)
         self._host: _Host | None = host
-        self._forgotten = weakref.finalize(self, _let_go, self._key, host)
-        self._forgotten.atexit = False  # then `_stop_all` does it
 
     @property
     def local(self) -> LocalSandbox:
@@ -224,48 +159,35 @@ class SharedSandbox(Sandbox):
         """Start the template processes now, without waiting for them: the first call finds them there."""
         self._require().warm()
 
-    async def run(
-        self,
-        code: str,
-        *,
-        language: str = "python",
-        timeout: float = 30.0,
-        memory_mb: int | None = None,
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> ExecutionResult:
+    async def execute(self, request: RunRequest) -> ExecutionResult:
         host = self._require()
-        return await host.call(
-            host.sandbox.run(
-                code,
-                language=language,
-                timeout=timeout,
-                memory_mb=memory_mb,
-                stdin=stdin,
-                files=files,
-                fetch_files=fetch_files,
-                env=env,
-            )
-        )
+        return await host.call(host.sandbox.execute(request))
 
-    async def session(self) -> SharedSession:
+    async def open_session(self, request: SessionRequest) -> Session:
         host = self._require()
-        return await host.opened(host.sandbox.session)
+
+        async def opening() -> list[Session]:
+            return [await host.sandbox.open_session(request)]
+
+        (session,) = await host.opened(opening)
+        return session
 
     async def close(self) -> None:
-        """Let go of the sandbox; whoever does so last ends it."""
+        """Release the sandbox; the last one that does closes it."""
         host, self._host = self._host, None
         if host is None:
             return
-        self._forgotten.detach()
-        if _give_up(self._key, host):
-            await host.stop()
+        with _lock:
+            host.users.discard(self)
+            if host.users:
+                return
+            if _hosts.get(self._key) is host:
+                del _hosts[self._key]
+        await host.close()
 
     def _require(self) -> _Host:
         if self._host is None:
-            raise SandboxError("the sandbox is closed")
+            raise SandboxClosedError("the sandbox is closed")
         return self._host
 
 
@@ -295,15 +217,19 @@ class SharedSession(Session):
     async def read_file(self, name: str) -> bytes:
         return await self._host.call(self._inner.read_file(name))
 
-    async def fork(self) -> SharedSession:
-        return await self._host.opened(self._inner.fork)
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        return self._inner.checkpoints
+
+    async def _fork(self, name: str | None, n: int) -> list[Session]:
+        return await self._host.opened(lambda: self._inner.fork(name, n=n))
+
+    async def _checkpoint(self, name: str) -> None:
+        await self._host.call(self._inner.checkpoint(name))
+
+    async def _drop_checkpoint(self, name: str) -> None:
+        await self._host.call(self._inner.drop_checkpoint(name))
 
     async def close(self) -> None:
-        if self._host.stopped:
-            return
-        try:
+        with contextlib.suppress(SandboxClosedError):  # the sandbox has ended, and the session with it
             await self._host.call(self._inner.close())
-        except (asyncio.CancelledError, SandboxError):
-            task = asyncio.current_task()
-            if not self._host.has_stopped() or (task is not None and task.cancelling()):
-                raise  # otherwise the sandbox has ended meanwhile, and the session with it

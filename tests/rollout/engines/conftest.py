@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from toolgym.rollout.engines import (
     TransformersEngine,
 )
 from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.testing import EngineSubject
 from toolgym.tools.errors import ConfigError
 
 EOS = 256
@@ -284,21 +285,46 @@ async def stand_in(path: Path) -> AsyncIterator[StandIn]:
             yield server
 
 
-@dataclass
-class Subject:
-    """One engine under test, with what the tests need to judge it."""
+@pytest.fixture(scope="session")
+def stand_in_of() -> Callable[[Path], contextlib.AbstractAsyncContextManager[StandIn]]:
+    """Serves a model folder as SGLang would, for tests that need a server and no model of their own."""
+    return stand_in
 
-    engine: Engine
-    make: Callable[[], Engine]
-    model: torch.nn.Module
-    new_version: Callable[[str], Awaitable[None]]
-    tolerance: float = 1e-4
-    honours_seeds: bool = True
-    eos: int = EOS
+
+def forward(model: Any) -> Callable[[Sequence[int]], Any]:
+    """Return the plain forward pass of a model, from ids to logits of shape [len(ids), vocab]."""
+
+    def logits(ids: Sequence[int]) -> Any:
+        with torch.no_grad():
+            return model(torch.tensor([[*ids]])).logits[0].float().numpy()
+
+    return logits
+
+
+@dataclass(frozen=True)
+class Subject(EngineSubject):
+    """One of our engines.
+
+    Attributes:
+        model: what `logits` runs.
+        server: what stands in for a server, where there is one.
+    """
+
+    model: Any = None
     server: StandIn | None = None
 
+    @classmethod
+    def of(cls, engine: Any, make: Callable[[], Engine], model: Any, **facts: Any) -> Subject:
+        return cls(engine, make, forward(model), model=model, **facts)
 
-REAL = [pytest.mark.sglang, pytest.mark.slow]
+
+def sglang_subject(engine: Any, make: Callable[[], Engine], model: Any, **facts: Any) -> Subject:
+    """Return a subject that gives back nothing of what waits, as SGLang does; what was retracted waits."""
+    facts = {"eos": EOS, "seeds": engine.info.deterministic, "min_p": not engine.info.deterministic} | facts
+    return Subject.of(engine, make, model, new_version=engine.update_weight_version, keeps_retracted=False, **facts)
+
+
+REAL = pytest.mark.sglang
 SUBJECTS = [
     "transformers",
     "stand_in",
@@ -320,29 +346,27 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
             return TransformersEngine(model)
 
         async with TransformersEngine(model) as engine:
-            yield Subject(engine, embedded, model, engine.notify_weights_changed)
+            yield Subject.of(engine, embedded, model, new_version=engine.notify_weights_changed, eos=EOS)
     elif request.param == "stand_in":
         async with stand_in(tiny_model_path) as server, SGLangServer(server.url) as client:
-            yield Subject(
+            yield sglang_subject(
                 client,
                 lambda: SGLangServer(server.url),
                 server.engine.model,
-                client.update_weight_version,
                 server=server,
+                idle=lambda: not server.running,
             )
     elif request.param == "two_stand_ins":
         async with stand_in(tiny_model_path) as one, stand_in(tiny_model_path) as two:
             urls = (one.url, two.url)
             async with SGLangServer(*urls) as client:
-                yield Subject(client, lambda: SGLangServer(*urls), one.engine.model, client.update_weight_version)
+                yield sglang_subject(client, lambda: SGLangServer(*urls), one.engine.model)
     elif request.param == "sglang_engine":
         engine = await _in_process()
-        yield Subject(
+        yield sglang_subject(
             engine,
             lambda: SGLangEngine(tiny_policy_path(), **(CPU_ENGINE | {"enable_metrics": False})),
             _float_model(engine.info.model_path),
-            engine.update_weight_version,
-            honours_seeds=engine.info.deterministic,
             eos=505,
         )
     else:
@@ -352,13 +376,11 @@ async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> Asyn
         async with SGLangServer(*real) as client:
             exact = all(info["dtype"] == "float32" for info in (await client.server_info()).values())
             model = _float_model(client.info.model_path)
-            yield Subject(
+            yield sglang_subject(
                 client,
                 lambda: SGLangServer(*real),
                 model,
-                client.update_weight_version,
                 tolerance=1e-4 if exact else 0.05,
-                honours_seeds=client.info.deterministic,
                 eos=int(model.config.eos_token_id),
             )
 

@@ -97,6 +97,7 @@ class Farm:
     """Two servers and a router, each started when it is first asked for, and ended with the tests."""
 
     servers: dict[int, Process] = field(default_factory=dict)
+    others: list[Process] = field(default_factory=list)
     router_process: Process | None = None
 
     @property
@@ -145,7 +146,7 @@ class Farm:
         return self.router_process.url
 
     def victim(self) -> tuple[Process, Process]:
-        """The second server, to be killed, and the router that knows it; whoever asks later gets new ones."""
+        """The second server, to be killed, and the router that knows it; later calls start new ones."""
         if GIVEN:
             pytest.skip("the servers of TOOLGYM_SGLANG_URL are not ours to kill")
         self.router()
@@ -153,17 +154,24 @@ class Farm:
         assert router is not None
         return self.servers.pop(1), router
 
+    def server_of(self, model: Path, *options: str) -> str:
+        """The url of a new server on this machine with a model of the test's own."""
+        need_venv()
+        self.others.append(self._launch(model, *options))
+        self.others[-1].wait_ready()
+        return self.others[-1].url
+
     def end(self) -> None:
-        for process in (self.router_process, *self.servers.values()):
+        for process in (self.router_process, *self.servers.values(), *self.others):
             if process is not None:
                 process.end()
 
-    def _launch(self) -> Process:
+    def _launch(self, model: Path | None = None, *options: str) -> Process:
         port = free_port()
         return Process.start(
             port,
             str(ROOT / "scripts" / "sglang_cpu" / "serve.py"),
-            *("--model-path", str(tiny_policy_path()), "--host", "127.0.0.1", "--port", str(port)),
+            *("--model-path", str(model or tiny_policy_path()), "--host", "127.0.0.1", "--port", str(port), *options),
         )
 
     @staticmethod

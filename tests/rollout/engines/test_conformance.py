@@ -1,386 +1,23 @@
-"""What every engine must do. Each test runs on every engine; see `conftest.py` for which there are."""
+"""The suite of all engines on ours (see `conftest.py` for which there are), and what `Engine` itself checks."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import random
-import time
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
-from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, TransformersEngine
+from toolgym.rollout.engines import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
+from toolgym.testing import EngineSuite
 from toolgym.tools.errors import ConfigError, EngineError
 
 
-def prompt(seed: int, length: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(250) for _ in range(length)]
-
-
-def logprob_gap(subject: Any, prompt_ids: list[int], generation: Generation, temperature: float) -> float:
-    with torch.no_grad():
-        logits = subject.model(torch.tensor([[*prompt_ids, *generation.token_ids]])).logits[0].float()
-    scaled = (logits / (temperature or 1.0)).log_softmax(-1)
-    places = range(len(prompt_ids) - 1, len(prompt_ids) - 1 + len(generation.token_ids))
-    return max(
-        abs(scaled[place, token_id].item() - logprob)
-        for place, token_id, logprob in zip(places, generation.token_ids, generation.logprobs, strict=True)
-    )
-
-
-async def until(holds: Any, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.01)
-
-
-async def begun(engine: Any, *affinities: str) -> None:
-    """Wait until requests with these affinities, sent before, have begun: later ones are served behind them."""
-    await asyncio.sleep(0.05)
-    few = SamplingParams(max_new_tokens=6)
-    await asyncio.gather(
-        *(engine.generate([1, 2, 3], few, request_id=f"begun {name}", affinity=name) for name in affinities)
-    )
-
-
-LONG = SamplingParams(max_new_tokens=450)
-SHORT = SamplingParams(max_new_tokens=24)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
-async def test_logprobs_are_those_of_a_plain_forward_pass(subject: Any, temperature: float) -> None:
-    prompts = [prompt(seed, length) for seed, length in enumerate((1, 3, 17, 64, 5))]
-    params = SamplingParams(max_new_tokens=20, temperature=temperature)
-    generations = await asyncio.gather(
-        *(subject.engine.generate(ids, params, request_id=f"r{n}") for n, ids in enumerate(prompts))
-    )
-    for ids, generation in zip(prompts, generations, strict=True):
-        assert len(generation.token_ids) == 20
-        assert logprob_gap(subject, ids, generation, temperature) < subject.tolerance
-
-
-@pytest.mark.parametrize("narrowing", [{"top_k": 1}, {"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.2}])
-async def test_logprobs_are_those_before_truncation(subject: Any, narrowing: dict[str, Any]) -> None:
-    if "min_p" in narrowing and getattr(getattr(subject.engine, "info", None), "deterministic", False):
-        pytest.skip("a deterministic SGLang cannot do min_p")
-    params = SamplingParams(max_new_tokens=20, temperature=0.7, **narrowing)
-    ids = prompt(1, 9)
-    generation = await subject.engine.generate(ids, params, request_id="a")
-    assert logprob_gap(subject, ids, generation, 0.7) < subject.tolerance
-
-
-async def test_each_request_has_its_own_temperature(subject: Any) -> None:
-    temperatures = [0.0, 0.3, 1.0, 1.5] * 3
-    generations = await asyncio.gather(
-        *(
-            subject.engine.generate(
-                prompt(n, 8), SamplingParams(max_new_tokens=12, temperature=temperature), request_id=str(n)
-            )
-            for n, temperature in enumerate(temperatures)
-        )
-    )
-    for n, (temperature, generation) in enumerate(zip(temperatures, generations, strict=True)):
-        assert logprob_gap(subject, prompt(n, 8), generation, temperature) < subject.tolerance
-
-
-async def test_length_ends_a_generation(subject: Any) -> None:
-    generation = await subject.engine.generate(prompt(2, 4), SamplingParams(max_new_tokens=7), request_id="a")
-    assert generation.finish_reason is FinishReason.LENGTH
-    assert len(generation.token_ids) == len(generation.logprobs) == len(generation.weight_versions) == 7
-
-
-async def test_a_stop_token_ends_a_generation_and_is_part_of_it(subject: Any) -> None:
-    greedy = SamplingParams(max_new_tokens=12, temperature=0)
-    free = await subject.engine.generate(prompt(3, 6), greedy, request_id="a")
-    stop = free.token_ids[5]
-    end = free.token_ids.index(stop) + 1
-    stopping = dataclasses.replace(greedy, stop_token_ids=(stop, 319))
-    stopped = await subject.engine.generate(prompt(3, 6), stopping, request_id="a")
-    assert stopped.finish_reason is FinishReason.STOP
-    assert stopped.token_ids == free.token_ids[:end]
-
-
-async def test_the_models_end_of_sequence_does_not_stop_unasked(subject: Any) -> None:
-    hot = SamplingParams(max_new_tokens=400, temperature=50.0)  # near uniform: every id comes about once
-    for round_number in range(10):
-        generations = await asyncio.gather(
-            *(subject.engine.generate(prompt(n, 4), hot, request_id=f"{round_number} {n}") for n in range(4))
-        )
-        assert all(len(generation.token_ids) == 400 for generation in generations)
-        if any(subject.eos in generation.token_ids for generation in generations):
-            return
-    pytest.fail("in 16000 nearly uniform tokens the end of sequence did not come up")
-
-
-async def test_greedy_is_the_most_probable_and_repeatable(subject: Any) -> None:
-    greedy = SamplingParams(max_new_tokens=16, temperature=0)
-    alone = await subject.engine.generate(prompt(4, 10), greedy, request_id="a")
-    again, *_ = await asyncio.gather(
-        subject.engine.generate(prompt(4, 10), greedy, request_id="a"),
-        *(subject.engine.generate(prompt(n, n + 1), SHORT, request_id=str(n)) for n in range(10)),
-    )
-    assert again.token_ids == alone.token_ids
-
-
-async def test_a_seed_gives_the_same_tokens_in_any_company(subject: Any) -> None:
-    if not subject.honours_seeds:
-        pytest.skip("this server was started without --enable-deterministic-inference")
-    seeded = SamplingParams(max_new_tokens=24, seed=7)
-    alone = await subject.engine.generate(prompt(5, 10), seeded, request_id="a")
-    again, other, *_ = await asyncio.gather(
-        subject.engine.generate(prompt(5, 10), seeded, request_id="a"),
-        subject.engine.generate(prompt(5, 10), dataclasses.replace(seeded, seed=8), request_id="b"),
-        *(subject.engine.generate(prompt(n, n + 1), SHORT, request_id=str(n)) for n in range(20)),
-    )
-    assert again.token_ids == alone.token_ids
-    assert other.token_ids != alone.token_ids
-
-
-async def test_without_a_seed_equal_requests_differ(subject: Any) -> None:
-    one, two = await asyncio.gather(*(subject.engine.generate(prompt(6, 5), SHORT, request_id=name) for name in "ab"))
-    assert one.token_ids != two.token_ids
-
-
-async def test_aborting_a_running_request_keeps_what_it_has(subject: Any) -> None:
-    task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a", affinity="a"))
-    await begun(subject.engine, "a")
-    await subject.engine.abort("a")
-    generation = await asyncio.wait_for(task, 10)
-    assert generation.finish_reason is FinishReason.ABORT
-    assert 0 < len(generation.token_ids) < LONG.max_new_tokens
-    assert logprob_gap(subject, prompt(7, 5), generation, 1.0) < subject.tolerance
-
-
-async def test_aborting_at_once_ends_the_request(subject: Any) -> None:
-    task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a"))
-    await asyncio.sleep(0)
-    await subject.engine.abort("a")
-    generation = await asyncio.wait_for(task, 10)
-    assert generation.finish_reason is FinishReason.ABORT
-
-
-async def test_aborting_a_queued_request_gives_nothing(subject: Any) -> None:
-    await subject.engine.pause()
-    task = asyncio.create_task(subject.engine.generate(prompt(8, 5), SHORT, request_id="a"))
-    await asyncio.sleep(0.05)
-    await subject.engine.abort("a")
-    generation = await asyncio.wait_for(task, 10)
-    assert generation == Generation((), (), FinishReason.ABORT, ())
-    await subject.engine.resume()
-    assert (await subject.engine.generate(prompt(8, 5), SHORT, request_id="a")).token_ids
-
-
-async def test_aborting_an_unknown_request_is_fine(subject: Any) -> None:
-    await subject.engine.abort("never seen")
-
-
-async def test_a_pause_stops_sampling_and_loses_nothing(subject: Any) -> None:
-    task = asyncio.create_task(subject.engine.generate(prompt(9, 5), LONG, request_id="a"))
-    await asyncio.sleep(0.1)
-    await subject.engine.pause()
-    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="b"))
-    await asyncio.sleep(2.0)  # far longer than the rest would take
-    assert not task.done()
-    assert not late.done()
-    await subject.engine.resume()
-    generation, second = await asyncio.wait_for(asyncio.gather(task, late), 20)
-    assert generation.finish_reason is second.finish_reason is FinishReason.LENGTH
-    assert logprob_gap(subject, prompt(9, 5), generation, 1.0) < subject.tolerance
-
-
-@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
-async def test_a_request_goes_on_across_a_version_change(subject: Any, mode: PauseMode) -> None:
-    before = subject.engine.weight_version
-    tasks = [
-        asyncio.create_task(subject.engine.generate(prompt(n, 5), LONG, request_id=str(n), affinity=str(n)))
-        for n in range(3)
-    ]
-    await begun(subject.engine, "0", "1", "2")
-    await subject.engine.pause(mode)
-    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
-    await subject.new_version("next")
-    try:
-        assert subject.engine.weight_version == "next"
-        await subject.engine.resume()
-        for n, generation in enumerate(await asyncio.wait_for(asyncio.gather(*tasks), 30)):
-            change = generation.weight_versions.index("next")
-            assert 0 < change < 450
-            assert generation.weight_versions == (before,) * change + ("next",) * (450 - change)
-            assert generation.finish_reason is FinishReason.LENGTH
-            assert logprob_gap(subject, prompt(n, 5), generation, 1.0) < subject.tolerance
-        assert (await asyncio.wait_for(late, 10)).weight_versions == ("next",) * 24
-    finally:
-        await subject.new_version(before)
-
-
-@pytest.mark.parametrize("first", [None, PauseMode.IN_PLACE, PauseMode.RETRACT])
-async def test_a_pause_that_aborts_gives_back_what_there_is(subject: Any, first: PauseMode | None) -> None:
-    tasks = [
-        asyncio.create_task(subject.engine.generate(prompt(n, 5), LONG, request_id=str(n), affinity=str(n)))
-        for n in range(3)
-    ]
-    await begun(subject.engine, "0", "1", "2")
-    if first is not None:
-        await subject.engine.pause(first)
-    await subject.engine.pause(PauseMode.ABORT)
-    partials = await asyncio.wait_for(asyncio.gather(*tasks), 10)
-    late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
-    await asyncio.sleep(0.2)
-    assert not late.done()
-    await subject.engine.resume()
-    assert (await asyncio.wait_for(late, 10)).finish_reason is FinishReason.LENGTH
-    for n, partial in enumerate(partials):
-        assert partial.finish_reason is FinishReason.ABORT
-        # SGLang gives back nothing of what waits, and what was retracted waits.
-        kept = first is not PauseMode.RETRACT or isinstance(subject.engine, TransformersEngine)
-        assert kept <= len(partial.token_ids) < 450
-        if not partial.token_ids:
-            continue
-        whole = [*prompt(n, 5), *partial.token_ids]
-        rest = await subject.engine.generate(whole, SHORT, request_id=str(n), affinity=str(n))
-        assert logprob_gap(subject, prompt(n, 5), partial, 1.0) < subject.tolerance
-        assert logprob_gap(subject, whole, rest, 1.0) < subject.tolerance
-
-
-async def test_a_pause_mode_that_is_none_is_refused(subject: Any) -> None:
-    with pytest.raises(ConfigError, match="'retract'"):
-        await subject.engine.pause("gently")
-    assert (await subject.engine.generate(prompt(9, 6), SHORT, request_id="a")).token_ids
-
-
-async def test_ids_that_are_parts_of_characters_stay_ids(subject: Any) -> None:
-    ids = [*"数学 naïve 🧮 \u202e".encode(), 0xF0, 0x9F, 0x80, 0]
-    generation = await subject.engine.generate(
-        ids, SamplingParams(max_new_tokens=64, temperature=50.0), request_id="ünï-🧮"
-    )
-    assert len(generation.token_ids) == 64
-    assert logprob_gap(subject, ids, generation, 50.0) < subject.tolerance
-
-
-async def test_cancelling_the_caller_aborts_the_request(subject: Any) -> None:
-    task = asyncio.create_task(subject.engine.generate(prompt(10, 5), LONG, request_id="a"))
-    await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
-    if subject.server is not None:
-        await until(lambda: not subject.server.running, 2.0)
-        assert subject.server.aborted[0] == subject.server.seen[0]["rid"]
-
-    async def again() -> Generation:
-        while True:  # the embedded engine frees the id between two steps
-            try:
-                return await subject.engine.generate(prompt(10, 5), SHORT, request_id="a")
-            except ConfigError:
-                await asyncio.sleep(0.01)
-
-    assert (await asyncio.wait_for(again(), 10)).token_ids
-
-
-async def test_aborting_and_cancelling_during_a_pause_do_not_wait_for_its_end(subject: Any) -> None:
-    aborted, cancelled = (
-        asyncio.create_task(subject.engine.generate(prompt(10, 5), LONG, request_id=name)) for name in "ab"
-    )
-    await asyncio.sleep(0.1)
-    await subject.engine.pause()
-    async with asyncio.timeout(2):
-        await subject.engine.abort("a")
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-    await subject.engine.resume()
-    assert (await asyncio.wait_for(aborted, 10)).finish_reason is FinishReason.ABORT
-
-
-async def test_a_deadline_of_the_caller_aborts_the_request(subject: Any) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await subject.engine.generate(prompt(10, 5), LONG, request_id="a")
-    if subject.server is not None:
-        await until(lambda: not subject.server.running, 2.0)
-
-
-async def test_64_requests_at_once(subject: Any) -> None:
-    lengths = [1 + n % 40 for n in range(64)]
-    generations = await asyncio.gather(
-        *(
-            subject.engine.generate(prompt(n, n + 1), SamplingParams(max_new_tokens=length), request_id=str(n))
-            for n, length in enumerate(lengths)
-        )
-    )
-    assert [len(generation.token_ids) for generation in generations] == lengths
-    for n in (0, 31, 63):
-        assert logprob_gap(subject, prompt(n, n + 1), generations[n], 1.0) < subject.tolerance
-
-
-async def test_the_whole_context_can_be_used(subject: Any) -> None:
-    size = subject.engine.context_length
-    ids = prompt(11, size - 3)
-    generation = await subject.engine.generate(ids, SamplingParams(max_new_tokens=3), request_id="a")
-    assert generation.finish_reason is FinishReason.LENGTH
-    new = min(size - 2, 600)  # a longer one takes a real server many seconds
-    full = await subject.engine.generate(
-        prompt(12, size - new), SamplingParams(max_new_tokens=new, temperature=50.0), request_id="a"
-    )
-    assert len(full.token_ids) == new
-
-
-async def test_a_request_that_does_not_fit_is_refused(subject: Any) -> None:
-    size = subject.engine.context_length
-    with pytest.raises(ConfigError, match="context"):
-        await subject.engine.generate(prompt(12, size), SamplingParams(max_new_tokens=1), request_id="a")
-    with pytest.raises(ConfigError, match="context"):
-        await subject.engine.generate([1], SamplingParams(max_new_tokens=size), request_id="a")
-
-
-@pytest.mark.parametrize("ids", [[-1], [1, -5, 2], ["first beyond"], [1, 10**9], []])
-async def test_ids_that_are_none_are_refused(subject: Any, ids: list[Any]) -> None:
-    size = subject.engine.vocab_size
-    ids = [size if one == "first beyond" else one for one in ids]
-    with pytest.raises(ConfigError, match="vocabulary|at least one"):
-        await subject.engine.generate(ids, SHORT, request_id="a")
-    assert (await subject.engine.generate([0, size - 1], SHORT, request_id="a")).token_ids
-
-
-async def test_two_running_requests_cannot_share_an_id(subject: Any) -> None:
-    task = asyncio.create_task(subject.engine.generate(prompt(13, 5), LONG, request_id="a"))
-    await asyncio.sleep(0.05)
-    with pytest.raises(ConfigError, match="already running"):
-        await subject.engine.generate(prompt(13, 5), SHORT, request_id="a")
-    await subject.engine.abort("a")
-    await asyncio.wait_for(task, 10)
-
-
-async def test_every_token_has_the_engines_weight_version(subject: Any) -> None:
-    generation = await subject.engine.generate(prompt(14, 5), SHORT, request_id="a")
-    assert generation.weight_versions == (subject.engine.weight_version,) * 24
-
-
-async def test_closing_ends_what_runs(subject: Any) -> None:
-    engine = subject.make()
-    await engine.start()
-    task = asyncio.create_task(engine.generate(prompt(15, 5), LONG, request_id="a"))
-    await asyncio.sleep(0.1)
-    await asyncio.wait_for(engine.close(), 10)
-    generation = await asyncio.wait_for(task, 10)
-    assert generation.finish_reason is FinishReason.ABORT
-    assert len(generation.token_ids) < LONG.max_new_tokens
-    await engine.close()
-    with pytest.raises(EngineError, match="closed"):
-        await engine.generate(prompt(15, 5), SHORT, request_id="b")
-    with pytest.raises(EngineError, match="closed"):
-        await engine.start()
-
-
-async def test_an_engine_that_was_not_started_says_so(subject: Any) -> None:
-    engine = subject.make()
-    with pytest.raises(EngineError, match="start"):
-        await engine.generate(prompt(16, 5), SHORT, request_id="a")
-    await engine.close()
+class TestEngines(EngineSuite):
+    async def test_cancelling_the_caller_aborts_the_request(self, subject: Any) -> None:
+        await super().test_cancelling_the_caller_aborts_the_request(subject)
+        if subject.server is not None:
+            assert subject.server.aborted[0] == subject.server.seen[0]["rid"]
 
 
 @pytest.mark.parametrize(
@@ -401,3 +38,98 @@ async def test_an_engine_that_was_not_started_says_so(subject: Any) -> None:
 def test_parameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SamplingParams(**({"max_new_tokens": 4} | wrong))
+
+
+# ---- what the contract itself checks, whatever a subclass does
+
+
+class Scripted(Engine):
+    """An engine that writes no more than it must, and answers with what it is given."""
+
+    vocab_size = 10
+    context_length = 20
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.asked: list[GenerationRequest] = []
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        self.asked.append(request)
+        answer: Generation = self.answer() if callable(self.answer) else self.answer
+        return answer
+
+
+def good(**changes: Any) -> Generation:
+    return dataclasses.replace(Generation((1, 2), (-0.5, -1.0), FinishReason.LENGTH, ("0", "0")), **changes)
+
+
+TWO = SamplingParams(max_new_tokens=2)
+
+
+async def test_a_subclass_sees_a_checked_request_and_its_good_answer_is_returned() -> None:
+    payload = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
+    engine = Scripted(good(aligned={"routed_experts": payload}))
+    async with engine:
+        generation = await engine.generate(np.array([3, 4]), TWO, request_id="a", affinity="t")  # type: ignore[arg-type]
+    assert generation is engine.answer
+    assert engine.asked == [GenerationRequest((3, 4), TWO, "a", "t")]
+    assert all(type(one) is int for one in engine.asked[0].prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "must return a Generation"),
+        ({"token_ids": (1, 2)}, "must return a Generation"),
+        (lambda: good(token_ids=(1, 10)), "token id 10, outside its vocabulary of 10"),
+        (lambda: good(token_ids=(-1, 2)), "token id -1, outside"),
+        (lambda: good(token_ids=("1", 2)), "no integer"),
+        (lambda: good(logprobs=(float("nan"), -1.0)), "finite"),
+        (lambda: good(logprobs=(-1.0, float("-inf"))), "finite"),
+        (lambda: good(logprobs=(-1.0, None)), "finite"),
+        (lambda: good(logprobs=(-1.0,)), "2 ids, 1 logprobs and 2 weight versions"),
+        (lambda: good(weight_versions=("0",)), "2 ids, 2 logprobs and 1 weight versions"),
+        (lambda: good(token_ids=(1, 2, 3), logprobs=(-1.0,) * 3, weight_versions=("0",) * 3), "max_new_tokens=2"),
+        (lambda: good(finish_reason="length"), "FinishReason"),
+        (lambda: Generation((), (), FinishReason.STOP, ()), "no token"),
+        (lambda: good(aligned={"routed_experts": np.zeros((3, 2, 2))}), r"'routed_experts' of shape \[3, 2, 2\]"),
+        (lambda: good(aligned={"sampling_mask": np.zeros(())}), "sampling_mask"),
+        (lambda: good(aligned={"sampling_mask": [[1], [2]]}), "no array"),
+    ],
+)
+async def test_an_answer_that_would_break_a_batch_is_an_engine_error(answer: Any, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        await Scripted(answer).generate([1], TWO, request_id="a")
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [10], [1.5], ["1"], [None]])
+async def test_a_wrong_request_never_reaches_a_subclass(ids: list[Any]) -> None:
+    engine = Scripted(good())
+    with pytest.raises(ConfigError, match="at least one|vocabulary|integers"):
+        await engine.generate(ids, TWO, request_id="a")
+    with pytest.raises(ConfigError, match="context of 20"):
+        await engine.generate([1] * 19, TWO, request_id="a")
+    assert engine.asked == []
+
+
+def test_a_subclass_cannot_replace_the_check() -> None:
+    with pytest.raises(ConfigError, match=r"Old replaces Engine.generate.*_generate"):
+
+        class Old(Scripted):
+            async def generate(self, *args: Any, **kwargs: Any) -> Generation:  # type: ignore[override,misc]
+                return good()
+
+
+async def test_what_an_engine_does_not_write_is_refused_by_name() -> None:
+    engine = Scripted(good())
+    assert engine.weight_version == "0"
+    assert engine.tokenizer is None
+    for call in (
+        engine.abort("a"),
+        engine.pause(),
+        engine.resume(),
+        engine.update_weights("folder", version="1"),
+    ):
+        with pytest.raises(EngineError, match="Scripted cannot"):
+            await call
+    await engine.close()

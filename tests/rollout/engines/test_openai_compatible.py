@@ -1,21 +1,19 @@
 """`OpenAICompatible` against servers that speak as vLLM and SGLang do, and against those that misbehave.
 
-The conformance suite runs here too, once per dialect: its tests are collected again with the `subject` below.
+The suite of all engines runs here too, once per dialect.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,26 +28,15 @@ from toolgym.rollout.engines import (
     SamplingParams,
     TransformersEngine,
 )
-from toolgym.rollout.engines.openai_wire import LogprobsMode
+from toolgym.rollout.engines.openai.messages import LogprobsMode
 from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.testing import EngineSubject, EngineSuite
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
 EOS = 256
 CHUNK = 8
 SHORT = SamplingParams(max_new_tokens=24)
 LONG = SamplingParams(max_new_tokens=450)
-
-
-def _suite() -> dict[str, Any]:
-    spec = importlib.util.spec_from_file_location("openai_conformance", Path(__file__).with_name("test_conformance.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {name: value for name, value in vars(module).items() if name.startswith("test_")}
-
-
-globals().update(_suite())
 
 
 @asynccontextmanager
@@ -195,32 +182,32 @@ async def real_model(path: Path, dialect: str, **options: Any) -> AsyncIterator[
             yield server
 
 
-def as_subject(engine: OpenAICompatible, url: str, model: torch.nn.Module, **facts: Any) -> SimpleNamespace:
+def as_subject(engine: OpenAICompatible, url: str, model: torch.nn.Module, **facts: Any) -> EngineSubject:
     async def new_version(version: str) -> None:
         engine.weight_version = version
 
-    return SimpleNamespace(
-        engine=engine,
-        make=lambda: OpenAICompatible(url),
-        model=model,
-        new_version=new_version,
-        server=None,
-        **({"tolerance": 1e-4, "honours_seeds": True, "eos": EOS} | facts),
-    )
+    def logits(ids: Sequence[int]) -> Any:
+        with torch.no_grad():
+            return model(torch.tensor([[*ids]])).logits[0].float().numpy()
+
+    facts = {"eos": EOS, "pauses": (PauseMode.RETRACT, PauseMode.ABORT), "keeps_retracted": False} | facts
+    return EngineSubject(engine, lambda: OpenAICompatible(url), logits, new_version=new_version, **facts)
 
 
-@pytest.fixture(params=["vllm", "sglang", pytest.param("real", marks=[pytest.mark.sglang, pytest.mark.slow])])
+@pytest.fixture(params=["vllm", "sglang", pytest.param("real", marks=pytest.mark.sglang)])
 async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> AsyncIterator[Any]:
-    if PauseMode.IN_PLACE in request.node.callspec.params.values():
-        pytest.skip("this engine refuses it: see test_a_pause_in_place_is_refused")
     if request.param == "real":
         [url] = request.getfixturevalue("farm").urls(1)
         async with OpenAICompatible(url) as engine:
             model = AutoModelForCausalLM.from_pretrained(engine.model.root, dtype=torch.float32).eval()
-            yield as_subject(engine, url, model, honours_seeds=False, eos=int(model.config.eos_token_id))
+            yield as_subject(engine, url, model, seeds=False, eos=int(model.config.eos_token_id))
         return
     async with real_model(tiny_model_path, request.param) as server, OpenAICompatible(server.url) as engine:
         yield as_subject(engine, server.url, server.engine.model)
+
+
+class TestOpenAICompatible(EngineSuite):
+    """A pause in place it refuses: see `test_a_pause_in_place_is_refused`."""
 
 
 # ---------------------------------------------------------------- what start finds out
@@ -604,7 +591,7 @@ async def test_one_engine_belongs_to_one_event_loop() -> None:
 # ---------------------------------------------------------------- the command
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_the_command_plays_on_such_a_server_and_replays_without_it(tmp_path: Path) -> None:
     async def toolgym(*arguments: str) -> str:
         process = await asyncio.create_subprocess_exec(

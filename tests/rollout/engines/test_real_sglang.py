@@ -16,12 +16,18 @@ from transformers import AutoModelForCausalLM
 
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import RunConfig, make_batch, rollout
-from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, SGLangServer
-from toolgym.rollout.engines.sglang_weights import join_weights_update_group
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.engines import (
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    PauseMode,
+    SamplingParams,
+    SGLangServer,
+)
+from toolgym.rollout.engines.sglang.weights import join_weights_update_group
 from toolgym.tools.errors import EngineError
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = pytest.mark.sglang
 
 LONG = SamplingParams(max_new_tokens=400)
 SHORT = SamplingParams(max_new_tokens=24)
@@ -67,22 +73,17 @@ class Listening(SGLangServer):
 
     heard: dict[str, tuple[list[int], Generation]]
 
-    async def generate(
-        self, prompt_ids: Any, params: SamplingParams, *, request_id: str, affinity: str | None = None
-    ) -> Generation:
-        generation = await super().generate(prompt_ids, params, request_id=request_id, affinity=affinity)
-        self.heard[request_id] = (list(prompt_ids), generation)
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        generation = await super()._generate(request)
+        self.heard[request.request_id] = (list(request.prompt_ids), generation)
         return generation
 
 
 async def test_a_whole_rollout_is_exact_and_reuses_its_prefixes(farm: Any) -> None:
     async with Listening(*farm.urls(1)) as engine:
         engine.heard = {}
-        tokenizer = load_tokenizer(engine.info.tokenizer_path)
         config = RunConfig(group_size=4, sampling=SamplingParams(max_new_tokens=96), seed=3)
-        done = await rollout(
-            "CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=8, config=config
-        )
+        done = await rollout("CodeInterpreter-v0", engine, ArithmeticTasks(split="test"), num_tasks=8, config=config)
         limit = await tolerance(engine)
         model = load(engine.info.model_path)
     assert not any(one.failed for one in done)
@@ -95,14 +96,14 @@ async def test_a_whole_rollout_is_exact_and_reuses_its_prefixes(farm: Any) -> No
             if segment.is_policy:
                 sent, generation = engine.heard[f"{one.id}-{number}"]
                 assert sent == context
-                assert segment.token_ids == generation.token_ids
+                assert tuple(segment.token_ids) == generation.token_ids
                 assert sent[: len(before)] == before
                 if before:
                     later_turns += 1
                     assert generation.cached_tokens > 0.9 * len(before)
                 before = [*sent, *generation.token_ids]
                 number += 1
-            context += segment.token_ids
+            context += segment.token_ids.tolist()
     assert later_turns >= 8
     batch = make_batch(done, pad_token_id=0)
     with torch.no_grad():
@@ -303,10 +304,9 @@ async def test_a_rollout_goes_on_across_an_update_of_the_weights(engine: SGLangS
     """Partial rollouts: what runs is aborted, the weights change, and every turn goes on from its exact ids."""
     first = engine.weight_version
     old, new = load(engine.info.model_path), load(str(other))
-    tokenizer = load_tokenizer(engine.info.tokenizer_path)
     config = RunConfig(group_size=4, sampling=SamplingParams(max_new_tokens=96), seed=4)
     playing = asyncio.create_task(
-        rollout("CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=8, config=config)
+        rollout("CodeInterpreter-v0", engine, ArithmeticTasks(split="test"), num_tasks=8, config=config)
     )
     while sum(engine.requests_in_flight.values()) < 8:
         assert not playing.done()

@@ -10,10 +10,9 @@ import pytest
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import RunConfig, Trajectory, rollout
 from toolgym.rollout.engines import Engine, Generation, SamplingParams, SGLangServer
-from toolgym.rollout.engines.sglang_replicas import ReplicaState
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.engines.sglang.replicas import ReplicaState
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = pytest.mark.sglang
 
 
 async def converse(engine: Engine, number: int) -> list[Generation]:
@@ -53,25 +52,22 @@ async def test_every_turn_finds_the_one_before_in_the_cache(farm: Any, routed: b
 
 
 async def play(engine: SGLangServer) -> list[Trajectory]:
-    tokenizer = load_tokenizer(engine.info.tokenizer_path)
     config = RunConfig(group_size=4, sampling=SamplingParams(max_new_tokens=96), seed=5)
-    return await rollout(
-        "CodeInterpreter-v0", engine, tokenizer, ArithmeticTasks(split="test"), num_tasks=8, config=config
-    )
+    return await rollout("CodeInterpreter-v0", engine, ArithmeticTasks(split="test"), num_tasks=8, config=config)
 
 
 async def test_no_episode_is_lost_when_a_server_is_killed(farm: Any) -> None:
     first, second = farm.urls(2)
     router = farm.router()
     async with SGLangServer(first, second) as engine, SGLangServer(router, workers=[first, second]) as through_router:
-        playing = asyncio.gather(play(engine), play(through_router))
+        rollouts = asyncio.gather(play(engine), play(through_router))
         await asyncio.sleep(1.0)
-        while not (engine.requests_in_flight[second] or playing.done()):
+        while not (engine.requests_in_flight[second] or rollouts.done()):
             await asyncio.sleep(0.01)
-        assert not playing.done(), "the rollout was over before the server could be killed"
+        assert not rollouts.done(), "the rollout was over before the server could be killed"
         process, rerouter = farm.victim()
         await asyncio.to_thread(process.kill)
-        done, done_through_router = await asyncio.wait_for(playing, 240)
+        done, done_through_router = await asyncio.wait_for(rollouts, 240)
         assert engine.replicas == {first: ReplicaState.HEALTHY, second: ReplicaState.UNHEALTHY}
         process.end()
         rerouter.end()

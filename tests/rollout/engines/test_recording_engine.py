@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
-from toolgym.rollout.cassette import Cassette, generate_key
-from toolgym.rollout.engines import CassetteEngine, Generation, RecordingEngine, TransformersEngine
+from toolgym.rollout import CassetteEngine, Generation, RecordingEngine, TransformersEngine
+from toolgym.rollout.engines import Engine, FinishReason, GenerationRequest, SamplingParams
+from toolgym.rollout.recording.cassette import Cassette, generate_key
+from toolgym.testing import EngineSubject, EngineSuite
 from toolgym.tools.errors import ConfigError, EngineError
-
-
-def _suite() -> dict[str, Any]:
-    spec = importlib.util.spec_from_file_location(
-        "recording_conformance", Path(__file__).with_name("test_conformance.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {name: value for name, value in vars(module).items() if name.startswith("test_")}
-
-
-globals().update(_suite())
 
 
 class Heard(RecordingEngine):
@@ -38,27 +26,29 @@ class Heard(RecordingEngine):
         super().__init__(*args, **kwargs)
         self.heard: list[tuple[list[int], Any, Generation]] = []
 
-    async def generate(self, prompt_ids: Any, params: Any, **kwargs: Any) -> Generation:
-        generation = await super().generate(prompt_ids, params, **kwargs)
-        self.heard.append((list(prompt_ids), params, generation))
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        generation = await super()._generate(request)
+        self.heard.append((list(request.prompt_ids), request.params, generation))
         return generation
 
 
 @pytest.fixture
 async def subject(tiny_model_path: Path, tmp_path: Path) -> AsyncIterator[Any]:
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path).eval()
+
+    def logits(ids: Sequence[int]) -> Any:
+        with torch.no_grad():
+            return model(torch.tensor([[*ids]])).logits[0].float().numpy()
+
     inside = TransformersEngine(model)
     path = tmp_path / "engine.jsonl"
     async with Heard(inside, path) as engine:
-        yield SimpleNamespace(
-            engine=engine,
+        yield EngineSubject(
+            engine,
             make=lambda: RecordingEngine(TransformersEngine(model), tmp_path / "another.jsonl"),
-            model=model,
+            logits=logits,
             new_version=inside.notify_weights_changed,
-            tolerance=1e-4,
-            honours_seeds=True,
             eos=256,
-            server=None,
         )
     cassette = Cassette.load(path)
     assert cassette.ended
@@ -72,3 +62,31 @@ async def subject(tiny_model_path: Path, tmp_path: Path) -> AsyncIterator[Any]:
             with contextlib.suppress(EngineError, ConfigError):  # the suite fails and cancels requests on purpose
                 again.append(await replayed.generate(prompt_ids, params, request_id="a"))
         assert sorted(map(repr, again)) == sorted(map(repr, generations))
+
+
+class TestRecordingEngine(EngineSuite):
+    """The suite, recorded; `subject` replays each test."""
+
+
+class Routed(Engine):
+    """Answers every request with payloads beside its tokens."""
+
+    vocab_size, context_length = 8, 8
+    routed = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        mask = np.array([[1, -1], [2, 3]], np.int16)
+        aligned = {"routed_experts": self.routed, "sampling_mask": mask}
+        return Generation((1, 2), (-0.5, -0.25), FinishReason.LENGTH, ("0", "0"), aligned=aligned)
+
+
+async def test_payloads_beside_the_tokens_are_recorded_whole(tmp_path: Path) -> None:
+    two = SamplingParams(max_new_tokens=2)
+    async with RecordingEngine(Routed(), tmp_path / "engine.jsonl") as engine:
+        before = await engine.generate([1], two, request_id="a")
+    after = await CassetteEngine(tmp_path / "engine.jsonl").generate([1], two, request_id="a")
+    assert after == before
+    assert list(after.aligned) == ["routed_experts", "sampling_mask"]
+    for name, array in before.aligned.items():
+        assert after.aligned[name].dtype == array.dtype
+        assert np.array_equal(after.aligned[name], array)

@@ -14,14 +14,16 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from aiohttp import web
 
 from toolgym.rollout.engines import FinishReason, Generation, SamplingParams, SGLangEngine, SGLangServer
-from toolgym.rollout.engines.sglang_control import parse_metrics
-from toolgym.rollout.engines.sglang_weights import payload, tensor_buckets
-from toolgym.rollout.engines.sglang_wire import error_text, read_generation, request_body
+from toolgym.rollout.engines.http import error_text
+from toolgym.rollout.engines.sglang.aligned import NAMES, read_payloads
+from toolgym.rollout.engines.sglang.messages import ServerInfo, parse_metrics, read_generation, request_body
+from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, MissingExtraError
 
 SHORT = SamplingParams(max_new_tokens=2)
@@ -117,7 +119,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
 
 
 async def test_the_first_answer_is_not_waited_for_as_long_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolgym.rollout.engines.sglang.FIRST_ANSWER", 0.2)
+    monkeypatch.setattr("toolgym.rollout.engines.sglang.http_transport.FIRST_ANSWER", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(EngineError, match=r"no answer within 0\.2 seconds"):
@@ -444,6 +446,155 @@ def test_metrics_are_read(text: str, samples: dict[str, float]) -> None:
 def test_what_are_no_metrics_is_told(text: Any) -> None:
     with pytest.raises(EngineError, match="Prometheus"):
         parse_metrics(text)
+
+
+# ---- payloads beside the tokens
+
+MOE = ServerInfo("m", "m", 320, 100, "1", False, "0.5.23", True, (3, 2))
+
+
+def encoded(rows: int) -> tuple[str, np.ndarray[Any, Any]]:
+    """Routing of so many positions, as SGLang sends it."""
+    values = np.arange(rows * 6, dtype="<i4").reshape(rows, 3, 2)
+    return base64.b64encode(values.tobytes()).decode(), values
+
+
+def payloads(meta: dict[str, Any], ids: tuple[int, ...] = (5, 6), params: SamplingParams = SHORT) -> dict[str, Any]:
+    names = tuple(name for name in NAMES if name == "routed_experts" or params.top_k != -1)
+    return read_payloads(names, meta, ids, params, prompt_tokens=4, info=MOE)
+
+
+def test_routed_experts_are_those_of_the_passes_that_gave_the_tokens() -> None:
+    text, values = encoded(2)
+    (found,) = payloads({"routed_experts": text}).values()
+    assert found.dtype == np.int32
+    assert np.array_equal(found, values)
+    text, values = encoded(3 + 2)  # from a server that sends the prompt's rows too: four positions, less the last
+    (found,) = payloads({"routed_experts": text}).values()
+    assert np.array_equal(found, values[3:])
+    (found,) = payloads({}, ids=()).values()  # aborted in the queue
+    assert found.shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({}, "no routed_experts for 2 tokens"),
+        ({"routed_experts": "%%%"}, "3 layers and 2 experts"),
+        ({"routed_experts": encoded(2)[0][:-8]}, "3 layers and 2 experts"),
+        ({"routed_experts": encoded(3)[0]}, "3 rows where 2 tokens were sampled behind 4"),
+    ],
+)
+def test_routed_experts_that_do_not_fit_are_told(meta: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        payloads(meta)
+
+
+def test_a_sampling_mask_is_as_wide_as_top_k_or_its_ties() -> None:
+    routed = {"routed_experts": encoded(2)[0]}
+    params = SamplingParams(max_new_tokens=2, top_k=3)
+    found = payloads(routed | {"output_token_sampling_mask": [[5, 9], [7]]}, (5, 7), params)["sampling_mask"]
+    assert found.tolist() == [[5, 9, -1], [7, -1, -1]]
+    assert found.dtype == np.int32
+    found = payloads(routed | {"output_token_sampling_mask": [[5, 9, 1, 2], [7]]}, (5, 7), params)["sampling_mask"]
+    assert found.shape == (2, 4)
+    assert payloads({}, (), params)["sampling_mask"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (None, "one sampling mask per token"),
+        ([[5]], "one sampling mask per token"),
+        ([[5], [6]], "not in SGLang's sampling mask"),
+        ([[5], [7, 320]], "outside the vocabulary"),
+    ],
+)
+def test_a_sampling_mask_that_does_not_fit_is_told(kept: Any, message: str) -> None:
+    meta = {"routed_experts": encoded(2)[0], "output_token_sampling_mask": kept}
+    with pytest.raises(EngineError, match=message):
+        payloads(meta, (5, 7), SamplingParams(max_new_tokens=2, top_k=3))
+
+
+async def test_payloads_are_asked_for_with_every_request() -> None:
+    seen: list[dict[str, Any]] = []
+    text, values = encoded(2)
+
+    async def generate(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response(wrong(routed_experts=text, output_token_sampling_mask=[[5], [6, 7]]))
+
+    async with client(generate, aligned=NAMES, routing_shape=(3, 2)) as engine:
+        params = SamplingParams(max_new_tokens=2, top_k=2)
+        generation = await engine.generate([1, 2, 3], params, request_id="a")
+        with pytest.raises(ConfigError, match="top_k is finite"):
+            await engine.generate([1], SHORT, request_id="a")
+        await engine.generate([1], SamplingParams(max_new_tokens=2, top_k=1), request_id="a")
+    assert np.array_equal(generation.aligned["routed_experts"], values)
+    assert generation.aligned["sampling_mask"].tolist() == [[5, -1], [6, 7]]
+    assert (seen[0]["return_routed_experts"], seen[0]["routed_experts_start_len"]) == (True, 2)
+    assert seen[0]["return_sampling_mask"] is True
+    assert (seen[1]["sampling_params"]["top_k"], seen[1]["sampling_params"]["top_p"] < 1e-6) == (2, True)
+
+
+async def test_without_payloads_nothing_is_asked_for() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def generate(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response(GOOD)
+
+    async with client(generate) as engine:
+        assert (await engine.generate([1], SHORT, request_id="a")).aligned == {}
+    assert not {"return_routed_experts", "return_sampling_mask"} & set(seen[0])
+
+
+async def test_payloads_that_cannot_come_are_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'routed_experts'"):
+        SGLangServer("http://localhost:1", aligned=("routed_expert",))
+    with pytest.raises(ConfigError, match="sequence of names"):
+        SGLangServer("http://localhost:1", aligned="routed_experts")
+    with pytest.raises(ConfigError, match="routing_shape"):
+        SGLangServer("http://localhost:1", routing_shape=(0, 2))
+    with pytest.raises(ConfigError, match="--enable-return-routed-experts"):
+        async with client(
+            answering(GOOD),
+            aligned=("routed_experts",),
+            routing_shape=(3, 2),
+            server_info={"enable_return_routed_experts": False},
+        ):
+            pass
+    with pytest.raises(ConfigError, match="routing_shape="):
+        async with client(answering(GOOD), aligned=("routed_experts",)):
+            pass
+
+
+# ---- weights
+
+
+async def test_one_call_updates_weights_from_a_folder_or_from_tensors() -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def control(request: web.Request) -> web.Response:
+        seen.append((request.path, await request.json()))
+        return web.json_response({"success": True})
+
+    names = ("update_weights_from_disk", "begin_weight_update", "update_weights_from_tensor", "end_weight_update")
+    routes = {
+        "GET /model_info": answering(MODEL_INFO),
+        "GET /server_info": answering(SERVER_INFO),
+        **{f"POST /{name}": control for name in names},
+    }
+    async with _serve(routes) as url, SGLangServer(url, vocab_size=320) as engine:
+        await engine.update_weights(Path("folder"), version="1")
+        assert engine.weight_version == "1"
+        await engine.update_weights({"a": torch.ones(2)}, version="2")
+        assert engine.weight_version == "2"
+        with pytest.raises(ConfigError, match="version"):
+            await engine.update_weights("folder", version="")
+    assert [path.removeprefix("/") for path, _ in seen] == list(names)
+    assert seen[0][1]["model_path"] == "folder"
+    assert (seen[0][1]["weight_version"], seen[2][1]["weight_version"]) == ("1", "2")
 
 
 def test_weights_are_sent_in_buckets() -> None:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from toolgym.rollout.engines import Generation, PauseMode, SamplingParams, SGLangServer
-from toolgym.rollout.engines.sglang_replicas import Replica, Replicas, ReplicaState
+from toolgym.rollout.engines.sglang.replicas import ReplicaState, SGLangReplica, SGLangReplicas
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
 TWO = SamplingParams(max_new_tokens=2)
@@ -168,13 +168,13 @@ async def test_an_overloaded_server_gives_trajectories_away() -> None:
 
 
 def test_the_table_of_affinities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolgym.rollout.engines.sglang_replicas.MAX_AFFINITIES", 10)
+    monkeypatch.setattr("toolgym.rollout.engines.sglang.replicas.MAX_AFFINITIES", 10)
 
-    async def never(replica: Replica) -> Any:
+    async def never(replica: SGLangReplica) -> Any:
         raise AssertionError
 
-    group = Replicas(
-        [Replica("http://a", 1.0), Replica("http://b", 1.0)],
+    group = SGLangReplicas(
+        [SGLangReplica("http://a", 1.0), SGLangReplica("http://b", 1.0)],
         check=never,
         readmit=never,
         health_interval=1.0,
@@ -184,7 +184,7 @@ def test_the_table_of_affinities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     )
     for number in range(1000):
         group.pick(f"t{number}")
-    assert len(group._homes) == 10
+    assert len(group._assignments) == 10
     assert group.all[0].assigned == group.all[1].assigned == 500
 
 

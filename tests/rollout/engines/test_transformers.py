@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     MambaConfig,
@@ -25,7 +26,7 @@ from transformers import (
 )
 
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, TransformersEngine
-from toolgym.rollout.engines.sampling import SamplingColumns, sample
+from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
 from toolgym.rollout.engines.weights import check_weights
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
@@ -95,7 +96,7 @@ async def test_weights_come_as_pairs_or_through_a_function(tiny_model: Qwen3ForC
                 for parameter in module.parameters():
                     parameter.mul_(2)
 
-        await engine.update_weights(double, version="3")
+        await engine.change_weights(double, version="3")
         assert torch.equal(tiny_model.model.norm.weight, 2 * new["model.norm.weight"])
         assert engine.weight_version == "3"
 
@@ -123,13 +124,29 @@ async def test_wrong_weights_change_nothing(tiny_model: Qwen3ForCausalLM, spoil:
     assert same(before, tiny_model.state_dict())
 
 
+async def test_weights_come_from_a_folder(tiny_model_path: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    model.save_pretrained(tmp_path / "new")
+    async with TransformersEngine(tiny_model_path) as engine:
+        await engine.update_weights(tmp_path / "new", version="1")
+        assert same(model.state_dict(), engine.model.state_dict())
+        assert (await engine.generate([1], SHORT, request_id="a")).weight_versions == ("1",) * 8
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            await engine.update_weights(str(tmp_path / "absent"), version="2")
+        with pytest.raises(ConfigError, match="version"):
+            await engine.update_weights(tmp_path / "new", version="")
+        assert engine.weight_version == "1"
+
+
 async def test_a_function_that_fails_is_an_error_and_the_engine_goes_on(tiny_model: Qwen3ForCausalLM) -> None:
     def fail(module: torch.nn.Module) -> None:
         raise RuntimeError("out of luck")
 
     async with TransformersEngine(tiny_model) as engine:
         with pytest.raises(EngineError, match="out of luck"):
-            await engine.update_weights(fail, version="1")
+            await engine.change_weights(fail, version="1")
         assert (await engine.generate([1], SHORT, request_id="a")).weight_versions == ("0",) * 8
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from toolgym.tools.errors import UnknownNameError
 from toolgym.tools.parsers import get_parser, parse_hermes, parser_names
-from toolgym.tools.parsers.turn import MAX_REQUESTS
+from toolgym.tools.parsers.scan import MAX_REQUESTS
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 FORMATS = [
@@ -72,7 +72,7 @@ each = pytest.mark.parametrize("name", FORMATS)
 
 
 @each
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(text=texts, starts_open=st.booleans(), first_id=st.integers(0, 10**6))
 def test_no_text_makes_a_parser_raise(name, text, starts_open, first_id):
     parsed = get_parser(name)(text, starts_open=starts_open, first_id=first_id)
@@ -153,7 +153,7 @@ def read(name, text, schemas=None):
 
 
 @pytest.mark.parametrize("name", [*JSON_RENDERERS, "mistral list"])
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(calls=json_calls)
 def test_json_formats_give_back_what_was_rendered(name, calls):
     render = JSON_RENDERERS.get(name, render_mistral_list)
@@ -162,7 +162,7 @@ def test_json_formats_give_back_what_was_rendered(name, calls):
     assert js(found) == js([list(call) for call in calls])  # 1, 1.0 and true are not the same
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(calls=named_calls)
 def test_the_pythonic_format_gives_back_what_was_rendered(calls):
     inside = ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls)
@@ -215,7 +215,7 @@ TEXT_RENDERERS = {
 
 
 @pytest.mark.parametrize("name", TEXT_RENDERERS)
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     calls=st.lists(st.tuples(names, st.dictionaries(keys, values, max_size=3)), max_size=4, unique_by=lambda c: c[0])
 )
@@ -292,6 +292,6 @@ def test_parsers_are_found_by_name_and_alias():
     assert get_parser("qwen25") is get_parser("qwen") is get_parser("hermes") is parse_hermes
     assert get_parser("gpt-oss") is get_parser("gpt_oss")
     for name in parser_names():
-        assert get_parser(name)("Just words.")[:3] == ("Just words.", [], [])
+        assert get_parser(name)("Just words.")[:4] == ("Just words.", "Just words.", [], [])
     with pytest.raises(UnknownNameError, match=r"did you mean 'kimi_k2'\? Known: hermes, .*sglang:NAME"):
         get_parser("kimi")

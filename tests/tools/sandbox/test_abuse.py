@@ -25,7 +25,7 @@ from abuse.catalog import PROGRAMS
 from abuse.program import LEVELS
 from abuse.surroundings import SURROUNDINGS, why_not
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.abuse
 
 RUNNER = Path(__file__).parent / "abuse" / "runner.py"
 PLACES = tuple(f"{surroundings}:{level}" for surroundings in SURROUNDINGS for level in LEVELS)

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.local import LocalSandbox, folders
-from toolgym.tools.sandbox.local.isolation import Level, may_change_user, offered, user_namespaces
-from toolgym.tools.sandbox.local.supervisor import FOLDER, JUST_THIS_FOLDER
-from toolgym.tools.sandbox.local.users import POOLS
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local.host.isolation import Level, may_change_user, offered, user_namespaces
+from toolgym.tools.sandbox.local.host.template_process import FOLDER, JUST_THIS_FOLDER
+from toolgym.tools.sandbox.local.kernel import folders
+from toolgym.tools.sandbox.local.kernel.users import POOLS
 
 _CAPABILITIES = 0x800405FB
 """What Podman leaves its root: among others to change users, to own and read all files; not to mount."""
@@ -53,9 +54,10 @@ asyncio.run(main())
 WITHOUT_PIVOT_ROOT = """
 import asyncio
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.local import LocalSandbox, kernel, seccomp
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local.kernel import syscalls, seccomp
 
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 allow = seccomp._instruction(seccomp._RETURN, 0, 0, seccomp._ALLOW)
 seccomp.install(seccomp._head() + seccomp._deny(["pivot_root"]) + allow)
 
@@ -182,7 +184,7 @@ async def test_a_temporary_folder_without_programs_is_told(monkeypatch: pytest.M
 
 def test_a_template_needs_the_standard_library_and_this_folder_alone() -> None:
     """Not even the rest of the library: its Python may be another one. (`-S`: nothing else is installed.)"""
-    program = f"{JUST_THIS_FOLDER}\nimport toolgym.tools.sandbox.local.startup"
+    program = f"{JUST_THIS_FOLDER}\nimport toolgym.tools.sandbox.local.broker.startup"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program, FOLDER], capture_output=True, text=True, timeout=60, check=False
     )
@@ -191,8 +193,9 @@ def test_a_template_needs_the_standard_library_and_this_folder_alone() -> None:
 
 LEAVES_ONE_BEHIND = """
 import asyncio, os, signal, subprocess, sys, time
-from toolgym.tools.sandbox.local import LocalSandbox, kernel
-kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # like the first process of a container
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local.kernel import syscalls
+syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # like the first process of a container
 
 async def main():
     async with LocalSandbox(level="uid", python="/usr/bin/python3", preload=()) as sandbox:

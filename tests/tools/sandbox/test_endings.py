@@ -1,4 +1,4 @@
-"""A program ends in the sandbox as it does without one: the same return code, signal and words, at every level."""
+"""A program ends in the sandbox as without one: the same return code, signal and messages, at every level."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_the_cpu_limit_is_told_from_a_signal(sandbox):
 
 
 async def test_orphans_do_not_pile_up(sandbox):
-    """They count as processes until somebody has collected them."""
+    """They count as processes until they are reaped."""
     if sandbox.level == "landlock":
         pytest.skip("no processes at this level")
     code = (

@@ -1,4 +1,4 @@
-"""What a child's filter of system calls refuses for a kernel whose Landlock is too old to refuse it."""
+"""What a child's system-call filter refuses where the kernel's Landlock is too old to do so."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from toolgym.tools.sandbox.local import seccomp
+from toolgym.tools.sandbox.local.kernel import seccomp
 
 pytestmark = pytest.mark.skipif(not seccomp.supported(), reason="needs Linux on x86-64 or arm64")
 
 PROGRAM = """
 import ctypes, errno, os, struct, sys
-from toolgym.tools.sandbox.local import kernel, seccomp
+from toolgym.tools.sandbox.local.kernel import seccomp, syscalls
 
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 seccomp.install(seccomp.child_filter(
     fork=False, network=False, sockets=False, frozen=(), own_only=True, truncate=sys.argv[2] == "seen"
 ))
@@ -33,7 +33,7 @@ def attempt(name, action):
         print(name, "done", open(path).read())
 
 def call(number, *arguments):
-    kernel.check(kernel.syscall(number, *arguments), "call")
+    syscalls.check(syscalls.syscall(number, *arguments), "call")
 
 attempt("truncate", lambda: os.truncate(path, 2))
 attempt("open to read", lambda: os.open(path, os.O_RDONLY | os.O_TRUNC))
@@ -83,10 +83,10 @@ def test_landlock_that_sees_it_is_left_to_decide(tmp_path: Path) -> None:
 
 SIGNALS = """
 import errno, fcntl, os, signal, sys, threading
-from toolgym.tools.sandbox.local import kernel, script, seccomp
+from toolgym.tools.sandbox.local.kernel import seccomp, syscall_batch, syscalls
 
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-prepared = script.Script()
+syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+prepared = syscall_batch.SyscallBatch()
 seccomp.write(prepared, seccomp.child_filter(
     fork=False, network=False, sockets=False, frozen=(), own_only=True, signals=False
 ))
@@ -110,7 +110,7 @@ def in_a_thread(action):
     thread.join()
 
 def call(number, *arguments):
-    kernel.check(kernel.syscall(number, *arguments), "call")
+    syscalls.check(syscalls.syscall(number, *arguments), "call")
 
 me, parent, usr1 = os.getpid(), os.getppid(), signal.SIGUSR1
 attempt("kill", lambda: os.kill(me, usr1))

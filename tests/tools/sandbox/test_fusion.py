@@ -1,4 +1,4 @@
-"""`FusionSandbox` against a real HTTP server that answers as SandboxFusion's `/run_code` was seen to."""
+"""`RemoteSandbox(kind="sandboxfusion")` against a real server that answers as SandboxFusion's `/run_code` does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from aiohttp import web
 
 from toolgym.tools import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.sandbox import ExecutionStatus, FusionSandbox, ProcessSandbox, Retries
+from toolgym.tools.sandbox import ExecutionStatus, ProcessSandbox, RemoteSandbox, Retries
 
 SEEN = web.AppKey("seen", list)
+
+
+def fusion(url, **options):
+    return RemoteSandbox(url, kind="sandboxfusion", **options)
 
 
 def answer(status, run):
@@ -63,7 +67,7 @@ async def server():
 @pytest.mark.parametrize("suffix", ["", "/", "/run_code"])
 async def test_success_error_and_timeout(server, suffix):
     url, seen = server
-    async with FusionSandbox(url + suffix) as sandbox:
+    async with fusion(url + suffix) as sandbox:
         good = await sandbox.run("print(input())", stdin="hi")
         bad = await sandbox.run("1/0")
         late = await sandbox.run("late", timeout=1)
@@ -78,7 +82,7 @@ async def test_success_error_and_timeout(server, suffix):
     ("code", "said"), [("500", "answered 500"), ("sandbox error", "no runner"), ("nonsense", "makes no sense")]
 )
 async def test_the_servers_failures_are_told_from_the_programs(server, code, said):
-    async with FusionSandbox(server[0]) as sandbox:
+    async with fusion(server[0]) as sandbox:
         result = await sandbox.run(code)
     assert result.status is ExecutionStatus.SANDBOX_ERROR
     assert said in result.message
@@ -86,29 +90,31 @@ async def test_the_servers_failures_are_told_from_the_programs(server, code, sai
 
 async def test_a_server_that_never_answers(server):
     retries = Retries(attempts=1, attempt_margin=0.2, patience=20)
-    async with FusionSandbox(server[0], retries=retries) as sandbox:
+    async with fusion(server[0], retries=retries) as sandbox:
         result = await sandbox.run("hang", timeout=0.1)
     assert result.status is ExecutionStatus.SANDBOX_ERROR
     assert "no answer within" in result.message
 
 
 async def test_nobody_there():
-    async with FusionSandbox("http://127.0.0.1:9", retries=Retries(attempts=2, first_delay=0.01)) as sandbox:
+    async with fusion("http://127.0.0.1:9", retries=Retries(attempts=2, first_delay=0.01)) as sandbox:
         result = await sandbox.run("print(1)")
     assert result.status is ExecutionStatus.SANDBOX_ERROR
 
 
 async def test_the_tool_runs_there_by_configuration_alone(server):
     tool = CodeInterpreterTool({"sandbox_fusion_url": server[0], "memory_limit_mb": 256})
+    await tool.create("a")
     result = await tool.execute("a", {"code": "print(6 * 7)"})
     assert result.text == "42"
     assert server[1][0]["memory_limit_MB"] == 256
     broken = await tool.execute("a", {"code": "500"})
     assert broken.metrics["infra_failure"] is True
     assert "not to blame" in broken.text
+    await tool.release("a")
     await tool.close()
 
 
 def test_a_url_must_be_one():
     with pytest.raises(ConfigError, match="http://"):
-        FusionSandbox("localhost:8080")
+        fusion("localhost:8080")

@@ -1,4 +1,4 @@
-"""Control groups, and what stands in for them: what there is, what it limits, and that nothing of it stays behind."""
+"""Control groups, and the watchdog in place of them: what they limit, and that nothing of them stays behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
-from toolgym.tools.sandbox.local import LocalSandbox, cgroup, probe
-from toolgym.tools.sandbox.local.signature import signature
-from toolgym.tools.sandbox.local.watchdog import IDLE_EVERY
+from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.broker.watchdog import IDLE_EVERY
+from toolgym.tools.sandbox.local.kernel import cgroup
+from toolgym.tools.sandbox.local.kernel.owner_tag import owner_tag
 
 OK, MEMORY_LIMIT = ExecutionStatus.OK, ExecutionStatus.MEMORY_LIMIT
 LIMITS = Limits(memory_mb=150, processes=16, disk_mb=24, inodes=300)
@@ -37,7 +38,7 @@ _others: set[Path] = set()
 
 
 def groups() -> set[Path]:
-    """Those that this process made since the test began: a service that other tests share may have some too."""
+    """Groups that this process made since the test began: a service that other tests share may have made some too."""
     place, _ = cgroup.find()
     if place is None:
         return set()
@@ -76,7 +77,7 @@ async def test_the_isolation_tells_of_them_and_they_go_with_the_sandbox():
         assert "memory" in sandbox.isolation.controllers
         assert groups()
         seen = await sandbox.run("print(open('/proc/self/cgroup').read())")
-        assert "toolgym" not in seen.stdout, "the host's names are nobody's business"
+        assert "toolgym" not in seen.stdout, "a program must not see the host's names"
     assert await gone()
 
 
@@ -165,9 +166,9 @@ def test_what_a_killed_process_left_behind_is_removed_by_the_next():
     place, _ = cgroup.find()
     folder = place.folders["memory"]
     assert [entry for entry in folder.iterdir() if entry.name.startswith(f"toolgym-{killed.pid}-")]
-    own = folder / f"toolgym-{signature(os.getpid())}-999"
-    own.mkdir()  # of a living process: nobody else's to remove
-    look = "from toolgym.tools.sandbox.local import cgroup; print(cgroup.find()[1])"
+    own = folder / f"toolgym-{owner_tag(os.getpid())}-999"
+    own.mkdir()  # of a living process: no other may remove it
+    look = "from toolgym.tools.sandbox.local.kernel import cgroup; print(cgroup.find()[1])"
     for _ in range(20):
         subprocess.run([sys.executable, "-c", look], check=True, timeout=60, capture_output=True)
         left = [entry for entry in folder.iterdir() if entry.name.startswith(f"toolgym-{killed.pid}-")]
@@ -226,7 +227,7 @@ print(os.stat(file).st_size, os.stat(file).st_blocks >= 128)
 
 @pytest.mark.parametrize("level", [level for level in ("uid", "landlock") if level in probe()["levels"]])
 async def test_disk_space_that_is_watched_cannot_be_set_aside(level):
-    """That would take no time: gigabytes would be gone before anybody looks."""
+    """Reserving takes no time: gigabytes would be gone before the watchdog looks."""
     python = "/usr/bin/python3" if level == "uid" else None
     try:
         sandbox = LocalSandbox(level=level, limits=LIMITS, preload=(), python=python)

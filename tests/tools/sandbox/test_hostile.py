@@ -1,6 +1,6 @@
 """Programs that speak the sandbox's own protocol, or use what it lent them, against the process that all share.
 
-Each attack runs beside a session of somebody else's, which must not notice.
+Each attack runs beside another session, which must not notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from witness import TELL, beside_a_witness
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
-from toolgym.tools.sandbox.local import answers, probe
+from toolgym.tools.sandbox.local import probe
+from toolgym.tools.sandbox.local.protocol import answer_codec
 
 LEVELS = tuple(probe()["levels"])
 KILLED = ExecutionStatus.KILLED
@@ -60,7 +61,7 @@ async def test_no_frame_of_a_program_ends_the_template(level):
 
 @pytest.mark.parametrize("level", LEVELS)
 async def test_no_program_calls_its_own_failure_the_sandboxs(level):
-    """A policy must not get out of a bad reward so."""
+    """A policy must not escape a bad reward this way."""
     attack = f'{TELL}\ntell(b\'{{"broken": "no memory"}}\')\ntime.sleep(20)'
     async with beside_a_witness(level) as sandbox:
         assert (await sandbox.run(attack, timeout=10)).status is KILLED
@@ -70,13 +71,13 @@ async def test_no_program_calls_its_own_failure_the_sandboxs(level):
 
 
 @pytest.mark.parametrize("depth", [190, 205, 400, 900, 950, 960, 970, 980, 990, 1000, 5000])
-async def test_a_cell_whose_answer_is_deep_harms_nobody(depth):
-    """What can be read need not be such that it can be written, or read by the host, whose stack is another."""
+async def test_a_cell_whose_answer_is_deep_harms_no_other(depth):
+    """What one process can parse, another cannot always write or parse: the host's stack is another."""
     attack = f"{TELL}\nanswer(b'{{\"display\": ' + b'[' * {depth} + b']' * {depth} + b'}}')\ntime.sleep(20)"
     async with beside_a_witness(None) as sandbox:
         session = await sandbox.session()
         result = await session.run_cell(attack, timeout=10)
-        assert result.status in ((ExecutionStatus.OK,) if depth < answers.MAX_DEPTH else (KILLED,))
+        assert result.status in ((ExecutionStatus.OK,) if depth < answer_codec.MAX_DEPTH else (KILLED,))
         await session.close()
 
 
@@ -93,13 +94,13 @@ FORGED_NUMBERS = {
 
 @needs_namespaces
 @pytest.mark.parametrize("number", FORGED_NUMBERS)
-async def test_a_fork_whose_number_is_forged_harms_nobody(number):
+async def test_a_fork_whose_number_is_forged_harms_no_other(number):
     attack = "import os, subprocess\nGRANDCHILD = int(subprocess.check_output('sleep 60 >&- & echo $!', shell=True))\n"
     attack += f"os.fork = lambda: {FORGED_NUMBERS[number]}"
     async with beside_a_witness("namespaces") as sandbox:
         session = await sandbox.session()
         await session.run_cell(attack)
-        async with asyncio.timeout(20):  # the template answers; nobody has to find out that it does not
+        async with asyncio.timeout(20):  # the broker answers; no timeout is needed to end this
             with pytest.raises(SandboxError, match="cannot be forked: (error|killed)"):
                 await session.fork()
         await session.close()
@@ -133,7 +134,7 @@ async def test_a_copy_that_fails_leaves_its_origin_alive():
 
 @needs_namespaces
 async def test_a_session_cannot_block_the_template_through_a_fork():
-    """It keeps every descriptor that it is given, and wants reads from them to wait."""
+    """The program keeps every descriptor that it is sent, and makes reads from them block."""
     attack = """
 import fcntl, os, socket
 def keep(real):
@@ -184,7 +185,7 @@ async def test_descriptors_are_lent_to_a_fork_alone():
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level != "landlock"])
 async def test_no_program_makes_children_of_the_template(level):
-    """Which would never reap them; and the namespace could not end."""
+    """The broker would never reap such children, and the namespace could not end."""
     number = {"x86_64": 56, "aarch64": 220}[platform.machine()]
     attack = (
         f"import ctypes, os\ncall = ctypes.CDLL(None).syscall\npid = call({number}, 0x8000 | 17, 0, 0, 0, 0)\n"
@@ -197,17 +198,18 @@ async def test_no_program_makes_children_of_the_template(level):
 
 FIRST_PROCESS = """
 import os, signal, sys, time
-from toolgym.tools.sandbox.local import init, kernel
+from toolgym.tools.sandbox.local.kernel import syscalls
+from toolgym.tools.sandbox.local.zygote import first_process
 caught = []
 signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
 kept = [os.dup(0) for _ in range(20)]
-told, tell = os.pipe()
-stem = os.fork()
-if stem == 0:
-    maker = init.InitMaker(kernel.thread_id_address())
-    os.write(tell, f"{maker.make(sibling=True)} {maker.shares_memory}".encode())
+read, write = os.pipe()
+zygote = os.fork()
+if zygote == 0:
+    maker = first_process.InitMaker(syscalls.thread_id_address())
+    os.write(write, f"{maker.make(sibling=True)} {maker.shares_memory}".encode())
     time.sleep(60)
-pid, shares_memory = os.read(told, 100).decode().split()
+pid, shares_memory = os.read(read, 100).decode().split()
 pid = int(pid)
 deadline = time.monotonic() + 20
 while os.listdir(f"/proc/{pid}/fd") and time.monotonic() < deadline:
@@ -221,19 +223,19 @@ alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
 mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)
-os.kill(stem, signal.SIGKILL)
-os.waitpid(stem, 0)
+os.kill(zygote, signal.SIGKILL)
+os.waitpid(zygote, 0)
 print(shares_memory, left, status["SigBlk"].strip(), alive, caught, len(mask))
 """
 
 
 @needs_code
 def test_the_first_process_holds_nothing_and_hears_nothing():
-    """It shares the template's memory: a handler of the template's would run there, at a program's bidding."""
+    """It shares the zygote's memory: a handler of the zygote's would run there, when a program sends the signal."""
     seen = subprocess.run(
         [sys.executable, "-c", FIRST_PROCESS], capture_output=True, text=True, timeout=60, check=False
     )
-    # All signals but the two that nobody can block.
+    # All signals but the two that cannot be blocked.
     every = (1 << 64) - 1 & ~(1 << signal.SIGKILL - 1) & ~(1 << signal.SIGSTOP - 1)
     assert (seen.stdout.split("\n")[0], seen.stderr) == (f"True 0 {every:016x} True [] 0", "")
 
@@ -241,7 +243,7 @@ def test_the_first_process_holds_nothing_and_hears_nothing():
 @needs_namespaces
 @needs_code
 async def test_the_first_process_cannot_be_reached():
-    """By no call that reads or writes another's memory, nor by its files; signals do nothing to it."""
+    """No call reads or writes its memory, its files in /proc are closed, and signals do nothing to it."""
     names = ("ptrace", "readv", "writev", "madvise", "getfd", "release", "kcmp")
     known = {"x86_64": (101, 310, 311, 440, 438, 448, 312), "aarch64": (117, 270, 271, 440, 438, 448, 272)}
     numbers = dict(zip(names, known[platform.machine()], strict=True))
@@ -367,7 +369,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level != "uid"])
 def test_a_shortage_of_descriptors_is_told_and_passes(level):
-    """Who lives goes on; what fails for it is the sandbox's failure and not the program's."""
+    """Living sessions go on; a call that fails for want of resources is the sandbox's failure and not the program's."""
     seen = subprocess.run(
         [sys.executable, "-c", SCARCE, level], capture_output=True, text=True, timeout=100, check=False
     )
@@ -384,7 +386,7 @@ def test_too_few_descriptors_are_named(limit, message):
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     words = seen.stderr.splitlines()[-1]
-    assert "SandboxError" in words
+    assert "SandboxUnavailableError" in words
     assert "at least 100 open files" in words
     assert message in words
     assert "ulimit" in words

@@ -8,9 +8,9 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
-from toolgym.tools.sandbox.local import languages
-from toolgym.tools.sandbox.local.languages import LANGUAGES
-from toolgym.tools.sandbox.server.wire import COMPILED
+from toolgym.tools.sandbox.local.host import languages
+from toolgym.tools.sandbox.local.host.languages import LANGUAGES
+from toolgym.tools.sandbox.protocol.messages import COMPILED
 
 HELLO = {
     "bash": 'read x; echo "hello $x"',

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgym.tools.sandbox.local import kernel, script, seccomp
+from toolgym.tools.sandbox.local.kernel import seccomp, syscall_batch, syscalls
 
 HEADERS = (
     ("x86_64", ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h")),
@@ -27,7 +27,7 @@ def numbers(machine: str, paths: tuple[str, ...]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("machine", "paths"), HEADERS, ids=[machine for machine, _ in HEADERS])
-@pytest.mark.parametrize("table", [script._NUMBERS, seccomp._NUMBERS], ids=["script", "seccomp"])
+@pytest.mark.parametrize("table", [syscall_batch._NUMBERS, seccomp._NUMBERS], ids=["batch", "seccomp"])
 def test_tables_agree_with_the_headers(table: dict[str, tuple[int, int]], machine: str, paths: tuple[str, ...]) -> None:
     known = numbers(machine, paths)
     newest = max(known.values())
@@ -44,8 +44,8 @@ def test_tables_agree_with_the_headers(table: dict[str, tuple[int, int]], machin
 @pytest.mark.parametrize(("machine", "paths"), HEADERS, ids=[machine for machine, _ in HEADERS])
 def test_single_numbers_agree_with_the_headers(machine: str, paths: tuple[str, ...]) -> None:
     known = numbers(machine, paths)
-    assert known["close_range"] == kernel._CLOSE_RANGE
-    assert known["openat2"] == kernel._OPENAT2
-    if machine == kernel.MACHINE:
-        assert known["pivot_root"] == kernel._PIVOT_ROOT
-        assert known["rt_sigprocmask"] == kernel._RT_SIGPROCMASK
+    assert known["close_range"] == syscalls._CLOSE_RANGE
+    assert known["openat2"] == syscalls._OPENAT2
+    if machine == syscalls.MACHINE:
+        assert known["pivot_root"] == syscalls._PIVOT_ROOT
+        assert known["rt_sigprocmask"] == syscalls._RT_SIGPROCMASK

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.local import LocalSandbox, hierarchies, processors
-from toolgym.tools.sandbox.local.sandbox import CROWDED, SESSIONS_EACH
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.template_pool import CROWDED, SESSIONS_EACH
+from toolgym.tools.sandbox.local.kernel import cgroup_mounts
 
 
 @pytest.fixture
@@ -25,9 +27,9 @@ def machine(monkeypatch, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-        monkeypatch.setattr(hierarchies, "own_groups", lambda: {controller: "/pod/job"})
+        monkeypatch.setattr(cgroup_mounts, "own_groups", lambda: {controller: "/pod/job"})
         monkeypatch.setattr(
-            hierarchies, "mounts", lambda of: [(f"rw,{controller}", "/", Path(tmp_path))] if of == kind else []
+            cgroup_mounts, "mounts", lambda of: [(f"rw,{controller}", "/", Path(tmp_path))] if of == kind else []
         )
 
     return make
@@ -59,7 +61,7 @@ def test_a_machine_without_control_groups(monkeypatch):
     def none(*_):
         raise FileNotFoundError
 
-    monkeypatch.setattr(hierarchies, "own_groups", none)
+    monkeypatch.setattr(cgroup_mounts, "own_groups", none)
     assert processors.available() == len(os.sched_getaffinity(0))
 
 
@@ -69,7 +71,7 @@ def test_a_machine_without_control_groups(monkeypatch):
 )
 def test_programs_are_told_of_no_more_processors_than_they_can_use(machine, limits, told, monkeypatch):
     monkeypatch.setattr(processors, "available", lambda: machine)
-    assert processors.told(Limits(**limits)) == told
+    assert processors.reported(Limits(**limits)) == told
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is only one processor")

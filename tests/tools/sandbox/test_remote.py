@@ -466,7 +466,7 @@ async def service():
 async def sessions_at(service) -> int:
     async with RemoteSandbox(service.url, token="letmein") as probe:
         caller = probe.caller()
-        reply = await caller._transport.exchange("GET", f"{service.url}/health", None, 5)
+        reply = await caller._client._session.exchange("GET", f"{service.url}/health", None, 5)
         return int(json.loads(reply.body)["sessions"])
 
 
@@ -482,7 +482,7 @@ async def test_the_token(service):
 async def test_closing_the_sandbox_closes_its_sessions(service):
     async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
         session = await sandbox.session(files={"a": b"1"}, env={"B": "2"})
-        other = await session.snapshot()
+        other = await session.fork()
         assert (await other.run_cell("import os\nopen('a').read(), os.environ['B']")).result == "('1', '2')"
         await other.upload({"x/y": b"3", "z": b"4"})
         assert await other.read_file("x/y") == b"3"
@@ -517,7 +517,7 @@ async def test_every_ending_keeps_its_name(service):
 @pytest.mark.parametrize("what", ["session", "fork"])
 async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(service, monkeypatch, what):
     """Nobody would ever know of it: the server has told, and nobody has listened."""
-    from toolgym.tools.sandbox.server import app
+    from toolgym.tools.serving import app
 
     async def told(request, response, timeout):
         await send(request, response, timeout)
@@ -536,7 +536,7 @@ async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(
 
 async def test_a_session_whose_maker_has_gone_is_closed(service, monkeypatch):
     """The connection breaks while the answer is on its way: nobody else would ever know the session's id."""
-    from toolgym.tools.sandbox.server import app
+    from toolgym.tools.serving import app
 
     async def broken(request, response, timeout):
         if response.status == 201:

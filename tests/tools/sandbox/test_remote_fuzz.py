@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -16,12 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stand_ins import CELL, RAN, SESSION, TOOLGYM, StandIn, answer
 
 from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.http.client import CallError, GarbledError
+from toolgym.tools.http.session import Reply
 from toolgym.tools.sandbox import RemoteSandbox, Retries
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult
-from toolgym.tools.sandbox.remote import answers
-from toolgym.tools.sandbox.remote.caller import CallError, GarbledError
-from toolgym.tools.sandbox.remote.retries import retry_after
-from toolgym.tools.sandbox.remote.transport import Reply
+from toolgym.tools.sandbox.remote import response_parsing
 
 TEXT = st.text(st.characters(), max_size=12)
 JSON = st.recursive(
@@ -49,23 +48,22 @@ LIKELY = (
 )
 BODIES = st.binary(max_size=40) | (JSON | LIKELY).map(lambda data: json.dumps(data).encode())
 READERS = [
-    answers.read_run_code,
-    answers.read_run_jupyter,
-    answers.read_session,
-    answers.read_cell,
-    answers.read_exec,
-    answers.read_content,
-    answers.read_nothing,
+    response_parsing.read_run_code,
+    response_parsing.read_run_jupyter,
+    response_parsing.read_sessions,
+    response_parsing.read_cell,
+    response_parsing.read_exec,
+    response_parsing.read_content,
+    response_parsing.read_nothing,
 ]
 
 
 @pytest.mark.parametrize("read", READERS)
 @given(body=BODIES, status=st.sampled_from([200, 200, 200, 201, 204, 404, 422, 500]))
-@settings(max_examples=100)
 def test_reading(read, body, status):
     try:
         found = read(Reply(status, {}, body))
-    except (GarbledError, CallError, answers.NoFileError):
+    except (GarbledError, CallError, response_parsing.NoFileError):
         return
     except ConfigError:
         if status == 422:
@@ -74,20 +72,6 @@ def test_reading(read, body, status):
     if isinstance(found, ExecutionResult | CellResult):
         assert found.duration * 0 == 0, "a number of seconds that is one"
         json.dumps([found.stdout, found.stderr, found.message])
-
-
-@given(text=st.text(max_size=40) | st.floats().map(str) | st.integers().map(str))
-def test_retry_after_is_a_number_of_seconds_or_nothing(text):
-    seconds = retry_after(text)
-    assert seconds is None or 0 <= seconds < float("inf")
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("3", 3), (" 2.5 ", 2.5), ("-1", 0), ("inf", None), ("nan", None), ("soon", None), ("", None), (None, None)],
-)
-def test_retry_after(text, seconds):
-    assert retry_after(text) == seconds
 
 
 ONCE = Retries(attempts=1, connect_timeout=2, attempt_margin=2, patience=5)
@@ -106,7 +90,6 @@ HEADS = st.sampled_from(
 
 
 @given(raw=st.tuples(HEADS, st.binary(max_size=60)).map(b"".join))
-@settings(max_examples=40)
 def test_raw_bytes_on_the_wire(raw):
     async def all_of_it():
         async with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -45,13 +46,50 @@ async def test_a_session_that_opens_as_its_maker_is_cancelled_is_closed():
         for make in (sandbox.session, origin.fork):
             opening = asyncio.create_task(make())
             await asyncio.sleep(0)
-            assert until(lambda: len(sandbox.local._sessions) == 2)  # there, while this event loop looks away
+            assert until(lambda: sandbox.local.open_sessions == 2)  # there, while this event loop looks away
             time.sleep(0.05)  # and its answer is on its way
             opening.cancel()
             await asyncio.wait({opening})
             assert opening.cancelled()
-            assert len(sandbox.local._sessions) == 1
+            assert sandbox.local.open_sessions == 1
     await sandbox.close()
+
+
+async def test_a_forgotten_one_ends_with_its_last_session():
+    before = ours()
+    sandbox = SharedSandbox(preload=())
+    session = await sandbox.session(env={"A": "b"})
+    del sandbox
+    gc.collect()
+    assert (await session.run_cell("import os; os.environ['A']")).result == "'b'"
+    del session
+    gc.collect()
+    assert until(lambda: ours() == before)
+
+
+UNCLOSED = """
+import asyncio, sys
+from toolgym.tools.sandbox import SharedSandbox
+
+async def main():
+    session = await kept.session()
+    await session.checkpoint("a") if kept.local.level == "namespaces" else None
+    print(*kept.local.template_ids, flush=True)
+
+kept = SharedSandbox(preload=())
+asyncio.run(main())
+"""
+
+
+async def test_one_that_is_left_open_ends_with_the_interpreter_without_a_word():
+    began = time.monotonic()
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+    assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split())
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("turns", range(6))

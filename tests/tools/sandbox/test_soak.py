@@ -23,7 +23,7 @@ from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 EXECUTIONS = int(os.environ.get("TOOLGYM_SOAK", "3000")) // 2
 AT_ONCE = 16

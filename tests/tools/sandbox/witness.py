@@ -1,4 +1,4 @@
-"""A session of somebody else's beside an attack, which must not notice."""
+"""A second session beside an attack, which must not notice it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def answer(head, data=b"", size=None):
     while frame:
         frame = frame[os.write(3, frame):]
 """
-"""What a program needs to speak the sandbox's own protocol."""
+"""Functions by which a program speaks the sandbox's own protocol."""
 
 
 @contextlib.asynccontextmanager
 async def beside_a_witness(level, **options):
-    """A sandbox, and a session in it that must still be there in the end."""
+    """A sandbox with a session that must still be alive at the end."""
     python = "/usr/bin/python3" if level == "uid" else None  # one that other users can reach
     try:
         sandbox = LocalSandbox(preload=[], level=level, python=python, templates=1, **options)
@@ -37,4 +37,4 @@ async def beside_a_witness(level, **options):
         await witness.run_cell("x = 'seen'")
         yield sandbox
         seen = await witness.run_cell("x")
-        assert (seen.status, seen.result) == (ExecutionStatus.OK, "'seen'"), "the template was lost"
+        assert (seen.status, seen.result) == (ExecutionStatus.OK, "'seen'"), "the template process was lost"

@@ -1,34 +1,28 @@
 """The local sandbox: a template process forks a hardened child per execution and per session.
 
-(Template processes load this package without the rest of toolgym, so it imports nothing by itself.)
+| room | process |
+| --- | --- |
+| `host` | the caller's: the sandbox, its sessions, and handles on template processes |
+| `broker` | the template process: it passes requests and answers on, and watches children |
+| `zygote` | forks children, and does nothing else |
+| `child` | runs a program, or the cells of a session; untrusted once user code runs |
+| `kernel` | no process of its own: what Linux offers to confine a process |
+| `protocol` | no process of its own: what the processes say to each other |
+
+Template processes load this folder without the rest of toolgym, so all but `host` imports nothing from outside of it.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.isolation import Isolation, Level, probe
-    from toolgym.tools.sandbox.local.sandbox import LocalSandbox
-    from toolgym.tools.sandbox.local.session import LocalSession
-
-_HOMES = {
-    "Isolation": "isolation",
-    "Level": "isolation",
-    "LocalSandbox": "sandbox",
-    "LocalSession": "session",
-    "probe": "isolation",
-}
-
-__all__ = ["Isolation", "Level", "LocalSandbox", "LocalSession", "probe"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from toolgym.tools.sandbox.local.host.isolation import Isolation as Isolation
+    from toolgym.tools.sandbox.local.host.isolation import Level as Level
+    from toolgym.tools.sandbox.local.host.isolation import probe as probe
+    from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox as LocalSandbox
+    from toolgym.tools.sandbox.local.host.session import LocalSession as LocalSession
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

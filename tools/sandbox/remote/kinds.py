@@ -1,4 +1,4 @@
-"""Whether a server is ours or SandboxFusion's: asked, not guessed."""
+"""Whether a server is ours or SandboxFusion's, by its description of itself."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import enum
 import json
 
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.sandbox.remote.transport import Reply
+from toolgym.tools.http.session import Reply
 
 DESCRIPTION = "/openapi.json"
 """Where both kinds of server describe themselves."""
 
 HEALTH = "/v1/ping"
-"""What both kinds answer at once, without a token."""
+"""Path that both kinds answer at once, without a token."""
 
 
 class ServerKind(enum.StrEnum):
@@ -25,7 +25,7 @@ class ServerKind(enum.StrEnum):
 
 
 def read_kind(url: str, reply: Reply) -> ServerKind:
-    """Which kind a server is, by its description of itself.
+    """Return which kind a server is, from its answer to `DESCRIPTION`.
 
     Raises:
         ConfigError: it is neither, or does not let this client in.

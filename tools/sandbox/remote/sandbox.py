@@ -8,21 +8,26 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from yarl import URL
-
-from toolgym.tools.deadline import shielded
-from toolgym.tools.errors import ConfigError, SandboxError
-from toolgym.tools.rate_limit import LocalRateLimiter
-from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxClosedError,
+    SandboxUnavailableError,
+    SandboxUnsupportedError,
+)
+from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.client import CallError, Request, json_body
+from toolgym.tools.http.retries import Retries
+from toolgym.tools.http.session import HttpSession, Reply
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.names import check_name, positive
-from toolgym.tools.sandbox.remote.answers import CellsResult, read_run_code, read_run_jupyter, read_session
-from toolgym.tools.sandbox.remote.caller import Caller, CallError, Request, json_body
+from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.protocol.messages import SessionInfo
+from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.kinds import ServerKind
-from toolgym.tools.sandbox.remote.replicas import Replica
-from toolgym.tools.sandbox.remote.retries import Retries
-from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession
-from toolgym.tools.sandbox.remote.transport import Reply, Transport
-from toolgym.tools.sandbox.server.wire import SessionInfo
+from toolgym.tools.sandbox.remote.response_parsing import CellsResult, read_run_code, read_run_jupyter, read_sessions
+from toolgym.tools.sandbox.remote.session import OPENING, RemoteSession, error_for
 
 T = TypeVar("T")
 
@@ -41,21 +46,24 @@ _log = logging.getLogger("toolgym.tools.sandbox")
 class RemoteSandbox(Sandbox):
     """Runs code on one or several servers: our own (`toolgym serve sandbox`) or ones with SandboxFusion's API.
 
-    Which of the two an address leads to is asked once, when it is first used. Calls go to the server that does least;
-    one that fails is left alone for a growing time and comes back when it answers a health check. What is safe to send
-    again is sent again, see `Retries`. A run is: every run is a clean start. A cell or program in a session is not once
-    it may have begun; then the result is `SANDBOX_ERROR` and says that the outcome is unknown. Whatever a server does
-    wrong is `SANDBOX_ERROR`; what the program does is never that. Cancelling a call closes its connection, at which our
-    own server kills what it ran.
+    The sandbox asks each address once which of the two it is, unless `kind` says so. With `kind="sandboxfusion"` it
+    uses `/run_code` and `/run_jupyter` alone, so there are no sessions: for SandboxFusion itself, and for gateways that
+    let nothing else through.
+
+    Calls go to the server that has the least to do; a server that fails gets no calls for a growing time and comes back
+    when it answers a health check. What is safe to send again is sent again, see `Retries`. A run is: every run is a
+    clean start. A cell or program in a session is not, once it may have begun; then the result is `SANDBOX_ERROR` and
+    says that the outcome is unknown. A server's failure is `SANDBOX_ERROR`; what the program does is never that.
+    Cancelling a call closes its connection, at which our own server kills what it ran.
 
     May be used from several event loops, which have connections of their own (`leave` closes those of a loop that is
     about to end); a session belongs to the loop that opened it.
 
     Args:
         urls: addresses of the servers, as `http://host:port`.
-        token: bearer token that the servers want.
+        token: bearer token for the servers.
         kind: which API all of them have; None: ask.
-        memory_mb: memory of each run and session in MiB, where a call does not say; None: the servers' own.
+        memory_mb: memory of each run and session in MiB, for calls that set none; None: the servers' own.
         max_connections: calls at once, to all servers, from one event loop; more wait for their turn.
         retries: how patient to be.
 
@@ -94,44 +102,28 @@ class RemoteSandbox(Sandbox):
         self._open: set[RemoteSession] = set()
         self._closed = False
 
-    async def run(
-        self,
-        code: str,
-        *,
-        language: str = "python",
-        timeout: float = 30.0,
-        memory_mb: int | None = None,
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        compile_timeout: float | None = None,
-    ) -> ExecutionResult:
-        """See `Sandbox.run`.
-
-        `compile_timeout` (seconds, default `timeout`) bounds the compiler of languages that have one. Environment
-        variables need our own server; SandboxFusion's API has none.
-        """
-        compiling = positive("compile_timeout", compile_timeout if compile_timeout is not None else timeout)
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        """See `Sandbox.execute`. Environment variables need our own server; SandboxFusion's API has none."""
+        compiling = request.compile_timeout if request.compile_timeout is not None else request.timeout
         body = {
-            "code": code,
-            "language": language,
-            "run_timeout": positive("timeout", timeout),
+            "code": request.code,
+            "language": request.language,
+            "run_timeout": request.timeout,
             "compile_timeout": compiling,
-            "stdin": stdin,
-            "memory_limit_MB": self.memory_limit(memory_mb),
-            "files": encode_files(files),
-            "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
+            "stdin": request.stdin,
+            "memory_limit_MB": self.memory_limit(request.memory_mb),
+            "files": encode_files(request.files),
+            "fetch_files": list(request.fetch_files),
         }
-        if not _encodable(code + stdin) and await self._known_kind() is ServerKind.SANDBOXFUSION:
+        if not _encodable(request.code + request.stdin) and await self._known_kind() is ServerKind.SANDBOXFUSION:
             why = "SyntaxError: the program or its input holds lone surrogates, which are no text\n"
             return ExecutionResult(ExecutionStatus.ERROR, stderr=why, return_code=1)  # its server would fail
-        if env:
+        if request.env:
             if await self._any_kind() is not ServerKind.TOOLGYM:
                 raise ConfigError("SandboxFusion's API has no environment variables; leave env out")
-            body["env"] = dict(env)
+            body["env"] = dict(request.env)
         try:
-            return await self._stateless("/run_code", body, timeout + compiling, read_run_code)
+            return await self._stateless("/run_code", body, request.timeout + compiling, read_run_code)
         except CallError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
@@ -163,7 +155,7 @@ class RemoteSandbox(Sandbox):
             "total_timeout": positive("timeout", timeout),
             "cell_timeout": 0 if cell_timeout is None else positive("cell_timeout", cell_timeout),
             "memory_limit_MB": self.memory_limit(memory_mb),
-            "files": encode_files(files),
+            "files": encode_files({check_name(name): data for name, data in (files or {}).items()}),
             "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
         }
         try:
@@ -171,42 +163,31 @@ class RemoteSandbox(Sandbox):
         except CallError as error:
             return CellsResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
 
-    async def session(
-        self,
-        *,
-        files: Mapping[str, bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        memory_mb: int | None = None,
-    ) -> RemoteSession:
-        """Open a session on one of our own servers, where it stays.
-
-        Args:
-            files: files to put into its folder first, by relative name.
-            env: further environment variables.
-            memory_mb: instead of the sandbox's.
-
-        Raises:
-            SandboxError: it cannot be opened; SandboxFusion's API has no sessions.
-        """
-        body = {"memory_limit_MB": self.memory_limit(memory_mb), "files": encode_files(files), "env": dict(env or {})}
+    async def open_session(self, request: SessionRequest) -> Session:
+        """See `Sandbox.open_session`. The session is on one of our own servers, and stays there."""
         if not await self.has_sessions():
-            raise SandboxError(
+            raise SandboxUnsupportedError(
                 f"{', '.join(self.urls)}: SandboxFusion's API has no sessions; use `toolgym serve sandbox`, or run "
                 "each program by itself (stateful: false)"
             )
-        request = Request("POST", "/sessions", json_body(body), OPENING, for_session=True)
+        body = {
+            "memory_limit_MB": self.memory_limit(request.memory_mb),
+            "files": encode_files(request.files),
+            "env": dict(request.env),
+        }
+        asked = Request("POST", "/sessions", json_body(body), OPENING)
         try:
-            return await self.opened(self.call(request, read_session))
+            (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))
         except CallError as error:
-            raise SandboxError(f"a session cannot be opened: {error}") from None
+            raise error_for("a session cannot be opened", error) from None
+        return session
+
+    @property
+    def sessions_known(self) -> bool | None:
+        return None if self._kind is None else self._kind is ServerKind.TOOLGYM
 
     async def has_sessions(self) -> bool:
-        """Whether one of the servers has sessions. Asks them the first time.
-
-        Raises:
-            SandboxError: none of them can be asked now.
-            ConfigError: one of them is no sandbox server, or does not let us in.
-        """
+        """See `Sandbox.has_sessions`: whether one of the servers has them. Asks the servers the first time."""
         return await self._any_kind() is ServerKind.TOOLGYM
 
     async def leave(self) -> None:
@@ -242,62 +223,68 @@ class RemoteSandbox(Sandbox):
     # ------------------------------------------------------------------ for sessions
 
     async def call(
-        self, request: Request, read: Callable[[Reply], T], at: Replica | None = None, *, attempts: int | None = None
-    ) -> tuple[T, Replica]:
+        self,
+        request: Request,
+        read: Callable[[Reply], T],
+        at: SandboxReplica | None = None,
+        *,
+        for_session: bool = False,
+    ) -> tuple[T, SandboxReplica]:
         """Have a server answer, see `Caller.call`, when it is this call's turn."""
         caller = self.caller()
         async with self._gate.permit():  # gives back without a pause in which an answer could be lost to cancellation
-            return await caller.call(request, read, at, attempts=attempts)
+            return await caller.call(request, read, at, for_session=for_session)
 
     def caller(self) -> Caller:
-        """What calls servers from the running event loop.
+        """Return what calls servers from the running event loop.
 
         Raises:
-            SandboxError: the sandbox is closed.
+            SandboxClosedError: the sandbox is closed.
         """
         loop = asyncio.get_running_loop()
         caller = self._callers.get(loop)
         if caller is None:
             if self._closed:
-                raise SandboxError("the sandbox is closed")
-            transport = Transport(self._token, self._max_connections + SPARE, self._retries.connect_timeout)
-            replicas = [Replica(url, self._kind) for url in self.urls]
-            caller = self._callers[loop] = Caller(replicas, self._retries, transport)
+                raise SandboxClosedError("the sandbox is closed")
+            session = HttpSession(self._token, self._max_connections + SPARE, self._retries.connect_timeout)
+            replicas = [SandboxReplica(url, self._kind) for url in self.urls]
+            caller = self._callers[loop] = Caller(replicas, self._retries, session)
         return caller
 
-    async def opened(self, asking: Coroutine[Any, Any, tuple[SessionInfo, Replica]]) -> RemoteSession:
-        """The session that a call makes; it is closed with the sandbox.
+    async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
+        """Return the sessions that a call makes; they are closed with the sandbox.
 
-        One whose maker is cancelled while the answer is on its way would stay open on the server, which has told of it:
-        so the answer is waited for a little, and the session closed.
+
+        When the caller is cancelled while the answer is on its way, the sessions would stay open on the server: so this
+        waits for the answer a little, and closes them.
         """
         call = asyncio.ensure_future(asking)
         try:
-            info, replica = await asyncio.shield(call)
+            found, replica = await asyncio.shield(call)
         except asyncio.CancelledError:
             await shielded(self._undo(call))
             raise
-        session = RemoteSession(self, replica, info.id)
-        self._open.add(session)
-        session.replica.sessions += 1
-        return session
+        sessions = [RemoteSession(self, replica, info.id) for info in found]
+        self._open.update(sessions)
+        replica.sessions += len(sessions)
+        return [*sessions]
 
-    async def _undo(self, call: asyncio.Task[tuple[SessionInfo, Replica]]) -> None:
+    async def _undo(self, call: asyncio.Task[tuple[Sequence[SessionInfo], SandboxReplica]]) -> None:
         if not (await asyncio.wait({call}, timeout=LAST_ANSWER))[0]:
             call.cancel()
             await asyncio.wait({call})
         if not call.cancelled() and call.exception() is None:
-            info, replica = call.result()
-            await RemoteSession(self, replica, info.id).close()
+            found, replica = call.result()
+            await asyncio.gather(*(RemoteSession(self, replica, info.id).close() for info in found))
 
     def forget(self, session: RemoteSession) -> None:
-        """The session is closed."""
+        """Remove a session that is closed."""
         if session in self._open:
             self._open.discard(session)
             session.replica.sessions -= 1
 
     def memory_limit(self, memory_mb: int | None) -> int:
-        """The limit as servers take it: MiB, or -1 for their own."""
+        """Return the limit as servers take it: MiB, or -1 for their own."""
         asked = memory_mb if memory_mb is not None else self._memory_mb
         return -1 if asked is None else int(positive("memory_mb", asked))
 
@@ -308,14 +295,14 @@ class RemoteSandbox(Sandbox):
         return found
 
     async def _known_kind(self) -> ServerKind | None:
-        """The better of the servers' kinds; None where they cannot be asked now."""
+        """Return the better of the servers' kinds; None where they cannot be asked now."""
         try:
             return await self._any_kind()
-        except SandboxError:
+        except SandboxUnavailableError:
             return None
 
     async def _any_kind(self) -> ServerKind:
-        """The better of the servers' kinds."""
+        """Return the better of the servers' kinds."""
         caller = self.caller()
         if any(one.kind is ServerKind.TOOLGYM for one in caller.replicas):
             return ServerKind.TOOLGYM
@@ -325,24 +312,13 @@ class RemoteSandbox(Sandbox):
                 raise found
         kinds = [found for found in asked if isinstance(found, ServerKind)]
         if not kinds:
-            raise SandboxError(f"the sandbox servers cannot be asked what they are: {asked[0]}")
+            raise SandboxUnavailableError(f"the sandbox servers cannot be asked what they are: {asked[0]}")
         return ServerKind.TOOLGYM if ServerKind.TOOLGYM in kinds else ServerKind.SANDBOXFUSION
 
 
 def check_url(url: str) -> str:
-    """A server's address without `/run_code` and slashes at its end. Raises ConfigError for what is none."""
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise ConfigError(f"a sandbox server's address must begin with http:// or https://, got {url!r}")
-    try:
-        parsed = URL(url.strip())
-        host = parsed.host
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is no address: {error}") from None
-    if not host or parsed.query_string or parsed.fragment:
-        raise ConfigError(f"a sandbox server's address is a scheme, a host and maybe a path, got {url!r}")
-    if parsed.user is not None or parsed.password is not None:
-        raise ConfigError("a sandbox server's address holds no user or password; give a token instead")
-    return str(parsed).rstrip("/").removesuffix("/run_code").rstrip("/")
+    """Return a server's address without `/run_code` at its end. Raises ConfigError for what is none."""
+    return check_address(url, "a sandbox server").removesuffix("/run_code").rstrip("/")
 
 
 def _encodable(text: str) -> bool:
@@ -353,6 +329,6 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def encode_files(files: Mapping[str, bytes] | None) -> dict[str, str]:
-    """Files as they travel. Raises ConfigError for a name that leads outside."""
-    return {check_name(name): base64.b64encode(data).decode() for name, data in (files or {}).items()}
+def encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return files as they travel: in base64, by name."""
+    return {name: base64.b64encode(data).decode() for name, data in files.items()}

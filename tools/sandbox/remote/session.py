@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxBusyError,
+    SandboxError,
+    SandboxUnavailableError,
+    SandboxUnsupportedError,
+    SessionLostError,
+)
+from toolgym.tools.http.client import CallError, Request, json_body
+from toolgym.tools.http.session import Reply
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Session
-from toolgym.tools.sandbox.names import check_name, positive
-from toolgym.tools.sandbox.remote.answers import (
+from toolgym.tools.sandbox.names import check_argv, check_name, positive
+from toolgym.tools.sandbox.protocol.messages import SessionInfo
+from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
+from toolgym.tools.sandbox.remote.response_parsing import (
     NO_SESSION,
     NoFileError,
+    NoRoomError,
     SessionGoneError,
+    UnsupportedError,
     read_cell,
     read_content,
     read_exec,
     read_nothing,
-    read_session,
+    read_sessions,
 )
-from toolgym.tools.sandbox.remote.caller import CallError, Request, json_body
-from toolgym.tools.sandbox.remote.replicas import Replica
-from toolgym.tools.sandbox.remote.transport import Reply
-from toolgym.tools.sandbox.server.wire import SessionInfo
-
-if TYPE_CHECKING:
-    from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 
 T = TypeVar("T")
 
@@ -40,17 +46,39 @@ CLOSING = 10.0
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 
+class SessionOwner(Protocol):
+    """What a remote session needs of the sandbox that it belongs to."""
+
+    async def call(
+        self,
+        request: Request,
+        read: Callable[[Reply], T],
+        at: SandboxReplica | None = None,
+    ) -> tuple[T, SandboxReplica]:
+        """Send a call to a server when its turn has come."""
+
+    def caller(self) -> Caller:
+        """Return what sends calls from the running event loop at once."""
+
+    async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
+        """Return the sessions that a call makes."""
+
+    def forget(self, session: RemoteSession) -> None:
+        """Remove a session that is closed."""
+
+
 class RemoteSession(Session):
     """A session of a `RemoteSandbox`. Made by `RemoteSandbox.session`; lives on one server, to which all calls go.
 
-    A cell or program that may have begun is never sent again. One whose server cannot be reached any more, or does not
-    know it, counts as ended (`alive` false).
+    A cell or program that may have begun is never sent again. A session whose server cannot be reached any more, or
+    does not know it, counts as ended (`alive` false).
     """
 
-    def __init__(self, sandbox: RemoteSandbox, replica: Replica, name: str) -> None:
-        self._sandbox, self.replica, self._id = sandbox, replica, name
+    def __init__(self, owner: SessionOwner, replica: SandboxReplica, name: str) -> None:
+        self._owner, self.replica, self._id = owner, replica, name
+        self._checkpoints: dict[str, None] = {}
         self._alive = True
-        self._closed = self._gone = False
+        self._closed = self._gone = self._unreached = False
         self._lock = asyncio.Lock()
 
     @property
@@ -68,13 +96,11 @@ class RemoteSession(Session):
         except CallError as error:
             return CellResult(ExecutionStatus.SANDBOX_ERROR, message=str(error), alive=self._alive)
         if not result.alive:
-            self._alive, self._gone = False, True
+            self._alive, self._gone = False, not self._checkpoints
         return result
 
     async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
-            raise ConfigError(f"argv must be a list of words, got {argv!r}")
-        body = json_body({"argv": list(argv), "timeout": positive("timeout", timeout), "stdin": stdin})
+        body = json_body({"argv": check_argv(argv), "timeout": positive("timeout", timeout), "stdin": stdin})
         try:
             return await self._ask(Request("POST", "/exec", body, timeout, repeatable=False), read_exec)
         except CallError as error:
@@ -86,7 +112,7 @@ class RemoteSession(Session):
         try:
             await self._ask(request, read_nothing)
         except CallError as error:
-            raise SandboxError(f"the file {name!r} cannot be written in the session: {error}") from None
+            raise error_for(f"the file {name!r} cannot be written in the session", error) from None
 
     async def read_file(self, name: str) -> bytes:
         path = f"/files/{quote(check_name(name), safe='')}"
@@ -95,50 +121,96 @@ class RemoteSession(Session):
         except NoFileError:
             raise FileNotFoundError(f"the session has no file {name!r}") from None
         except CallError as error:
-            raise SandboxError(f"the file {name!r} cannot be read in the session: {error}") from None
+            raise error_for(f"the file {name!r} cannot be read in the session", error) from None
 
-    async def fork(self) -> RemoteSession:
-        """See `Session.fork`. The new session lives on the same server."""
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        return tuple(self._checkpoints)
 
-        async def asking() -> tuple[SessionInfo, Replica]:
-            return await self._ask(Request("POST", "/fork", b"", OPENING), read_session), self.replica
+    async def _fork(self, name: str | None, n: int) -> list[Session]:
+        """See `Session.fork`. The new sessions live on the same server."""
+        body = b"" if name is None and n == 1 else json_body({"checkpoint": name, "n": n})
+        request = Request("POST", "/fork", body, OPENING)
+
+        async def asking() -> tuple[Sequence[SessionInfo], SandboxReplica]:
+            return await self._ask(request, read_sessions, dead_too=name is not None), self.replica
 
         try:
-            return await self._sandbox.opened(asking())
+            forks = await self._owner.opened(asking())
         except CallError as error:
-            raise SandboxError(f"the session cannot be forked: {error}") from None
+            raise error_for("the session cannot be forked", error) from None
+        if len(forks) != n:
+            await asyncio.gather(*(one.close() for one in forks))
+            raise SandboxError(f"the session cannot be forked: the server made {len(forks)} forks instead of {n}")
+        return forks
+
+    async def _checkpoint(self, name: str) -> None:
+        try:
+            await self._ask(Request("PUT", _checkpoint_path(name), b"", OPENING), read_nothing)
+        except CallError as error:
+            raise error_for("the session cannot be forked", error) from None
+        self._checkpoints.pop(name, None)
+        self._checkpoints[name] = None
+
+    async def _drop_checkpoint(self, name: str) -> None:
+        self._checkpoints.pop(name)
+        try:
+            await self._ask(Request("DELETE", _checkpoint_path(name), own=OPENING), read_nothing, dead_too=True)
+        except SessionGoneError:
+            return
+        except CallError as error:
+            raise error_for(f"the checkpoint {name!r} cannot be dropped", error) from None
 
     async def close(self) -> None:
-        """See `Session.close`. Where the server cannot be told, it ends the session itself when it is idle."""
+        """See `Session.close`. A server that cannot be reached ends the session itself when it is idle."""
         if self._closed:
             return
         self._closed = True
-        self._sandbox.forget(self)
-        reachable, self._alive = self._alive, False
+        self._owner.forget(self)
+        reachable, self._alive = not self._unreached, False
+        self._checkpoints.clear()
         if self._gone:
             return
         request = Request("DELETE", f"/sessions/{self._id}")
         try:
-            async with asyncio.timeout(CLOSING):  # not in the queue of calls: it is what makes room
-                await self._sandbox.caller().call(
-                    request, read_nothing, self.replica, attempts=None if reachable else 1
-                )
+            async with asyncio.timeout(CLOSING):  # without waiting for a turn: closing makes room
+                await self._owner.caller().call(request, read_nothing, self.replica, attempts=None if reachable else 1)
         except SessionGoneError:
             return
         except (CallError, SandboxError, ConfigError, TimeoutError) as error:
-            # One that is known to be lost was told of when it was; its server may have taken hundreds along.
+            # The loss of the server was reported by the call that met it, and may concern hundreds of sessions.
             level = logging.WARNING if reachable else logging.DEBUG
             _log.log(level, "a remote session could not be closed, its server will: %s", error or "it took too long")
 
-    async def _ask(self, request: Request, read: Callable[[Reply], T]) -> T:
+    async def _ask(self, request: Request, read: Callable[[Reply], T], *, dead_too: bool = False) -> T:
+        """Return the server's answer. Of a session that has died its checkpoints are left: `dead_too` is for them."""
         async with self._lock:
-            if not self._alive:
-                raise CallError(NO_SESSION)
+            if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
+                raise SessionGoneError(NO_SESSION)
             request = request._replace(path=f"/sessions/{self._id}{request.path}")
             try:
-                found, _ = await self._sandbox.call(request, read, self.replica)
+                found, _ = await self._owner.call(request, read, self.replica)
             except CallError as error:
-                if error.unreached or isinstance(error, SessionGoneError):
-                    self._alive, self._gone = False, not error.unreached
+                if error.unreached:
+                    self._alive, self._unreached = False, True
+                    raise SessionGoneError(str(error), unreached=True) from None
+                if isinstance(error, SessionGoneError):
+                    self._alive, self._gone = False, True
                 raise
             return found
+
+
+def error_for(what: str, error: CallError) -> SandboxError:
+    """Return the error for a call that failed, by what its caller can do."""
+    text = f"{what}: {error}"
+    if isinstance(error, SessionGoneError):
+        return SessionLostError(text)
+    if isinstance(error, UnsupportedError):
+        return SandboxUnsupportedError(text)
+    if isinstance(error, NoRoomError) or error.busy:
+        return SandboxBusyError(text)
+    return SandboxUnavailableError(text) if error.unreached else SandboxError(text)
+
+
+def _checkpoint_path(name: str) -> str:
+    return f"/checkpoints/{quote(name, safe='')}"

@@ -1,5 +1,6 @@
 """The sandbox server: SandboxFusion's API and stateful sessions over HTTP.
 
-`app` is the service, `wire` its messages, `config` its settings, `serve` the command that runs it in several processes.
-Each is imported from its module: the client needs `wire` without the rest.
+`app` has the paths, `execute` and `session_api` answer them, `config` has the settings, `serve` is the command and
+`worker` one of its processes. What every server needs is in `toolgym.tools.serving`, the messages are in
+`toolgym.tools.sandbox.protocol`.
 """

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Protocol
+from typing import TypeVar
 
 from toolgym.tools.errors import ConfigError, SandboxError
-from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Session
-from toolgym.tools.sandbox.server.admission import Gate
-from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.convert import (
-    check_env,
-    check_name,
-    decode_files,
-    run_code_response,
-    run_jupyter_response,
-)
-from toolgym.tools.sandbox.server.metrics import Metrics
-from toolgym.tools.sandbox.server.wire import (
+from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.names import OptionError, check_name
+from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.protocol.conversions import run_code_response, run_jupyter_response
+from toolgym.tools.sandbox.protocol.messages import (
     COMPILED,
     RunCodeRequest,
     RunCodeResponse,
     RunJupyterRequest,
     RunJupyterResponse,
-    problem,
 )
+from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.request_checks import decode_files
+from toolgym.tools.serving.admission import Gate
+from toolgym.tools.serving.json_bodies import problem
 
 GRACE = 60.0
 """Seconds beyond a program's own time-out until the sandbox itself is given up on."""
@@ -51,39 +49,9 @@ _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.SANDBOX_ERROR,
 }
 
+T = TypeVar("T")
+
 _log = logging.getLogger("toolgym.tools.sandbox.server")
-
-
-class ServedSandbox(Protocol):
-    """What the server needs of a sandbox: `toolgym.tools.sandbox.base.Sandbox` with these parameters."""
-
-    async def run(
-        self,
-        code: str,
-        *,
-        language: str = "python",
-        timeout: float = 30.0,
-        memory_mb: int | None = None,
-        stdin: str = "",
-        files: Mapping[str, bytes] | None = None,
-        fetch_files: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        compile_timeout: float | None = None,
-    ) -> ExecutionResult:
-        """Run a program from a clean start."""
-
-    async def session(
-        self,
-        *,
-        files: Mapping[str, bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        memory_mb: int | None = None,
-        hint: str | None = None,
-    ) -> Session:
-        """Open a session."""
-
-    async def close(self) -> None:
-        """Free everything."""
 
 
 class Executor:
@@ -99,11 +67,11 @@ class Executor:
 
     def __init__(
         self,
-        sandbox: ServedSandbox,
+        sandbox: Sandbox,
         config: ServerConfig,
         languages: frozenset[str],
         gate: Gate,
-        metrics: Metrics,
+        metrics: SandboxMetrics,
     ) -> None:
         self._sandbox = sandbox
         self._config = config
@@ -119,17 +87,27 @@ class Executor:
         failed with return code 127. A time-out of 0 or less is exceeded at once, as there.
 
         Raises:
-            InvalidRequest: a value is out of range.
-            Busy: there is no place to run it.
+            InvalidRequestError: a value is out of range.
+            BusyError: there is no place to run it.
         """
         compiled = request.language in COMPILED
         self.check_timeout("run_timeout", request.run_timeout)
         self.check_timeout("compile_timeout", request.compile_timeout)
         memory = self.memory(request.memory_limit_MB)
-        check_env(request.env)
         files = self.files(request.files)
-        for at, name in enumerate(request.fetch_files):
-            check_name(name, ("fetch_files", at), absolute=True)
+        run = valid(
+            lambda: RunRequest(
+                request.code,
+                language=request.language,
+                timeout=request.run_timeout if request.run_timeout > 0 else 1.0,  # then it is not run
+                compile_timeout=request.compile_timeout if request.compile_timeout > 0 else None,
+                memory_mb=memory,
+                stdin=request.stdin or "",
+                files=files,
+                fetch_files=request.fetch_files,
+                env=request.env,
+            )
+        )
         if request.language not in self._languages:
             result = self._not_offered(request.language)
             if compiled:
@@ -140,32 +118,20 @@ class Executor:
         elif request.run_timeout <= 0:
             result = ExecutionResult(ExecutionStatus.TIMEOUT)
         else:
-            async with self._gate.place() as place:
-                self._metrics.queued(place.waited)
-                result = await self._run(request, compiled, memory, files)
+            async with self._gate.slot() as slot:
+                self._metrics.queued(slot.waited)
+                result = await self._run(run, compiled)
             if compiled and result.compile is None and result.status in _STOPPED:
                 result = replace(result, compile=replace(result, files={}))  # it never got beyond the compiler
         self._metrics.ran("/run_code", result.status.value)
         kept, note = self._fitting(result.files)
         return run_code_response(result, kept, note)
 
-    async def _run(
-        self, request: RunCodeRequest, compiled: bool, memory: int | None, files: Mapping[str, bytes]
-    ) -> ExecutionResult:
-        patience = request.run_timeout + (request.compile_timeout if compiled else 0.0) + GRACE
+    async def _run(self, request: RunRequest, compiled: bool) -> ExecutionResult:
+        patience = request.timeout + (request.compile_timeout or 0.0 if compiled else 0.0) + GRACE
         try:
             async with asyncio.timeout(patience):
-                return await self._sandbox.run(
-                    request.code,
-                    language=request.language,
-                    timeout=request.run_timeout,
-                    memory_mb=memory,
-                    stdin=request.stdin or "",
-                    files=files,
-                    fetch_files=request.fetch_files,
-                    env=request.env,
-                    compile_timeout=request.compile_timeout,
-                )
+                return await self._sandbox.execute(request)
         except TimeoutError:
             message = f"the sandbox did not answer within {patience:g} s"
         except ConfigError as error:
@@ -182,34 +148,32 @@ class Executor:
         counts from when the session begins to open.
 
         Raises:
-            InvalidRequest: a value is out of range.
-            Busy: there is no place to run it.
+            InvalidRequestError: a value is out of range.
+            BusyError: there is no place to run it.
         """
         self.check_timeout("total_timeout", request.total_timeout)
         self.check_timeout("cell_timeout", request.cell_timeout)
         memory = self.memory(request.memory_limit_MB)
         files = self.files(request.files)
+        opening = valid(lambda: SessionRequest(files=files, memory_mb=memory, hint="\n".join(request.cells)))
         for at, name in enumerate(request.fetch_files):
-            check_name(name, ("fetch_files", at), absolute=True)
+            valid(partial(check_name, name, absolute=True, field=("fetch_files", at)))
         if request.total_timeout <= 0:
             return run_jupyter_response([], duration=0.0, timed_out=True)
-        async with self._gate.place() as place:
-            self._metrics.queued(place.waited)
-            response = await self._run_cells(request, memory, files)
+        async with self._gate.slot() as slot:
+            self._metrics.queued(slot.waited)
+            response = await self._run_cells(request, opening)
         self._metrics.ran("/run_jupyter", response.status.value)
         return response
 
-    async def _run_cells(
-        self, request: RunJupyterRequest, memory: int | None, files: Mapping[str, bytes]
-    ) -> RunJupyterResponse:
+    async def _run_cells(self, request: RunJupyterRequest, opening: SessionRequest) -> RunJupyterResponse:
         time = asyncio.get_running_loop().time
         started = time()
         cells: list[CellResult] = []
         timed_out = False
         try:
             async with asyncio.timeout(FILE_DEADLINE):
-                hint = "\n".join(request.cells)
-                session = await self._sandbox.session(files=files, memory_mb=memory, hint=hint)
+                session = await self._sandbox.open_session(opening)
         except (SandboxError, OSError, TimeoutError) as error:
             _log.error("a session could not be opened: %s: %s", type(error).__name__, error)
             message = str(error) or "a session did not open in time"
@@ -246,7 +210,7 @@ class Executor:
         return CellResult(ExecutionStatus.SANDBOX_ERROR, message=message, alive=False)
 
     async def _fetch(self, session: Session, names: Sequence[str]) -> tuple[dict[str, bytes], str]:
-        """Those files that exist, and what to say about those that exist and cannot be had."""
+        """Return those files that exist, and a note about those that exist and cannot be read."""
         found: dict[str, bytes] = {}
         notes = []
         for name in names:
@@ -262,7 +226,7 @@ class Executor:
         return found, "; ".join(notes)
 
     def _fitting(self, files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
-        """As many files as fit into an answer, and what to say about the rest."""
+        """Return as many files as fit into an answer, and a note about the rest."""
         kept: dict[str, bytes] = {}
         left_out = []
         room = self._files_limit
@@ -276,13 +240,13 @@ class Executor:
         return kept, note if left_out else ""
 
     def check_timeout(self, field: str, seconds: float) -> None:
-        """Raises InvalidRequest for more seconds than a request may ask for."""
+        """Raises InvalidRequestError for more seconds than a request may ask for."""
         if seconds > self._config.max_timeout:
             most = f"Input should be less than or equal to {self._config.max_timeout:g}"
             raise problem((field,), most, "less_than_equal", seconds)
 
     def files(self, given: Mapping[str, str | None]) -> dict[str, bytes]:
-        """The files of a request. Raises InvalidRequest for what cannot be files, or has no room in the folder."""
+        """Return the files of a request. Raises InvalidRequestError for what cannot be files, or is too much."""
         files = decode_files(given)
         limits = self._config.limits
         inodes = len({place for name in files for place in (name, *PurePosixPath(name).parents)}) + OWN_INODES
@@ -298,7 +262,7 @@ class Executor:
         return files
 
     def memory(self, asked: int) -> int | None:
-        """The limit that a request asks for; None where it asks for none. Raises InvalidRequest for too much."""
+        """Return the limit that a request asks for; None where it asks for none. InvalidRequestError for too much."""
         if asked > self._config.max_memory_mb:
             most = f"Input should be less than or equal to {self._config.max_memory_mb}"
             raise problem(("memory_limit_MB",), most, "less_than_equal", asked)
@@ -311,6 +275,14 @@ class Executor:
             stderr=f"{language}: command not found (this server offers: {offered})\n",
             return_code=NOT_FOUND,
         )
+
+
+def valid(make: Callable[[], T]) -> T:
+    """Return what `make` returns. Raises InvalidRequest, which names the field, where it raises OptionError."""
+    try:
+        return make()
+    except OptionError as error:
+        raise problem(error.field, str(error)) from None
 
 
 async def close_session(session: Session) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from toolgym.tools.sandbox.local import LocalSandbox, processors
-from toolgym.tools.sandbox.local.isolation import Level
-from toolgym.tools.sandbox.local.languages import LANGUAGES
+from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.isolation import Level
+from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.server.config import ServerConfig
 
 

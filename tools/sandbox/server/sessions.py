@@ -7,11 +7,12 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from toolgym.tools.errors import ToolgymError
 from toolgym.tools.sandbox.base import Session
-from toolgym.tools.sandbox.server.admission import Busy
-from toolgym.tools.sandbox.server.wire import SessionInfo
+from toolgym.tools.sandbox.protocol.messages import SessionInfo
+from toolgym.tools.serving.admission import BusyError
 
 MAX_WAITING = 32
 """Calls that may wait for one session."""
@@ -22,7 +23,7 @@ CLOSE_DEADLINE = 10.0
 _log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
-class NoSession(Exception):
+class NoSessionError(ToolgymError):
     """There is no session of that id (any more)."""
 
     def __init__(self, name: str) -> None:
@@ -42,6 +43,11 @@ class Entry:
         self.made = self.used = time.monotonic()
         self.pending = 0
         self.lock = asyncio.Lock()
+
+    @property
+    def over(self) -> bool:
+        """Whether it can do nothing any more: it has died, and has no checkpoint to go on from."""
+        return not self.session.alive and not self.session.checkpoints
 
 
 class Sessions:
@@ -64,10 +70,11 @@ class Sessions:
         self._sweeper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._entries) + self._coming
+        """Sessions that are open or opening, their checkpoints included."""
+        return self._coming + sum(1 + len(entry.session.checkpoints) for entry in self._entries.values())
 
     def start(self) -> None:
-        """Begin to look for idle ones."""
+        """Begin to close idle ones."""
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -79,70 +86,77 @@ class Sessions:
             self._sweeper = None
         await asyncio.gather(*(self._end(entry) for entry in list(self._entries.values())))
 
-    async def add(self, opening: Callable[[], Awaitable[Session]], cells: int = 0) -> Entry:
-        """Open a session, if there is room.
+    async def add(self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0) -> list[Entry]:
+        """Open sessions, if there is room.
 
         Args:
-            opening: makes it.
-            cells: how many cells it has behind it.
+            opening: makes them.
+            n: how many those are.
+            cells: how many cells each has behind it.
 
         Raises:
-            Busy: as many are open as may be.
+            BusyError: there is no room for so many.
         """
-        if len(self) >= self._limit:
-            raise Busy(f"{self._limit} sessions are open: no more are taken", 5)
-        self._coming += 1
+        async with self.room(n):
+            sessions = await opening()
+        entries = [Entry(f"w{self._worker}-{secrets.token_hex(16)}", session, cells) for session in sessions]
+        self._entries.update((entry.name, entry) for entry in entries)
+        return entries
+
+    @contextlib.asynccontextmanager
+    async def room(self, n: int = 1) -> AsyncIterator[None]:
+        """Reserve room for sessions or checkpoints that the block opens. Raises BusyError where there is none."""
+        if len(self) + n > self._limit:
+            raise BusyError(f"{len(self)} of at most {self._limit} sessions are open: no more are taken", 5)
+        self._coming += n
         try:
-            session = await opening()
+            yield
         finally:
-            self._coming -= 1
-        entry = Entry(f"w{self._worker}-{secrets.token_hex(16)}", session, cells)
-        self._entries[entry.name] = entry
-        return entry
+            self._coming -= n
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Entry]:
-        """Have a session to oneself; others wait. One that is found dead afterwards is closed.
+        """Use a session alone; other calls wait. A session that has died meanwhile is closed.
 
         Raises:
-            NoSession: there is none of that id.
-            Busy: too many wait for it, or for too long.
+            NoSessionError: there is none of that id.
+            BusyError: too many wait for it, or for too long.
         """
         entry = self.find(name)
         if entry.pending > MAX_WAITING:
-            raise Busy(f"{MAX_WAITING} calls wait for this session: no more are taken", 1)
+            raise BusyError(f"{MAX_WAITING} calls wait for this session: no more are taken", 1)
         entry.pending += 1
         try:
             try:
                 async with asyncio.timeout(self._patience):
                     await entry.lock.acquire()
             except TimeoutError:
-                raise Busy(f"the session was busy for {self._patience:g} s", 1) from None
+                raise BusyError(f"the session was busy for {self._patience:g} s", 1) from None
             try:
                 if self._entries.get(name) is not entry:
-                    raise NoSession(name)
+                    raise NoSessionError(name)
                 yield entry
             finally:
                 entry.lock.release()
         finally:
             entry.pending -= 1
             entry.used = time.monotonic()
-            if not entry.session.alive and self._entries.get(name) is entry:
+            if entry.over and self._entries.get(name) is entry:
                 await self._end(entry)
 
     def find(self, name: str) -> Entry:
-        """The session of that id. Raises NoSession."""
+        """Return the session of that id. Raises NoSessionError."""
         entry = self._entries.get(name)
         if entry is None:
-            raise NoSession(name)
+            raise NoSessionError(name)
         return entry
 
     async def remove(self, name: str) -> None:
-        """Close a session, whatever it is doing. Raises NoSession."""
+        """Close a session, whatever it is doing. Raises NoSessionError."""
         await self._end(self.find(name))
 
     def info(self, entry: Entry) -> SessionInfo:
-        """What there is to say about a session."""
+        """Return a description of a session."""
         now = time.monotonic()
         return SessionInfo(
             id=entry.name,
@@ -169,5 +183,5 @@ class Sessions:
             await asyncio.sleep(min(5.0, self._idle_timeout / 4))
             too_old = time.monotonic() - self._idle_timeout
             idle = [entry for entry in self._entries.values() if not entry.pending and entry.used < too_old]
-            dead = [entry for entry in self._entries.values() if not entry.pending and not entry.session.alive]
+            dead = [entry for entry in self._entries.values() if not entry.pending and entry.over]
             await asyncio.gather(*(self._end(entry) for entry in {*idle, *dead}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sandbox_makers import BRANCHING, FORKING, ISOLATED, LEVELS, MAKERS
+from sandbox_makers import BRANCHING, FORKING, ISOLATED, LEVELS, LIMITS, MAKERS, SHARED
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=MAKERS)
-async def sandbox(request):
+async def each(request):
     async with MAKERS[request.param]() as made:
         yield made
 
@@ -41,6 +42,14 @@ async def confined(request):
 async def branching(request):
     """A sandbox whose sessions can be forked: that takes namespaces."""
     async with MAKERS[request.param]() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=[*BRANCHING, *(SHARED if BRANCHING else ())])
+async def keeping(request):
+    """A sandbox whose sessions have checkpoints, with room for more than 32 forks."""
+    limits = dataclasses.replace(LIMITS, processes=64, memory_mb=400)
+    async with {**MAKERS, **SHARED}[request.param](limits=limits) as made:
         yield made
 
 

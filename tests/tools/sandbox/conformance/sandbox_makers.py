@@ -19,7 +19,7 @@ from abuse.scene import marked
 from served import serving
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox import ProcessSandbox, RemoteSandbox
+from toolgym.tools.sandbox import ProcessSandbox, RemoteSandbox, SharedSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 
@@ -42,11 +42,11 @@ class ThroughServer(Sandbox):
     def template_ids(self) -> list[int]:
         return self._local.template_ids
 
-    async def run(self, code, **options):
-        return await (await self._ready()).run(code, **options)
+    async def execute(self, request):
+        return await (await self._ready()).execute(request)
 
-    async def session(self, **options):
-        return await (await self._ready()).session(**options)
+    async def open_session(self, request):
+        return await (await self._ready()).open_session(request)
 
     async def close(self):
         await self._stack.aclose()
@@ -85,6 +85,12 @@ FORKING = [name for name in ISOLATED if (LEVELS[0] if name == "remote" else name
 """Where programs may start processes."""
 BRANCHING = [name for name in ISOLATED if (LEVELS[0] if name == "remote" else name) == "namespaces"]
 """Where sessions can be forked."""
+SHARED: dict[str, Callable[..., Sandbox]] = {}
+"""The local sandbox through `SharedSandbox`, for what that passes on."""
+if LEVELS:
+    SHARED["shared"] = lambda **rest: SharedSandbox(
+        **{"level": LEVELS[0], "limits": LIMITS, "preload": ("numpy",), **rest}
+    )
 
 TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
 

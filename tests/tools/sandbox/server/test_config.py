@@ -8,7 +8,8 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.server.config import LimitsConfig, is_loopback, load_config
+from toolgym.tools.sandbox.server.config import LimitsConfig, load_config
+from toolgym.tools.serving.config import is_loopback
 
 
 def test_flags_win_over_the_file(tmp_path):

@@ -9,7 +9,8 @@ import json
 import pytest
 
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
-from toolgym.tools.sandbox.server import convert, wire
+from toolgym.tools.sandbox.protocol import conversions, messages
+from toolgym.tools.serving.json_bodies import encode
 
 
 async def run(http, url, code, language="python", **fields):
@@ -308,8 +309,8 @@ def test_results_come_back_from_messages_as_they_were(status):
     result = ExecutionResult(
         status, "out", "err", code, 1.5, stdout_truncated=True, cpu_seconds=0.1, memory_bytes=5, files={"a": b"\xff"}
     )
-    message = wire.RunCodeResponse.model_validate_json(wire.encode(convert.run_code_response(result)))
-    back = convert.read_run_code(message)
+    message = messages.RunCodeResponse.model_validate_json(encode(conversions.run_code_response(result)))
+    back = conversions.read_run_code(message)
     assert back.status is status
     if status is not ExecutionStatus.SANDBOX_ERROR:
         assert dataclasses.replace(back, message="") == result
@@ -319,21 +320,21 @@ def test_results_come_back_from_messages_as_they_were(status):
 def test_a_failed_compilation_comes_back_as_one():
     compiled = ExecutionResult(ExecutionStatus.ERROR, stderr="bad", return_code=1)
     result = ExecutionResult(ExecutionStatus.COMPILE_ERROR, stderr="bad", return_code=1, compile=compiled)
-    assert convert.read_run_code(convert.run_code_response(result)) == result
+    assert conversions.read_run_code(conversions.run_code_response(result)) == result
 
 
 def test_sandboxfusions_own_answers_can_be_read():
     run_result = {"status": "Finished", "execution_time": 0.1, "return_code": -9, "stdout": "a", "stderr": ""}
-    message = wire.RunCodeResponse(status="Failed", message="", run_result=run_result)
-    assert convert.read_run_code(message).status is ExecutionStatus.KILLED
+    message = messages.RunCodeResponse(status="Failed", message="", run_result=run_result)
+    assert conversions.read_run_code(message).status is ExecutionStatus.KILLED
 
 
 def test_cells_come_back_from_messages_as_they_were():
     cell = CellResult(
         ExecutionStatus.ERROR, "o", "e", "1", ({"text/html": "<b>"},), CellError("E", "v", ("t",)), 0.5, False
     )
-    message = wire.CellResponse.model_validate_json(wire.encode(convert.cell_response(cell)))
-    assert convert.read_cell(message) == cell
+    message = messages.CellResponse.model_validate_json(encode(conversions.cell_response(cell)))
+    assert conversions.read_cell(message) == cell
 
 
 def test_what_json_cannot_hold_is_mended():
@@ -341,5 +342,5 @@ def test_what_json_cannot_hold_is_mended():
     for _ in range(5000):
         nested["x"] = nested = {}
     cell = CellResult(ExecutionStatus.OK, "\ud800", display=({"n": float("nan"), "d": deep, "\udfff": 1 << 70},))
-    read = json.loads(wire.encode(convert.cell_response(cell)))
+    read = json.loads(encode(conversions.cell_response(cell)))
     assert (read["stdout"], read["display"][0]["n"], read["display"][0]["\ufffd"]) == ("\ufffd", None, 1 << 70)

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolgym.tools.sandbox.server import wire
-from toolgym.tools.sandbox.server.convert import check_name, decode_files
+from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.protocol import messages
+from toolgym.tools.sandbox.server.execute import valid
+from toolgym.tools.sandbox.server.request_checks import decode_files
+from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates and NUL among them
 JSON = st.recursive(
@@ -19,38 +22,44 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = sorted({*wire.RunCodeRequest.model_fields, *wire.RunJupyterRequest.model_fields, "argv", "timeout"})
+FIELDS = sorted({*messages.RunCodeRequest.model_fields, *messages.RunJupyterRequest.model_fields, "argv", "timeout"})
 LIKELY = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6).map(
     lambda fields: {"code": "", "language": "python", "cells": [], "argv": ["x"]} | fields
 )
-MODELS = (wire.RunCodeRequest, wire.RunJupyterRequest, wire.CreateSessionRequest, wire.CellRequest, wire.ExecRequest)
+MODELS = (
+    messages.RunCodeRequest,
+    messages.RunJupyterRequest,
+    messages.CreateSessionRequest,
+    messages.CellRequest,
+    messages.ExecRequest,
+)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @given(body=st.binary(max_size=60) | (JSON | LIKELY).map(lambda data: json.dumps(data).encode()))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_bodies(model, body):
     try:
-        request = wire.parse(model, body)
+        request = parse(model, body)
         if hasattr(request, "files"):
-            decode_files(request.files)
-        for name in getattr(request, "fetch_files", ()):
-            check_name(name, ("fetch_files",), absolute=True)
-    except wire.InvalidRequest as error:
-        detail = json.loads(wire.encode({"detail": error.problems}).decode("utf-8"))["detail"]
+            files, env = decode_files(request.files), getattr(request, "env", {})
+            valid(lambda: SessionRequest(files=files, env=env))
+            valid(lambda: RunRequest("", files=files, env=env, fetch_files=getattr(request, "fetch_files", ())))
+    except InvalidRequestError as error:
+        detail = json.loads(encode({"detail": error.problems}).decode("utf-8"))["detail"]
         assert detail
         assert all(found["loc"][0] == "body" and found["msg"] and found["type"] for found in detail)
 
 
 @given(data=JSON)
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_whatever_a_program_displays_can_be_sent(data):
-    message = wire.CellResponse(status="ok", display=[{"x": data}])
-    json.loads(wire.encode(message).decode("utf-8"), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    message = messages.CellResponse(status="ok", display=[{"x": data}])
+    json.loads(encode(message).decode("utf-8"), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
 @given(fields=LIKELY.map(lambda fields: {"run_timeout": 0.2, "total_timeout": 0.2} | fields))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_requests(shared_url, fields):
     for path in ("run_code", "run_jupyter"):
         request = urllib.request.Request(f"{shared_url}/{path}", data=json.dumps(fields).encode(), method="POST")

@@ -23,7 +23,7 @@ from golden.catalog import CASES
 from golden.compare import differing
 from golden.play import ask
 
-from toolgym.tools.sandbox.local.isolation import Level, choose
+from toolgym.tools.sandbox.local.host.isolation import Level, choose
 
 FOLDER = Path(__file__).parent / "golden"
 RECORD = json.loads((FOLDER / "sandboxfusion.json").read_text())
@@ -71,6 +71,7 @@ def languages(shared_url):
         return json.loads(response.read())["languages"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", list(parameters()))
 async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
     if case.language and case.language not in languages:

@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 SESSION = "/sessions/{id}"
 FILE = "/sessions/{id}/files/{name}"
+CHECKPOINT = "/sessions/{id}/checkpoints/{name}"
 PYTHON = {"language": "python"}
 
 
@@ -68,7 +69,16 @@ async def test_sessions(check):
     await check("GET", FILE, 404, name="b", **own)
     await check("GET", FILE, 422, name="%FF", **own)
     fork = await check("POST", f"{SESSION}/fork", 201, **own)
-    for name in (info["id"], fork["id"]):
+    assert [one["id"] for one in fork["sessions"]] == [fork["id"]]
+    await check("PUT", CHECKPOINT, 204, name="%C3%A4%20%2F", **own)
+    await check("PUT", CHECKPOINT, 422, name="%FF", **own)
+    assert (await check("GET", f"{SESSION}/checkpoints", 200, **own)) == {"checkpoints": ["ä /"]}
+    await check("POST", f"{SESSION}/fork", 422, json={"n": 0}, **own)
+    await check("POST", f"{SESSION}/fork", 404, json={"checkpoint": "none"}, **own)
+    forks = await check("POST", f"{SESSION}/fork", 201, json={"checkpoint": "ä /", "n": 2}, **own)
+    for _ in range(2):
+        await check("DELETE", CHECKPOINT, 204, name="%C3%A4%20%2F", **own)
+    for name in (info["id"], fork["id"], *(one["id"] for one in forks["sessions"])):
         await check("DELETE", SESSION, 204, id=name)
     await check("DELETE", SESSION, 404, **own)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -16,9 +15,11 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from toolgym.tools.sandbox.server import serve
 from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.serve import serve
+from toolgym.tools.serving import supervisor
 
 HELLO = {"code": "print('hello')", "language": "python"}
 SMALL = "preload: []\n"
@@ -159,11 +160,18 @@ async def test_several_workers(command, settings, http):
     # Any worker's figures are there, whichever is asked.
     async with http.get(f"{url}/metrics") as response:
         text = await response.text()
-    assert 'sessions{worker="0"}' in text
-    assert 'sessions{worker="1"}' in text
-    # What one worker hands to another is one request.
-    cells = re.findall(r'requests_total\{worker="\d",endpoint="/sessions/\{id\}/cells",code="200"\} (\d+)', text)
-    assert sum(map(int, cells)) == 12 + 3 * 12
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    open_sessions = {one.labels["worker"]: one.value for one in samples if one.name == "toolgym_sandbox_sessions"}
+    assert set(open_sessions) == {"0", "1"}
+    assert sum(open_sessions.values()) == 12
+    # What one worker passes on to another is one request.
+    cells = [
+        one.value
+        for one in samples
+        if one.name == "toolgym_sandbox_requests_total"
+        and (one.labels["endpoint"], one.labels["code"]) == ("/sessions/{id}/cells", "200")
+    ]
+    assert sum(cells) == 12 + 3 * 12
     assert text.count("# TYPE toolgym_sandbox_sessions ") == 1
 
     # One of them dies: the other goes on, a new one comes, only its sessions are lost.
@@ -193,9 +201,9 @@ async def test_sessions_overflow_into_other_workers(command, settings):
 
 
 async def test_a_stuck_worker_is_replaced(monkeypatch, caplog):
-    monkeypatch.setattr(serve, "SILENCE", 3.0)  # instead of half a minute
+    monkeypatch.setattr(supervisor, "SILENCE", 3.0)  # instead of half a minute
     said = []
-    server = asyncio.create_task(serve.serve(load_config(None, {"port": 0, "workers": 1, "preload": ()}), said.append))
+    server = asyncio.create_task(serve(load_config(None, {"port": 0, "workers": 1, "preload": ()}), said.append))
     await until(lambda: said)
     [stuck] = workers_of(psutil.Process())
     stuck.suspend()

@@ -167,6 +167,48 @@ async def test_as_many_as_may_be(serve, http):
     await opened(http, service.url)
 
 
+async def test_checkpoints_count_as_sessions(serve, http):
+    service = await serve(max_sessions=3)
+    session = await opened(http, service.url)
+    await cell(http, session, "x = 1")
+    await call(http, "PUT", f"{session}/checkpoints/a", 204)
+    assert (await call(http, "GET", f"{service.url}/health"))["sessions"] == 2
+    refused = await call(http, "POST", f"{session}/fork", 429, json={"checkpoint": "a", "n": 2})
+    assert "at most 3 sessions" in refused["detail"]
+    await opened(http, service.url)
+    await call(http, "PUT", f"{session}/checkpoints/b", 429)
+    await call(http, "DELETE", session, 204)
+    assert (await call(http, "GET", f"{service.url}/health"))["sessions"] == 1
+    assert service.app.sandbox.open_sessions == 1
+
+
+async def test_a_session_that_died_is_kept_for_its_checkpoints(serve, http):
+    service = await serve()
+    session = await opened(http, service.url)
+    await cell(http, session, "x = 7")
+    await call(http, "PUT", f"{session}/checkpoints/a", 204)
+    assert (await cell(http, session, "import os; os._exit(1)"))["alive"] is False
+    fork = await call(http, "POST", f"{session}/fork", 201, json={"checkpoint": "a"})
+    assert (await cell(http, f"{service.url}/sessions/{fork['id']}", "x"))["result"] == "7"
+    await call(http, "DELETE", f"{session}/checkpoints/a", 204)
+    await call(http, "GET", session, 404)
+    assert service.app.sandbox.open_sessions == 1
+
+
+async def test_forks_whose_maker_goes_away_are_closed(serve, http):
+    service = await serve()
+    session = await opened(http, service.url)
+    asking = asyncio.create_task(http.post(f"{session}/fork", json={"n": 20}))
+    while not service.app.gate.running:
+        await asyncio.sleep(0.001)
+    asking.cancel()
+    await asyncio.wait({asking})
+    async with asyncio.timeout(10):
+        while service.app.sandbox.open_sessions != 1 or service.app.gate.running:
+            await asyncio.sleep(0.01)
+    assert (await cell(http, session, "1 + 1"))["result"] == "2"
+
+
 async def test_idle_sessions_are_closed_and_busy_ones_are_not(serve, http):
     service = await serve(session_idle_timeout=0.6)
     idle, busy = await opened(http, service.url), await opened(http, service.url)
@@ -175,7 +217,7 @@ async def test_idle_sessions_are_closed_and_busy_ones_are_not(serve, http):
     await call(http, "GET", idle, 404)
     assert (await working)["result"] == "'done'"
     await call(http, "GET", busy)
-    assert len(service.app.sandbox._sessions) == 1  # the sandbox has freed it too
+    assert service.app.sandbox.open_sessions == 1  # the sandbox has freed it too
 
 
 async def test_a_client_that_goes_away_stops_its_cell(serve, http):
@@ -183,10 +225,10 @@ async def test_a_client_that_goes_away_stops_its_cell(serve, http):
     session = await opened(http, service.url)
     task = asyncio.create_task(cell(http, session, "import time; time.sleep(60)", timeout=60))
     await asyncio.sleep(0.3)
-    assert service.app.gate.inside == 1
+    assert service.app.gate.running == 1
     task.cancel()
     end = time.monotonic() + 5
-    while service.app.gate.inside:
+    while service.app.gate.running:
         assert time.monotonic() < end
         await asyncio.sleep(0.02)
 

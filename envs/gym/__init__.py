@@ -1,0 +1,1 @@
+"""Gymnasium's interfaces over our envs, and the spaces of their messages."""

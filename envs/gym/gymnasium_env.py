@@ -1,0 +1,182 @@
+"""`GymnasiumEnv`: any async env as a standard synchronous Gymnasium env."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+import gymnasium
+
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.gym.spaces import ChatSpace, TextSpace
+from toolgym.envs.registry import make
+from toolgym.envs.types import ResetInfo, StepInfo
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.message import Message
+
+RENDER_MODES = ("ansi",)
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
+    """A synchronous env over an async one. `gymnasium.make` gives it for every id of `toolgym.register`.
+
+    An action is the text of one turn of the policy. An observation is the tuple of the *new* messages: all of them at
+    `reset`, results of tools at `step`, and none when the episode ends. Infos are those of the async env.
+
+    The async env runs on a thread of its own that `close` ends, so this env also works inside a running event loop
+    (as in a notebook) and may be called from any thread, one call at a time.
+
+    Args:
+        env: the async env; it becomes this env's to close.
+        render_mode: `"ansi"` for `render` to give the conversation as text, or None.
+
+    Raises:
+        UnknownNameError: there is no such render mode.
+
+    Example:
+        >>> import gymnasium, toolgym
+        >>> env = gymnasium.make("CodeInterpreter-v0", render_mode="ansi")
+        >>> obs, info = env.reset(seed=0)
+        >>> [message["role"] for message in obs]
+        ['system', 'user']
+        >>> obs, reward, terminated, truncated, info = env.step("#### 1")
+        >>> obs, terminated, str(info["stop_reason"])
+        ((), True, 'answered')
+        >>> env.close()
+    """
+
+    # A frame rate says nothing about a conversation, but Gymnasium's checks want one where there is a render mode.
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 1}  # noqa: RUF012  as in the base
+
+    def __init__(self, env: BaseEnv, *, render_mode: str | None = None) -> None:
+        check_render_mode(render_mode)
+        self.base_env = env
+        self.render_mode = render_mode
+        self.action_space = TextSpace()
+        self.observation_space = ChatSpace()
+        self._conversation: list[Message] = []
+        self._bridge = EventLoopThread(name="toolgym-env", on_close=env.close)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: makes this episode and those after it reproducible. None goes on from where the env is.
+            options: those of the async env; `task` (a `Task`) chooses the task instead of drawing one.
+
+        Returns:
+            All messages so far, and the async env's info.
+        """
+        super().reset(seed=seed)
+        messages, info = self._bridge.run(self.base_env.reset(seed=seed, options=options))
+        if self.render_mode is not None:
+            self._conversation = copy.deepcopy(messages)
+        return observation(messages), plain_info(info)
+
+    def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
+        """Take one turn of the policy.
+
+        Args:
+            action: the turn's text as generated, without its end-of-turn token.
+
+        Returns:
+            `(obs, reward, terminated, truncated, info)`.
+
+        Raises:
+            ConfigError: the action is not text.
+            EpisodeError: called before `reset`, or after the episode ended.
+        """
+        check_action(action)
+        result = self._bridge.run(self.base_env.step(action))
+        if self.render_mode is not None:
+            self._conversation += turn(action, result)
+        obs, info = observation(result.obs), plain_info(result.info)
+        return obs, float(result.reward), result.terminated, result.truncated, info
+
+    def render(self) -> str | None:
+        """Return the conversation so far with `render_mode="ansi"`; otherwise warn, as Gymnasium's envs do."""
+        if self.render_mode is None:
+            gymnasium.logger.warn(
+                'this env was made without a render_mode; make it with render_mode="ansi" to render it'
+            )
+            return None
+        return render_conversation(self._conversation)
+
+    def close(self) -> None:
+        """End the episode, close the async env, and end the thread. Closing twice is fine."""
+        self._bridge.close()
+
+
+class _Maker:
+    """Makes the Gymnasium env of an id; Gymnasium calls it, and reads its metadata before."""
+
+    metadata = GymnasiumEnv.metadata
+
+    def __call__(self, *, env_id: str, render_mode: str | None = None, **kwargs: Any) -> GymnasiumEnv:
+        check_render_mode(render_mode)  # before the env takes anything that would have to be freed
+        return GymnasiumEnv(make(env_id, **kwargs), render_mode=render_mode)
+
+
+make_gymnasium_env = _Maker()
+"""The `entry_point` of every id at Gymnasium."""
+
+
+def check_render_mode(render_mode: object) -> None:
+    """Raise `UnknownNameError` unless it is None or a render mode that there is."""
+    if render_mode is not None and render_mode not in RENDER_MODES:
+        raise UnknownNameError(
+            f"there is no render_mode {render_mode!r}{nearest(str(render_mode), RENDER_MODES) or ';'} "
+            f"expected None or one of: {', '.join(RENDER_MODES)}"
+        )
+
+
+def check_action(action: object) -> None:
+    """Raise `ConfigError` unless it is text."""
+    if not isinstance(action, str):
+        raise ConfigError(
+            f"an action is the text of one turn (str), got {type(action).__name__}: {action!r}; "
+            "only async envs (toolgym.make) take messages"
+        )
+
+
+def observation(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Return messages as an observation that shares nothing with the env."""
+    return tuple(copy.deepcopy(message) for message in messages)
+
+
+def plain_info(info: ResetInfo | StepInfo) -> dict[str, Any]:
+    """Return an info in the type that Gymnasium has for it."""
+    return cast(dict[str, Any], info)
+
+
+def turn(action: str, result: StepResult) -> list[Message]:
+    """Return the messages by which a step made the conversation longer."""
+    message: Message = result.info.get("message") or {"role": "assistant", "content": action}
+    return copy.deepcopy([message, *result.obs])
+
+
+def render_conversation(messages: Iterable[Message]) -> str:
+    """Return a conversation as text, one block per message: its role, its content, its tool calls.
+
+    Control characters are spelled out (`\\x1b`), for a tool's output must not reach a terminal's controls.
+    """
+    return "\n\n".join(_block(message) for message in messages)
+
+
+def _block(message: Message) -> str:
+    name = message.get("name")
+    lines = [f"[{message['role']} {name}]" if name else f"[{message['role']}]"]
+    if message["content"]:
+        lines.append(message["content"])
+    for call in message.get("tool_calls", []):
+        function = call["function"]
+        lines.append(f"-> {function['name']} {json.dumps(function['arguments'], ensure_ascii=False)}")
+    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", "\n".join(lines))

@@ -1,0 +1,398 @@
+"""`ToolVectorEnv`: many async envs as one Gymnasium vector env, all of them stepped at the same time.
+
+Where Gymnasium's own vector envs step one env after the other, or each in a process of its own, this one runs all of
+them on one event loop: a step takes as long as its slowest tool call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.gym.gymnasium_env import (
+    GymnasiumEnv,
+    check_action,
+    check_render_mode,
+    observation,
+    plain_info,
+    render_conversation,
+    turn,
+)
+from toolgym.envs.gym.spaces import ChatSpace, TextSpace
+from toolgym.envs.registry import spec
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, EpisodeError, ToolgymError
+from toolgym.tools.message import Message
+
+Observation: TypeAlias = tuple[Message, ...]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar("T")
+
+
+class VectorEnvError(ToolgymError, RuntimeError):
+    """Some envs of a vector env raised; all the others were waited for.
+
+    Attributes:
+        errors: what each of them raised, by the env's index.
+    """
+
+    def __init__(self, doing: str, errors: Mapping[int, BaseException]) -> None:
+        self.errors = dict(errors)
+        index, first = next(iter(self.errors.items()))
+        which = ", ".join(map(str, self.errors))
+        super().__init__(
+            f"{doing} failed in env {which}; env {index} raised {type(first).__name__}: {first}. Reset "
+            "them (options={'reset_mask': ...} resets some only) before the next step"
+        )
+
+
+@dataclass
+class _StepOutcome:
+    """What one env gave in one step, its reset under `SAME_STEP` included."""
+
+    obs: list[Message]
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    conversation: list[Message]
+    final_obs: Observation | None = None
+    final_info: dict[str, Any] | None = None
+
+
+class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArray[Any]]):
+    """Steps many async envs concurrently. `gymnasium.make_vec` gives it for every id of `toolgym.register`.
+
+    Everything is as in `gymnasium.vector.SyncVectorEnv` over `GymnasiumEnv`s: observations and actions are tuples
+    with one member per env, rewards are float64 `[num_envs]`, endings bool `[num_envs]`, and an env that has ended
+    is reset as `autoreset_mode` says.
+
+    Args:
+        env_fns: one function per env that makes it; the envs become the vector env's to close.
+        autoreset_mode: `NEXT_STEP` resets an env that ended in the step after, whose action for it is not looked at;
+            `SAME_STEP` resets it at once, with its last observation and info under `final_obs` and `final_info`;
+            `DISABLED` leaves it to `reset(options={"reset_mask": ...})`.
+        render_mode: `"ansi"` for `render` to give each env's conversation as text, or None.
+        max_episode_steps: steps after which an episode is truncated, as by Gymnasium's `TimeLimit`; None: no limit.
+
+    Raises:
+        ConfigError: there are no envs, or an option is not usable.
+
+    Example:
+        >>> import gymnasium, toolgym
+        >>> envs = gymnasium.make_vec("CodeInterpreter-v0", num_envs=2)
+        >>> obs, infos = envs.reset(seed=0)
+        >>> obs, rewards, terminations, truncations, infos = envs.step(("#### 1", "#### 2"))
+        >>> terminations
+        array([ True,  True])
+        >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], BaseEnv]],
+        *,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        if not env_fns:
+            raise ConfigError("a vector env needs at least one env, got none")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps must be None or at least 1, got {max_episode_steps!r}")
+        check_render_mode(render_mode)
+        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        self.render_mode = render_mode
+        self.max_episode_steps = max_episode_steps
+        self.num_envs = len(env_fns)
+        self.metadata = {**GymnasiumEnv.metadata, "autoreset_mode": self.autoreset_mode}
+        self.single_action_space = TextSpace()
+        self.single_observation_space = ChatSpace()
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+        self.envs: list[BaseEnv] = []
+        # Each env may have a blocking tool at work; were they to share fewer threads, they would wait for each other.
+        self._bridge = EventLoopThread(
+            name="toolgym-vector-env", on_close=_closer(self.envs), max_threads=max(64, 2 * self.num_envs)
+        )
+        try:
+            for make_one in env_fns:
+                self.envs.append(make_one())
+        except BaseException:
+            self._bridge.close()
+            raise
+        self._obs: list[Observation] = [() for _ in self.envs]
+        self._conversations: list[list[Message]] = [[] for _ in self.envs]
+        self._elapsed = np.zeros(self.num_envs, dtype=np.int64)
+        self._rewards = np.zeros(self.num_envs, dtype=np.float64)
+        self._terminations = np.zeros(self.num_envs, dtype=np.bool_)
+        self._truncations = np.zeros(self.num_envs, dtype=np.bool_)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        self._lost = np.ones(self.num_envs, dtype=np.bool_)  # never reset, or failed since: no step makes sense
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[Observation, ...], dict[str, Any]]:
+        """Begin an episode in every env, or in some.
+
+        Args:
+            seed: an int seeds env `i` with `seed + i`; a sequence gives each env its own; None goes on from where the
+                envs are.
+            options: those of the envs. `reset_mask` (bool `[num_envs]`) is the vector env's own: only the envs where
+                it is true are reset, the others keep their last observation.
+
+        Returns:
+            The observations and infos.
+
+        Raises:
+            ConfigError: the seeds or the mask do not fit the envs.
+            VectorEnvError: some envs raised.
+        """
+        if isinstance(seed, int | np.integer):
+            seed = int(seed)
+            super().reset(seed=seed)
+        seeds = self._seeds(seed)
+        mask = np.ones(self.num_envs, dtype=np.bool_)
+        if options is not None and "reset_mask" in options:
+            mask = self._reset_mask(options["reset_mask"])
+            options = {key: value for key, value in options.items() if key != "reset_mask"}
+        chosen = [index for index in range(self.num_envs) if mask[index]]
+        # Reset means no episode, until it is known to have worked.
+        for flags in (self._terminations, self._truncations, self._ended):
+            flags[mask] = False
+        self._lost[mask] = True
+        self._elapsed[mask] = 0
+        given = self._all("reset", {i: partial(self.envs[i].reset, seed=seeds[i], options=options) for i in chosen})
+        infos: dict[str, Any] = {}
+        for index, (messages, info) in given.items():
+            self._obs[index] = observation(messages)
+            self._conversations[index] = self._kept(messages)
+            self._lost[index] = False
+            infos = self._add_info(infos, plain_info(info), index)
+        return self._observations(), infos
+
+    def step(
+        self, actions: Iterable[str]
+    ) -> tuple[tuple[Observation, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]:
+        """Take one turn in every env, all at the same time.
+
+        Args:
+            actions: one text per env.
+
+        Returns:
+            `(obs, rewards, terminations, truncations, infos)`.
+
+        Raises:
+            ConfigError: the actions do not fit the envs.
+            EpisodeError: an env was not reset where it must be.
+            VectorEnvError: some envs raised. The others took their step; the failed ones need a reset.
+        """
+        texts = self._actions(actions)
+        none = np.zeros_like(self._ended)
+        resetting = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else none
+        forgotten = self._ended if self.autoreset_mode is AutoresetMode.DISABLED else none
+        unready = np.flatnonzero(self._lost | forgotten)
+        if len(unready):
+            raise EpisodeError(
+                f"step was called while env {', '.join(map(str, unready))} had no episode under way; call reset first "
+                "(options={'reset_mask': ...} resets some envs only)"
+            )
+        for text, ignored in zip(texts, resetting, strict=True):
+            if not ignored:
+                check_action(text)
+        given = self._all(
+            "step",
+            {
+                i: partial(self._begin, i) if resetting[i] else partial(self._turn, i, texts[i])
+                for i in range(self.num_envs)
+            },
+            self._settle,
+        )
+        infos: dict[str, Any] = {}
+        for index, outcome in given.items():
+            if outcome.final_info is not None:
+                finals = {"final_obs": outcome.final_obs, "final_info": outcome.final_info}
+                infos = self._add_info(infos, finals, index)
+            infos = self._add_info(infos, outcome.info, index)
+        return (
+            self._observations(),
+            self._rewards.copy(),
+            self._terminations.copy(),
+            self._truncations.copy(),
+            infos,
+        )
+
+    def render(self) -> tuple[str, ...] | None:
+        """Return each env's conversation so far with `render_mode="ansi"`; otherwise warn, as Gymnasium's envs do."""
+        if self.render_mode is None:
+            gymnasium.logger.warn('these envs were made without a render_mode; make them with render_mode="ansi"')
+            return None
+        return tuple(render_conversation(conversation) for conversation in self._conversations)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of each async env."""
+        return tuple(getattr(env, name) for env in self.envs)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every env, and end the thread."""
+        self._bridge.close()
+
+    def __del__(self) -> None:
+        """Do nothing: a forgotten vector env is closed by its loop's thread, while older Gymnasiums close here."""
+
+    # ------------------------------------------------------------------ one env
+
+    async def _begin(self, index: int) -> _StepOutcome:
+        messages, info = await self.envs[index].reset()
+        self._elapsed[index] = 0
+        return _StepOutcome(messages, 0.0, False, False, plain_info(info), self._kept(messages))
+
+    async def _turn(self, index: int, action: str) -> _StepOutcome:
+        result = await self.envs[index].step(action)
+        self._elapsed[index] += 1
+        truncated, info = result.truncated, plain_info(result.info)
+        if self.max_episode_steps is not None and self._elapsed[index] >= self.max_episode_steps:
+            truncated = True
+        conversation = self._conversations[index]
+        if self.render_mode is not None:
+            conversation = [*conversation, *turn(action, result)]
+        outcome = _StepOutcome(result.obs, float(result.reward), result.terminated, truncated, info, conversation)
+        if (result.terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            outcome.final_obs, outcome.final_info = observation(result.obs), info
+            fresh = await self._begin(index)
+            outcome.obs, outcome.info, outcome.conversation = fresh.obs, fresh.info, fresh.conversation
+        return outcome
+
+    def _settle(self, given: Mapping[int, _StepOutcome], failed: Iterable[int]) -> None:
+        """Take over what the envs gave, also when some of them failed."""
+        for index, outcome in given.items():
+            self._obs[index] = observation(outcome.obs)
+            self._conversations[index] = outcome.conversation
+            self._rewards[index] = outcome.reward
+            self._terminations[index] = outcome.terminated
+            self._truncations[index] = outcome.truncated
+        self._ended = self._terminations | self._truncations
+        for index in failed:
+            self._lost[index] = True
+
+    # ------------------------------------------------------------------ all envs
+
+    def _all(
+        self,
+        doing: str,
+        calls: Mapping[int, Callable[[], Coroutine[Any, Any, T]]],
+        settle: Callable[[Mapping[int, T], Iterable[int]], None] | None = None,
+    ) -> dict[int, T]:
+        """Run one call per env at the same time, and wait for all, whatever some of them raise."""
+        try:
+            results = dict(zip(calls, self._bridge.run(_gather(calls.values())), strict=True))
+        except BaseException:
+            for index in calls:
+                self._lost[index] = True  # interrupted somewhere in the middle
+            raise
+        errors = {i: result for i, result in results.items() if isinstance(result, BaseException)}
+        given = {i: result for i, result in results.items() if not isinstance(result, BaseException)}
+        if settle is not None:
+            settle(given, errors)
+        if errors:
+            raise VectorEnvError(doing, errors) from next(iter(errors.values()))
+        return given
+
+    def _observations(self) -> tuple[Observation, ...]:
+        return tuple(observation(messages) for messages in self._obs)
+
+    def _kept(self, messages: Iterable[Message]) -> list[Message]:
+        return list(observation(messages)) if self.render_mode is not None else []
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int):
+            return [seed + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigError(f"expected one seed per env, {self.num_envs}, got {len(seed)}")
+        return seed
+
+    def _reset_mask(self, mask: object) -> Flags:
+        if (
+            not isinstance(mask, np.ndarray)
+            or mask.dtype != np.bool_
+            or mask.shape != (self.num_envs,)
+            or not mask.any()
+        ):
+            raise ConfigError(
+                f"options['reset_mask'] must be a NumPy array of bool with shape ({self.num_envs},) and at least one "
+                f"True, got {mask!r}"
+            )
+        return mask
+
+    def _actions(self, actions: Iterable[str]) -> list[str]:
+        if isinstance(actions, str) or not isinstance(actions, Iterable):
+            raise ConfigError(f"expected {self.num_envs} actions, one text per env, got {actions!r}")
+        texts = list(actions)
+        if len(texts) != self.num_envs:
+            raise ConfigError(f"expected {self.num_envs} actions, one text per env, got {len(texts)}")
+        return texts
+
+
+def make_vector_env(
+    *,
+    env_id: str,
+    num_envs: int = 1,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    render_mode: str | None = None,
+    max_episode_steps: int | None = None,
+    **kwargs: Any,
+) -> ToolVectorEnv:
+    """The `vector_entry_point` of every id at Gymnasium: make `num_envs` envs of an id, stepped together.
+
+    The env class's `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the arguments.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs must be at least 1, got {num_envs!r}")
+    found = spec(env_id)
+    kwargs = {**found.kwargs, **kwargs}
+    adapt = getattr(found.load(), "vector_defaults", None)
+    if adapt is not None:
+        kwargs = dict(adapt(num_envs, kwargs))
+    return ToolVectorEnv(
+        [partial(found.build, kwargs)] * num_envs,
+        autoreset_mode=autoreset_mode,
+        render_mode=render_mode,
+        max_episode_steps=max_episode_steps,
+    )
+
+
+async def _gather(calls: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
+    return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+
+
+def _closer(envs: list[BaseEnv]) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Return a function that closes all envs; it must not refer to the vector env, see `EventLoopThread`."""
+
+    async def close() -> None:
+        results = await _gather([env.close for env in envs])
+        errors = {i: result for i, result in enumerate(results) if isinstance(result, BaseException)}
+        if errors:
+            raise VectorEnvError("close", errors) from next(iter(errors.values()))
+
+    return close
+
+
+def _autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
+    try:
+        return AutoresetMode(value)
+    except ValueError:
+        known = ", ".join(repr(mode.value) for mode in AutoresetMode)
+        raise ConfigError(f"there is no autoreset_mode {value!r}; expected one of: {known}") from None

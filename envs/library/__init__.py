@@ -1,0 +1,1 @@
+"""The envs that have an id, one file each."""

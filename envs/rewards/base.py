@@ -1,0 +1,104 @@
+"""What a scorer is: from the `Outcome` of an episode to a `Score`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An episode that has ended, as a scorer sees it.
+
+    Attributes:
+        task: the task.
+        messages: the whole conversation in order, the task's messages and the last turn included.
+        turns: number of turns that the policy took.
+        tool_calls: what became of each tool call, in order.
+        final_text: the text of the last turn where the policy called no tool in it; empty otherwise.
+        stop_reason: why the episode ended.
+    """
+
+    task: Task
+    messages: tuple[Message, ...]
+    turns: int
+    tool_calls: tuple[ToolCallRecord, ...]
+    final_text: str
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an episode is worth.
+
+    Attributes:
+        value: the reward in all.
+        components: parts of it or remarks on it, by name; kept as metrics, not added to `value`.
+    """
+
+    value: float
+    components: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any) -> Score:
+        """Read what a scorer returned: a `Score` or a number.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls(float(value))
+        except (TypeError, ValueError):
+            raise ConfigError(f"a scorer must return a Score or a number, got {value!r}") from None
+
+
+Scorer: TypeAlias = (
+    Callable[[Outcome], Score | float | Awaitable[Score | float]] | Callable[[str, Task], float | Awaitable[float]]
+)
+"""From an `Outcome` to a `Score` or a number, asked once at every end of an episode. A function of two arguments gets
+the text of the answer and the task instead, and is asked for answers alone. Either kind may be async."""
+
+OutcomeScorer: TypeAlias = Callable[[Outcome], Any]
+
+
+def outcome_scorer(scorer: Scorer) -> OutcomeScorer:
+    """Return a scorer of either kind as one that takes an `Outcome`, and returns None where it has nothing to say.
+
+    Raises:
+        ConfigError: it takes neither one argument nor two.
+    """
+    problem = f"a scorer takes an Outcome, or a text and a Task; got {scorer!r}"
+    if not callable(scorer):
+        raise ConfigError(f"{problem}, which cannot be called")
+    try:
+        signature = inspect.signature(scorer)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{problem}, which does not say what it takes: {error}") from error
+    if _takes(signature, 1):
+        return scorer  # type: ignore[return-value]  # its signature says that it takes one argument
+    if not _takes(signature, 2):
+        raise ConfigError(f"{problem}, which takes {signature}")
+
+    def answers_alone(outcome: Outcome) -> Any:
+        if outcome.stop_reason is not StopReason.ANSWERED:
+            return None
+        return scorer(outcome.final_text, outcome.task)  # type: ignore[call-arg, arg-type]
+
+    return answers_alone
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,274 @@
+"""`ArithmeticTasks`: word problems with numbers too large to guess, made on the spot.
+
+Every problem is one short English question whose answer is one expression over two or three numbers of two
+or three digits: `a+b`, `a-b`, `a*b`, `a+b-c`, `a*b+c`, `a*b-c`, `(a+b)*c` or `(a-b)*c`. Answers are integers,
+never negative. Nothing is downloaded, and there are many millions of different problems. About a tenth of the
+expressions are kept for testing, whatever the question around them says, so that no answer that training saw
+can help there.
+
+Not covered: division, negative numbers, and questions that need knowledge beyond what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import UnknownNameError, nearest
+from toolgym.tools.message import system, user
+
+Split = Literal["train", "test"]
+
+SYSTEM_PROMPT = "Compute with the tool. Then end with `#### <answer>`."
+"""What every arithmetic task begins with. Short, because a small policy pays for every token of it."""
+
+HELD_OUT_ONE_IN = 10
+"""One expression in this many belongs to the test split."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One word problem.
+
+    Attributes:
+        question: what the policy is asked.
+        expression: a Python expression whose value is the answer, for example `(12+34)*5`; it has no spaces.
+        answer: its value, not negative.
+        form: the kind of the expression in letters, for example `(a+b)*c`.
+    """
+
+    question: str
+    expression: str
+    answer: int
+    form: str
+
+    @property
+    def split(self) -> Split:
+        """The split that the problem belongs to; all problems with the same expression share it."""
+        # CRC-32, for Python's own hash of a string differs from process to process.
+        return "test" if zlib.crc32(self.expression.encode()) % HELD_OUT_ONE_IN == 0 else "train"
+
+    @property
+    def id(self) -> str:
+        """A name of the problem that depends on its question and expression alone."""
+        text = f"{self.question}\n{self.expression}"
+        return "arithmetic-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def to_task(self) -> Task:
+        """The problem as a task: a short system message, the question, and the answer as ground truth."""
+        return Task(
+            messages=(system(SYSTEM_PROMPT), user(self.question)),
+            ground_truth=str(self.answer),
+            source="arithmetic",
+            id=self.id,
+        )
+
+
+class ArithmeticTasks(TaskSource):
+    """An endless source of arithmetic word problems.
+
+        tasks = ArithmeticTasks(split="train")
+        task = tasks.sample(random.Random(0))
+        task.messages[-1]["content"], task.ground_truth
+
+    Args:
+        split: `"train"`, or `"test"` for the tenth of all expressions that training never shows.
+
+    Raises:
+        UnknownNameError: there is no such split.
+    """
+
+    def __init__(self, split: Split = "train") -> None:
+        if split not in ("train", "test"):
+            raise UnknownNameError(
+                f"ArithmeticTasks needs the split 'train' or 'test', got {split!r}"
+                f"{nearest(str(split), ('train', 'test'))}"
+            )
+        self.split = split
+
+    def sample(self, rng: random.Random) -> Task:
+        return self.problem(rng).to_task()
+
+    def problem(self, rng: random.Random) -> Problem:
+        """Draw one problem with its expression, which is what a scripted policy needs to solve it.
+
+        Args:
+            rng: the only source of chance; the same state gives the same problem.
+        """
+        while True:
+            problem = _draw(rng)
+            if problem.split == self.split:
+                return problem
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A kind of expression and the questions that ask for it.
+
+    Attributes:
+        expression: the kind, in the letters a, b and c.
+        value: computes it.
+        factors: the letters that are multiplied; they stay small enough for a story.
+        weight: how often the form is drawn, relative to the others.
+        questions: texts with `{a}`, `{b}`, `{c}` for the numbers, and `{name}`, `{item}`, `{box}`, `{place}`
+            and `{day}` for words that do not matter.
+    """
+
+    expression: str
+    value: Callable[[int, int, int], int]
+    factors: str
+    weight: int
+    questions: tuple[str, ...]
+
+
+_NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fatima", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena", "Omar")
+_ITEMS = ("apples", "books", "bricks", "cards", "coins", "cups", "eggs", "nails", "pens", "plates", "stamps")
+_BOXES = ("bags", "boxes", "carts", "crates", "rows", "shelves", "trays", "trucks")
+_PLACES = ("bakery", "factory", "farm", "library", "market", "school", "shop", "store")
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+
+_FORMS = (
+    _Form(
+        "a+b",
+        lambda a, b, c: a + b,
+        "",
+        2,
+        (
+            "What is {a}+{b}?",
+            "Add {a} and {b}.",
+            "{name} has {a} {item} and finds {b} more. How many {item} now?",
+            "A {place} sold {a} {item} and then {b} more. How many {item} were sold?",
+            "A train runs {a} km and then {b} km. How many km in total?",
+            "{name} saved {a} dollars and got {b} more on {day}. How many dollars now?",
+        ),
+    ),
+    _Form(
+        "a-b",
+        lambda a, b, c: a - b,
+        "",
+        2,
+        (
+            "What is {a}-{b}?",
+            "Take {b} away from {a}.",
+            "A {place} had {a} {item} and sold {b}. How many {item} are left?",
+            "{name} had {a} {item} and lost {b} on {day}. How many {item} now?",
+            "A rope of {a} m loses a piece of {b} m. How long is it now?",
+            "By how much is {a} larger than {b}?",
+        ),
+    ),
+    _Form(
+        "a*b",
+        lambda a, b, c: a * b,
+        "ab",
+        3,
+        (
+            "What is {a}*{b}?",
+            "Compute {a} times {b}.",
+            "{a} {box} hold {b} {item} each. How many {item}?",
+            "{name} reads {a} pages a day for {b} days. How many pages?",
+            "A field is {a} m long and {b} m wide. What is its area?",
+            "A {place} buys {a} {item} at {b} dollars each. What is the cost?",
+        ),
+    ),
+    _Form(
+        "a+b-c",
+        lambda a, b, c: a + b - c,
+        "",
+        1,
+        (
+            "What is {a}+{b}-{c}?",
+            "{name} has {a} {item}, finds {b} and loses {c}. How many {item} now?",
+            "A {place} had {a} {item}, got {b} more and sold {c}. How many {item} are left?",
+            "A bus with {a} people takes on {b} and lets off {c}. How many people are on it?",
+        ),
+    ),
+    _Form(
+        "a*b+c",
+        lambda a, b, c: a * b + c,
+        "ab",
+        2,
+        (
+            "What is {a}*{b}+{c}?",
+            "Multiply {a} by {b}, then add {c}.",
+            "{a} {box} hold {b} {item} each, and {c} {item} lie on the floor. How many {item}?",
+            "{name} earns {a} dollars a day for {b} days and a bonus of {c} dollars. How many dollars?",
+            "A {place} got {a} {box} of {b} {item} and had {c} {item} before. How many {item} now?",
+        ),
+    ),
+    _Form(
+        "a*b-c",
+        lambda a, b, c: a * b - c,
+        "ab",
+        2,
+        (
+            "What is {a}*{b}-{c}?",
+            "Multiply {a} by {b}, then subtract {c}.",
+            "{a} {box} hold {b} {item} each, and {c} {item} are broken. How many {item} are whole?",
+            "{name} earns {a} dollars a day for {b} days and spends {c} dollars. How many dollars are left?",
+            "A {place} got {a} {box} of {b} {item} and sold {c}. How many {item} are left?",
+        ),
+    ),
+    _Form(
+        "(a+b)*c",
+        lambda a, b, c: (a + b) * c,
+        "abc",
+        2,
+        (
+            "What is ({a}+{b})*{c}?",
+            "Add {a} and {b}, then multiply by {c}.",
+            "Each of {c} {box} holds {a} red and {b} blue {item}. How many {item}?",
+            "{name} walks {a} m and swims {b} m a day for {c} days. How many m?",
+            "A {place} sells {a} {item} by day and {b} by night. How many in {c} days?",
+        ),
+    ),
+    _Form(
+        "(a-b)*c",
+        lambda a, b, c: (a - b) * c,
+        "abc",
+        2,
+        (
+            "What is ({a}-{b})*{c}?",
+            "Subtract {b} from {a}, then multiply by {c}.",
+            "Each of {c} {box} holds {a} {item}, of which {b} are broken. How many {item} are whole?",
+            "{name} earns {a} dollars and spends {b} dollars a day. How many dollars are saved in {c} days?",
+            "A {place} makes {a} {item} a day and keeps {b}. How many are sold in {c} days?",
+        ),
+    ),
+)
+_WEIGHTS = tuple(form.weight for form in _FORMS)
+
+
+def _draw(rng: random.Random) -> Problem:
+    """Draw a problem of either split."""
+    (form,) = rng.choices(_FORMS, weights=_WEIGHTS)
+    question = rng.choice(form.questions)
+    while True:
+        a, b, c = (_number(rng, small=letter in form.factors) for letter in "abc")
+        # Differences must not go below zero, also inside brackets, where the story would make no sense.
+        if form.value(a, b, c) >= 0 and not (form.expression == "(a-b)*c" and a < b):
+            break
+    text = question.format(
+        a=a,
+        b=b,
+        c=c,
+        name=rng.choice(_NAMES),
+        item=rng.choice(_ITEMS),
+        box=rng.choice(_BOXES),
+        place=rng.choice(_PLACES),
+        day=rng.choice(_DAYS),
+    )
+    numbers = {"a": str(a), "b": str(b), "c": str(c)}
+    expression = "".join(numbers.get(character, character) for character in form.expression)
+    return Problem(question=text, expression=expression, answer=form.value(a, b, c), form=form.expression)
+
+
+def _number(rng: random.Random, *, small: bool) -> int:
+    """A number of two or three digits: as many of either, but mostly of two where it is multiplied."""
+    digits = 3 if rng.random() < (0.2 if small else 0.5) else 2
+    return rng.randint(10 ** (digits - 1), 10**digits - 1)

@@ -1,0 +1,151 @@
+"""`Task`: one row to solve."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message
+
+_ROLES = ("system", "user", "assistant", "tool")
+_KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row to solve.
+
+    Attributes:
+        messages: the conversation that the episode begins with, in order.
+        ground_truth: what a scorer compares with: any JSON value; None where the env needs none.
+        tools_kwargs: for each tool's name, any of `create_kwargs`, `execute_kwargs`, `calc_reward_kwargs` and
+            `release_kwargs`, as in verl's data sets.
+        source: where the row comes from (verl's `data_source`).
+        id: unique in its source.
+        row: the row that the task was read from, whole; empty for a task that was not. Not compared.
+
+    Raises:
+        ConfigError: a message or the tools' kwargs have another shape.
+    """
+
+    messages: tuple[Message, ...]
+    ground_truth: Any = None
+    tools_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: str = ""
+    id: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise ConfigError("a task needs at least one message")
+        for message in self.messages:
+            if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
+                raise ConfigError(
+                    f"a task's message needs a role out of {', '.join(_ROLES)} and a text content, got {message!r}"
+                )
+            if not _are_calls(message.get("tool_calls", [])):
+                raise ConfigError(
+                    "tool_calls of a task's message must be a list of {'id', 'type': 'function', 'function': {'name', "
+                    f"'arguments': {{...}}}}}}, got {message!r}"
+                )
+        for name, kwargs in self.tools_kwargs.items():
+            if not isinstance(kwargs, Mapping) or not all(
+                isinstance(kwargs.get(key), Mapping | None) for key in _KWARGS
+            ):
+                raise ConfigError(
+                    f"a task's tools_kwargs[{name!r}] must map any of {', '.join(_KWARGS)} to named arguments, "
+                    f"got {kwargs!r}"
+                )
+
+    @property
+    def extra_info(self) -> Mapping[str, Any]:
+        """`extra_info` of the row, where data sets keep what is theirs alone; empty where there is none."""
+        return self.row.get("extra_info") or {}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], *, id: str = "") -> Task:
+        """Read a row in verl's shape.
+
+        `prompt` (a list of messages) is required; `reward_model.ground_truth`, `data_source`,
+        `extra_info.tools_kwargs` and `extra_info.index` are used where present. Everything else stays in `row`.
+
+        Args:
+            row: the row; it is kept, so do not change it afterwards.
+            id: the task's id where the row has no `extra_info.index`.
+
+        Raises:
+            ConfigError: the row does not have that shape.
+        """
+        prompt = row.get("prompt")
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
+            raise ConfigError(f"a task row needs 'prompt', a list of messages; got {prompt!r}")
+        if not all(isinstance(message, Mapping) for message in prompt):
+            raise ConfigError(f"'prompt' must be a list of messages {{'role', 'content'}}; got {prompt!r}")
+        extra = _mapping("extra_info", row.get("extra_info"))
+        kwargs = _mapping("extra_info.tools_kwargs", extra.get("tools_kwargs"))
+        index = extra.get("index")
+        return cls(
+            messages=tuple(cast(Message, dict(message)) for message in prompt),
+            ground_truth=_mapping("reward_model", row.get("reward_model")).get("ground_truth"),
+            # Arrow fills tools that a row does not use with None when it unites rows.
+            tools_kwargs={name: value for name, value in kwargs.items() if value is not None},
+            source=str(row.get("data_source") or ""),
+            id=id if index is None else str(index),
+            row=row,
+        )
+
+    def to_row(self) -> dict[str, Any]:
+        """The task as a row in verl's shape; `from_row` reads it back equal.
+
+        A task that was read from a row gives an equal row, with all keys and types; what was changed since, as by
+        `dataclasses.replace`, is changed in the row too.
+        """
+        before = Task.from_row(self.row, id=self.id) if self.row else None
+        row = copy.deepcopy(dict(self.row))
+        if before is None:
+            row["reward_model"] = {"style": "rule"}
+        if before is None or self.messages != before.messages:
+            row["prompt"] = [dict(message) for message in self.messages]
+        if before is None or not _same(self.ground_truth, before.ground_truth):
+            row["reward_model"] = {**(row.get("reward_model") or {}), "ground_truth": copy.deepcopy(self.ground_truth)}
+        if before is None or self.source != before.source:
+            row["data_source"] = self.source
+        if before is None or self.id != before.id:
+            row["extra_info"] = {**(row.get("extra_info") or {}), "index": self.id}
+        if before is None or self.tools_kwargs != before.tools_kwargs:
+            kwargs = {name: copy.deepcopy(dict(value)) for name, value in self.tools_kwargs.items()}
+            row["extra_info"] = {**(row.get("extra_info") or {}), "tools_kwargs": kwargs}
+        return row
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal with their types: 1 is not 1.0 here, nor true."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other) or one is other
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name!r} of a task row must be an object, got {value!r}")
+    return value
+
+
+def _are_calls(calls: Any) -> bool:
+    """Whether these are `tool_calls` as chat templates take them."""
+    if not isinstance(calls, list):
+        return False
+    functions = [one.get("function") if isinstance(one, Mapping) else None for one in calls]
+    return all(
+        isinstance(one, Mapping) and isinstance(one.get("name"), str) and isinstance(one.get("arguments"), Mapping)
+        for one in functions
+    )

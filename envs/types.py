@@ -1,0 +1,185 @@
+"""The words of an episode: why it ended, what a step tells besides its observation, what became of a tool call.
+
+Every reason to end is a `StopReason`, whether the env ends the episode or what drives it does. Nothing else in
+toolgym says why an episode is over, so a wrong answer and a broken sandbox never look the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.message import Message
+
+
+class Blame(enum.StrEnum):
+    """What an episode ended on."""
+
+    POLICY = "policy"
+    """The policy's own doing, a good end included."""
+    TOOL = "tool"
+    """A tool."""
+    SANDBOX = "sandbox"
+    """The sandbox that tools run in."""
+    ENGINE = "engine"
+    """The engine that generates turns."""
+    ENV = "env"
+    """The env, its scorer included."""
+    BUDGET = "budget"
+    """A limit on turns, tokens or time."""
+    USER = "user"
+    """The task, the chat template, a context policy, or a person who stopped the run."""
+
+
+class _End(enum.Enum):
+    """The three kinds of ends; see the properties of `StopReason`."""
+
+    OWN = enum.auto()
+    CUT = enum.auto()
+    FAILED = enum.auto()
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered", Blame.POLICY, _End.OWN
+    """The policy gave a turn without tool calls, and the env took it as the answer."""
+    TOO_MANY_BAD_CALLS = "too_many_bad_calls", Blame.POLICY, _End.OWN
+    """The policy made as many malformed tool calls as the env's `BadCallPolicy` stops after."""
+    MAX_TURNS = "max_turns", Blame.BUDGET, _End.CUT
+    """The policy used up its turns."""
+    LENGTH = "length", Blame.BUDGET, _End.CUT
+    """A turn reached `max_new_tokens` before its end-of-turn token."""
+    BUDGET = "budget", Blame.BUDGET, _End.CUT
+    """No tokens were left for another turn."""
+    ABORTED = "aborted", Blame.ENGINE, _End.CUT
+    """The engine aborted a turn, and the turn was not resumed."""
+
+    ENV_CREATE_FAILED = "env_create_failed", Blame.ENV, _End.FAILED
+    """The env could not be made."""
+    RESET_FAILED = "reset_failed", Blame.ENV, _End.FAILED
+    """The env's `reset` raised: a tool could not be opened, or the task does not fit the env."""
+    PROMPT_REFUSED = "prompt_refused", Blame.USER, _End.FAILED
+    """The chat template refused the conversation, or the prompt is longer than allowed."""
+    ENGINE_FAILED = "engine_failed", Blame.ENGINE, _End.FAILED
+    """The engine raised, or what it gave is no generation."""
+    ENGINE_TIMEOUT = "engine_timeout", Blame.ENGINE, _End.FAILED
+    """The engine did not answer within its deadline."""
+    ENV_FAILED = "env_failed", Blame.ENV, _End.FAILED
+    """The env's `step` raised, or what it gave is no result."""
+    ENV_TIMEOUT = "env_timeout", Blame.ENV, _End.FAILED
+    """The env's `reset` or `step` did not finish within its deadline."""
+    SANDBOX_FAILED = "sandbox_failed", Blame.SANDBOX, _End.FAILED
+    """The sandbox that the env itself depends on failed. (A tool's failing sandbox is an observation.)"""
+    TOOL_FAILED = "tool_failed", Blame.TOOL, _End.FAILED
+    """A tool could not say what its episode is worth (`calc_reward`)."""
+    SCORE_FAILED = "score_failed", Blame.ENV, _End.FAILED
+    """The scorer raised, or what it gave is no score."""
+    SCORE_TIMEOUT = "score_timeout", Blame.ENV, _End.FAILED
+    """The scorer did not finish within its deadline."""
+    CONTEXT_FAILED = "context_failed", Blame.USER, _End.FAILED
+    """A context policy raised, or what it gave is no conversation."""
+    CONTEXT_TIMEOUT = "context_timeout", Blame.USER, _End.FAILED
+    """A context policy did not finish within its deadline."""
+    EPISODE_TIMEOUT = "episode_timeout", Blame.BUDGET, _End.FAILED
+    """The deadline of the whole episode passed."""
+
+    _blame: Blame
+    _end: _End
+
+    def __new__(cls, value: str, *kind: Any) -> StopReason:  # with more names, type checkers refuse StopReason("...")
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member._blame, member._end = kind
+        return member
+
+    @property
+    def blame(self) -> Blame:
+        """What the episode ended on."""
+        return self._blame
+
+    @property
+    def failed(self) -> bool:
+        """Whether something broke, so that the reward says nothing about the policy."""
+        return self._end is _End.FAILED
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the episode was cut before its own end: by a limit, an abort or a failure."""
+        return self._end is not _End.OWN
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a trainer may learn from the episode's tokens."""
+        return not self.failed
+
+    @property
+    def counts(self) -> bool:
+        """Whether the episode's reward enters its group's statistics: the policy earned it within its limits."""
+        return not self.failed and self is not StopReason.ABORTED
+
+
+class EpisodeFailedError(ToolgymError, RuntimeError):
+    """An env cannot go on, and says which failure it is. Raised by `reset` or `step`; the episode is over.
+
+    Attributes:
+        stop_reason: the failure; a runner's trajectory ends with it.
+    """
+
+    def __init__(self, stop_reason: StopReason, message: str) -> None:
+        super().__init__(message)
+        self.stop_reason = stop_reason
+
+
+@dataclass(frozen=True)
+class ToolCallRecord:
+    """What became of one tool call.
+
+    Attributes:
+        id: the call's id.
+        name: the tool's name as the model wrote it; empty where it could not be read.
+        arguments: the arguments with defaults filled in; None where they could not be read.
+        status: `ok`; what the tool reported in its metrics' `status`; `timeout` or `error` where the tool overran its
+            deadline or raised; or the `CallProblem` of a call that was not run.
+        text: what the model read.
+        reward: the tool's step reward.
+        seconds: wall seconds that the call took.
+        infra_failure: the tool's infrastructure failed; the model is not to blame.
+        metrics: the tool's own numbers.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    status: str
+    text: str
+    reward: float = 0.0
+    seconds: float = 0.0
+    infra_failure: bool = False
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class ResetInfo(TypedDict, total=False):
+    """What `reset` tells besides the messages. An env may add keys of its own."""
+
+    task: Task
+    """The task of the episode."""
+    tools: list[dict[str, Any]]
+    """The schemas of the tools in the OpenAI shape."""
+
+
+class StepInfo(TypedDict, total=False):
+    """What a step tells besides observation and reward. An env may add keys of its own."""
+
+    stop_reason: StopReason | None
+    """Why the episode is over; None while it goes on. An env that leaves it out of its last step means `ANSWERED`."""
+    message: Message
+    """The action as an assistant message."""
+    tool_calls: Sequence[ToolCallRecord]
+    """What became of each tool call of the turn, in order."""
+    metrics: dict[str, Any]
+    """Numbers about the episode so far, by name."""

@@ -1,0 +1,1 @@
+"""The `toolgym` command, one file a command."""

@@ -1,0 +1,88 @@
+"""The `toolgym` command."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from toolgym.tools.errors import ToolgymError, nearest
+from toolgym.version import __version__
+
+COMMANDS = {
+    "rollout": "Play tasks with a policy; write trajectories and a batch.",
+    "replay": "Play a recorded run again, without its engine and tools, and compare.",
+    "check-template": "Check whether a model's chat template keeps tokens exact.",
+    "doctor": "Say what this machine offers: isolation, languages, libraries.",
+    "serve": "Serve the sandbox over HTTP.",
+}
+"""Each command and what it does. Its module, `toolgym.cli.NAME`, is loaded when it is used, and holds it as `app`."""
+
+
+class LazyCommands(TyperGroup):
+    """The commands of `COMMANDS`. (Typer brings a copy of click whose types have no public names.)"""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"toolgym.cli.{name.replace('-', '_')}")
+        command = typer.main.get_command(module.app)
+        command.name = name
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS) or '.'}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+app = typer.Typer(
+    name="toolgym",
+    cls=LazyCommands,
+    help="Gymnasium-style environments for training language models that use tools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"toolgym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Gymnasium-style environments for training language models that use tools."""
+
+
+def main() -> None:
+    """Run the command line. Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a question mark in a terminal that knows few characters
+    try:
+        app()
+    except (ToolgymError, OSError) as error:  # of the latter, a full disk behind standard output for example
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", style="red", markup=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

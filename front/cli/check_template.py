@@ -1,0 +1,106 @@
+"""`toolgym check-template`: whether a model's chat template keeps tokens exact, turn by turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from toolgym.tools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolgym.rollout.tokens.template_check import Report
+
+app = typer.Typer(rich_markup_mode=None)
+
+_COLOURS = {"append-only": "green", "exact by delta": "cyan", "not supported": "red"}
+
+
+@app.command("check-template")
+def check_template_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_FOLDER",
+            help="Folder of a model or tokenizer, a .jinja file or a folder with one, or a name on the model hub.",
+        ),
+    ],
+    variables: Annotated[
+        str, typer.Option(help="JSON object of variables for the template, such as '{\"enable_thinking\": false}'.")
+    ] = "{}",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check case by case whether a chat template can be extended turn by turn, and the tokens stay exact.
+
+    Exit status: 0 exact, 1 not supported, 2 wrong usage.
+    """
+    from toolgym.rollout.tokens.template_check import check_template, tokenizer_for
+
+    try:
+        given = json.loads(variables)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"expected a JSON object, got {variables!r}: {error}", param_hint="--variables"
+        ) from error
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"expected a JSON object, got {variables!r}", param_hint="--variables")
+    try:
+        tokenizer, origin = tokenizer_for(model)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="MODEL_OR_FOLDER") from error
+    report = check_template(tokenizer, template_kwargs=given, origin=origin)
+    console = Console(highlight=False)
+    if as_json:
+        console.print_json(json.dumps(_as_json(report)))
+    else:
+        console.print(_table(report, model))
+        for note in _notes(report):
+            console.print(Text(note))
+    raise typer.Exit(0 if report.exact else 1)
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    facts = None
+    if report.facts is not None:
+        facts = dataclasses.asdict(report.facts)
+    return {
+        "exact": report.exact,
+        "tokenizer": report.tokenizer,
+        "cases": [dataclasses.asdict(case) for case in report.cases],
+        "facts": facts,
+    }
+
+
+def _table(report: Report, model: str) -> Table:
+    table = Table(title=Text(f"chat template of {model}"), title_justify="left")
+    table.add_column("case", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for case in report.cases:
+        name = case.name if case.required else f"{case.name} (optional)"
+        table.add_row(Text(name), Text(case.status, style=_COLOURS[case.status]), Text(case.why))
+    return table
+
+
+def _notes(report: Report) -> list[str]:
+    """What else a person should know, and the verdict."""
+    facts = report.facts
+    notes = [f"tokenizer: {report.tokenizer}"]
+    if facts is not None:
+        notes.append(f"a turn ends with: {' or '.join(facts.ends_of_turn)}")
+        notes.append(f"the policy goes on from: {facts.generation_prompt!r}")
+        if facts.end_of_turn_is_marker:
+            notes.append("turns have no end of their own; the next role's marker ends them")
+        if not facts.tool_calls_rendered:
+            notes.append("tool calls are not rendered; they are kept as the text that the policy wrote")
+        if not facts.tools_rendered:
+            notes.append("the tools are not shown to the policy; describe them in the system prompt")
+        if facts.uses_date:
+            notes.append("the date is written; it stays that of the run's start")
+    verdict = "exact" if report.exact else "not supported: a required case fails"
+    return [*notes, f"verdict: {verdict}"]

@@ -1,0 +1,106 @@
+"""`toolgym doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import platform
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from toolgym.tools.errors import SandboxError
+from toolgym.version import __version__
+
+app = typer.Typer(rich_markup_mode=None)
+
+EXTRAS = {"rollout": "torch", "sglang": "sglang", "ray": "ray", "viewer": "textual", "trl": "trl", "verl": "verl"}
+"""For each extra, a module that comes with it."""
+
+
+@app.command("doctor")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for bug reports.")] = False,
+) -> None:
+    """Show what this machine offers: isolation, languages, extras. Exit status 1 when code cannot be isolated."""
+    findings = asyncio.run(_examine())
+    console = Console(highlight=False)
+    if as_json:
+        console.print_json(json.dumps(findings))
+    else:
+        console.print(_table(findings))
+    raise typer.Exit(0 if findings["isolation"] else 1)
+
+
+async def _examine() -> dict[str, Any]:
+    from toolgym.tools.sandbox.local import LocalSandbox
+    from toolgym.tools.sandbox.local.host.isolation import probe
+    from toolgym.tools.sandbox.local.host.languages import LANGUAGES
+
+    isolation: dict[str, Any] | None = None
+    trouble = ""
+    try:
+        async with LocalSandbox(preload=(), templates=1) as sandbox:
+            await sandbox.start()
+            found = sandbox.isolation
+            isolation = {
+                "level": found.level.value,
+                "landlock_abi": found.landlock,
+                "seccomp": found.seccomp,
+                "own_proc": found.fresh_proc,
+                "cgroup": found.cgroup,
+                "controllers": list(found.controllers),
+                "missing": list(found.missing),
+            }
+            ran = await sandbox.run("print(6 * 7)", timeout=10)
+            if ran.stdout != "42\n":
+                isolation, trouble = None, f"a test program ended with {ran.status}: {ran.message or ran.stderr}"
+    except SandboxError as error:
+        trouble = str(error)
+    lacking = {name: absent for name, language in LANGUAGES.items() if (absent := language.absent)}
+    installed = set(LANGUAGES) - set(lacking)
+    usable = {name for name in installed if isolation is None or LANGUAGES[name].possible(isolation["level"])}
+    return {
+        "toolgym": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "machine": probe(),
+        "isolation": isolation,
+        "trouble": trouble,
+        "languages": ["python", *sorted(usable)],
+        "languages_not_at_this_level": sorted(installed - usable),
+        "languages_not_installed": {name: ", ".join(absent) for name, absent in sorted(lacking.items())},
+        "extras": {name: importlib.util.find_spec(module) is not None for name, module in EXTRAS.items()},
+    }
+
+
+def _table(findings: dict[str, Any]) -> Table:
+    table = Table(title=f"toolgym {findings['toolgym']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("system", f"{findings['system']}, Python {findings['python']}")
+    isolation = findings["isolation"]
+    if isolation:
+        layers = [f"Landlock ABI {isolation['landlock_abi']}" if isolation["landlock_abi"] else "no Landlock"]
+        layers.append("seccomp" if isolation["seccomp"] else "no seccomp")
+        if isolation["cgroup"]:
+            layers.append(f"control groups {isolation['cgroup']} ({', '.join(isolation['controllers'])})")
+        else:
+            layers.append("no control groups")
+        table.add_row("isolation", f"{isolation['level']}, {', '.join(layers)}")
+        for sentence in isolation["missing"]:
+            table.add_row("", f"[yellow]{sentence}[/yellow]")
+    else:
+        table.add_row("isolation", f"[red]none: {findings['trouble']}[/red]")
+    table.add_row("levels offered", ", ".join(findings["machine"]["levels"]) or "none")
+    table.add_row("languages", ", ".join(findings["languages"]))
+    if findings["languages_not_at_this_level"]:
+        table.add_row("not at this level", ", ".join(findings["languages_not_at_this_level"]))
+    lacking = [f"{name}: {absent}" for name, absent in findings["languages_not_installed"].items()]
+    table.add_row("not installed", "; ".join(lacking))
+    present = [name for name, there in findings["extras"].items() if there]
+    table.add_row("extras", ", ".join(present) or "none")
+    return table

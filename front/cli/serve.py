@@ -1,0 +1,80 @@
+"""`toolgym serve`: the library's parts as servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(name="serve", help="Serve the sandbox over HTTP.", no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Serve the sandbox over HTTP."""
+
+
+@app.command("sandbox")
+def sandbox_command(
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; flags win over it.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8080].")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes [default: one per four processors].")] = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="Programs at once [default: 8 per processor].")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Requests that may wait; more get a 429 [default: 4096].")
+    ] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Open sessions [default: 1024].")] = None,
+    session_idle_timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which an idle session is closed [default: 1800].")
+    ] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that running programs get when the server stops [default: 30].")
+    ] = None,
+    isolation: Annotated[
+        str | None,
+        typer.Option(help="Weakest acceptable level: namespaces, uid or landlock [default: the strongest there is]."),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="What programs can reach: off, loopback or host [default: off].")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token that clients must send.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TOOLGYM_SANDBOX_TOKEN",
+            show_envvar=True,
+            help="The token itself; better by the variable, since others can see a command line.",
+        ),
+    ] = None,
+) -> None:
+    """Serve the sandbox: SandboxFusion's API and stateful sessions.
+
+    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 stopped as told, 1 an error, 2 wrong usage.
+    """
+    from toolgym.tools.sandbox.server.config import load_config
+    from toolgym.tools.sandbox.server.serve import serve
+    from toolgym.tools.serving.worker import LOG_FORMAT
+
+    flags = {
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "max_concurrency": max_concurrency,
+        "max_queue": max_queue,
+        "max_sessions": max_sessions,
+        "session_idle_timeout": session_idle_timeout,
+        "drain_timeout": drain_timeout,
+        "isolation": isolation,
+        "network": network,
+        "token_file": token_file,
+        "token": token,
+    }
+    settings = load_config(config, flags)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    console = Console(soft_wrap=True, highlight=False)
+    asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))

@@ -1,0 +1,21 @@
+"""What a check raises."""
+
+from __future__ import annotations
+
+from toolgym.tools.errors import ToolgymError, shorten
+
+
+class ConformanceError(ToolgymError, AssertionError):
+    """An implementation does not do what its contract says. Says what was expected and what came."""
+
+
+def expect(holds: bool, expected: str, got: object) -> None:
+    """Raise a `ConformanceError` unless it holds.
+
+    Args:
+        holds: whether all is well.
+        expected: what the contract says, as a sentence without a full stop.
+        got: what came instead.
+    """
+    if not holds:
+        raise ConformanceError(f"{expected}; got {shorten(got)}")

@@ -1,0 +1,53 @@
+"""What the three suites for sandboxes share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toolgym.testing.suite import Suite
+from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox, Session
+
+import pytest  # isort: skip  after `suite`, which says what to install where it is absent
+
+TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
+
+BAD_RUN_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": float("nan")}, "timeout"),
+    ({"timeout": "1"}, "timeout"),
+    ({"compile_timeout": -1}, "compile_timeout"),
+    ({"memory_mb": 0}, "memory_mb"),
+    ({"stdin": b"x"}, "stdin must be a text"),
+    ({"language": None}, "language must be a text"),
+    ({"files": {"../x": b""}}, "inside the sandbox's folder"),
+    ({"files": {"x": "text"}}, "'x' must be bytes"),
+    ({"files": {"/".join(["x" * 200] * 25): b""}}, "4096 bytes in all"),
+    ({"fetch_files": "x"}, "fetch_files must be a list"),
+    ({"fetch_files": ["/etc/passwd"]}, "inside the sandbox's folder"),
+    ({"env": {"A=B": "x"}}, "without '='"),
+    ({"env": {"A": "\0"}}, "environment variable"),
+]
+BAD_SESSION_OPTIONS = [
+    (options, said) for options, said in BAD_RUN_OPTIONS if options.keys() <= {"files", "env", "memory_mb", "hint"}
+]
+
+
+class SandboxTests(Suite):
+    """The attributes of the three parts; see `SandboxSuite`."""
+
+    sessions: bool = True
+    forks: bool = True
+    programs: bool = True
+    variables: bool = True
+    output_bytes: int | None = None
+
+    @pytest.fixture
+    def make_sandbox(self) -> Callable[[], Sandbox]:
+        """Return what makes another sandbox, which the test closes."""
+        pytest.skip(f"{type(self).__name__} has no fixture make_sandbox")
+
+
+async def close_all(sessions: Sequence[Session]) -> None:
+    await asyncio.gather(*(one.close() for one in sessions))

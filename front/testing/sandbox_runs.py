@@ -1,0 +1,229 @@
+"""What one run must do, in every sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toolgym.testing.sandbox_base import BAD_RUN_OPTIONS, ERROR, OK, TIMEOUT, SandboxTests
+from toolgym.testing.suite import needs
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxClosedError,
+    SandboxError,
+    SandboxUnsupportedError,
+    UnknownNameError,
+)
+from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
+
+import pytest  # isort: skip  after `suite`, which says what to install where it is absent
+
+
+class RunSuite(SandboxTests):
+    """What `Sandbox.run` must do. Needs the fixture `sandbox`."""
+
+    async def test_output_code_and_time(self, sandbox: Sandbox) -> None:
+        result = await sandbox.run("import sys, time\nprint('out')\nprint('err', file=sys.stderr)\ntime.sleep(0.2)")
+        assert (result.status, result.stdout, result.stderr, result.return_code) == (OK, "out\n", "err\n", 0)
+        assert result.ok
+        assert 0.2 <= result.duration < 10
+        assert not result.stdout_truncated
+        assert dict(result.files) == {}
+
+    async def test_an_exception_is_an_error_with_its_traceback(self, sandbox: Sandbox) -> None:
+        result = await sandbox.run("def f():\n    return 1 / 0\nf()")
+        assert (result.status, result.return_code) == (ERROR, 1)
+        assert result.stderr.startswith("Traceback (most recent call last):\n")
+        assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+        assert "    return 1 / 0\n" in result.stderr
+        assert result.stderr.count("File ") == 2, "the sandbox's own frames show"
+
+    async def test_exit_codes(self, sandbox: Sandbox) -> None:
+        assert (await sandbox.run("raise SystemExit(7)")).return_code == 7
+        assert (await sandbox.run("raise SystemExit(0)")).status is OK
+        assert (await sandbox.run("import os; os._exit(9)")).return_code == 9
+
+    async def test_a_crash_is_told_from_an_error(self, sandbox: Sandbox) -> None:
+        crashed = await sandbox.run("import ctypes; print(1, flush=True); ctypes.string_at(0)")
+        assert (crashed.status, crashed.return_code) == (ExecutionStatus.KILLED, -signal.SIGSEGV)
+        assert crashed.stdout == "1\n"
+
+    async def test_the_deadline_keeps_what_was_printed(self, sandbox: Sandbox) -> None:
+        began = time.monotonic()
+        result = await sandbox.run("import time\nprint('before')\ntime.sleep(60)", timeout=1.0)
+        assert (result.status, result.return_code, result.stdout) == (TIMEOUT, None, "before\n")
+        assert 1.0 <= time.monotonic() - began < 5
+        assert 1.0 <= result.duration < 5
+
+    async def test_every_call_is_a_clean_start(self, sandbox: Sandbox) -> None:
+        code = "import os, sys\nprint(sorted(os.listdir('.')) == ['main.py'] or os.listdir('.'))\n"
+        code += (
+            "print(globals().get('x'), os.environ.get('X'))\nx = 1\nos.environ['X'] = '1'\nopen('left', 'w').close()"
+        )
+        first = await sandbox.run(code)
+        again = await sandbox.run(code)
+        assert first.ok
+        assert first.stdout == again.stdout
+        assert first.stdout.endswith("None None\n")
+
+    @needs("output_bytes")
+    async def test_long_output_loses_its_middle(self, sandbox: Sandbox) -> None:
+        assert self.output_bytes is not None
+        result = await sandbox.run(f"print('begin', 'y' * {4 * self.output_bytes}, 'end')")
+        assert result.status is OK
+        assert result.stdout_truncated
+        assert not result.stderr_truncated
+        assert result.stdout.startswith("begin y")
+        assert result.stdout.endswith("y end\n")
+        assert len(result.stdout) < self.output_bytes + 200
+
+    @needs("output_bytes")
+    async def test_a_flood_is_its_own_status(self, sandbox: Sandbox) -> None:
+        assert self.output_bytes is not None
+        result = await sandbox.run("while True: print('x' * 1000)", timeout=60)
+        assert result.status is ExecutionStatus.OUTPUT_LIMIT
+        assert result.stdout_truncated
+        assert len(result.stdout) < self.output_bytes + 200
+
+    async def test_standard_input(self, sandbox: Sandbox) -> None:
+        assert (await sandbox.run("print(input()[::-1])", stdin="abc\n")).stdout == "cba\n"
+        assert (await sandbox.run("import sys; print(repr(sys.stdin.read()))")).stdout == "''\n"
+        assert (await sandbox.run("print(len(open(0).read()))", stdin="é" * 300_000)).stdout == "300000\n"
+        assert (await sandbox.run("print(1)", stdin="x" * 3_000_000)).status is OK
+
+    @needs("variables")
+    async def test_environment_variables(self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+        result = await sandbox.run("import os; print(os.environ['GIVEN'], sorted(os.environ))", env={"GIVEN": "é=1"})
+        assert result.stdout.startswith("é=1 ")
+        assert "SECRET_TOKEN" not in result.stdout
+
+    async def test_files_go_in_and_come_back(self, sandbox: Sandbox) -> None:
+        files = {"a.txt": b"one", "deep/er/b.bin": bytes(range(256))}
+        code = "print(open('a.txt').read(), len(open('deep/er/b.bin', 'rb').read()))\nimport os\nos.mkdir('d')\n"
+        code += "open('d/out.bin', 'wb').write(b'\\xff\\x00')\nraise SystemExit(3)"
+        result = await sandbox.run(code, files=files, fetch_files=["d/out.bin", "deep/er/b.bin", "absent", "d"])
+        assert result.stdout == "one 256\n"
+        assert result.return_code == 3
+        assert dict(result.files) == {"d/out.bin": b"\xff\x00", "deep/er/b.bin": bytes(range(256))}
+
+    async def test_files_come_back_after_a_timeout(self, sandbox: Sandbox) -> None:
+        code = "open('log', 'w').write('so far')\nimport time\ntime.sleep(60)"
+        result = await sandbox.run(code, timeout=1, fetch_files=["log"])
+        assert result.status is TIMEOUT
+        assert dict(result.files) == {"log": b"so far"}
+
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", "", ".", "nul\0", "x/.."])
+    async def test_names_that_lead_outside_are_the_callers_mistake(self, sandbox: Sandbox, name: str) -> None:
+        with pytest.raises(ConfigError):
+            await sandbox.run("1", files={name: b""})
+        with pytest.raises(ConfigError):
+            await sandbox.run("1", fetch_files=[name])
+
+    async def test_links_do_not_lead_outside(self, sandbox: Sandbox, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("hunter2")
+        code = f"import os\nos.symlink({str(secret)!r}, 'link')\nos.symlink({str(tmp_path)!r}, 'folder')\n"
+        code += "os.symlink('/etc/passwd', 'passwd')\nos.mkfifo('fifo')\nopen('good', 'w').write('good')"
+        result = await sandbox.run(code, fetch_files=["link", "folder/secret", "passwd", "fifo", "good"])
+        assert result.ok, result.stderr
+        assert dict(result.files) == {"good": b"good"}
+
+    async def test_mistakes_of_the_caller(self, sandbox: Sandbox) -> None:
+        with pytest.raises(ConfigError, match="python"):
+            await sandbox.run("1", language="pyton")
+        for timeout in (0, -1):
+            with pytest.raises(ConfigError, match="positive"):
+                await sandbox.run("1", timeout=timeout)
+        with pytest.raises(ConfigError):
+            await sandbox.run("1", memory_mb=0)
+
+    @pytest.mark.parametrize(("options", "said"), BAD_RUN_OPTIONS)
+    async def test_a_bad_option_of_a_run(self, sandbox: Sandbox, options: Any, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            await sandbox.run("1", **options)
+
+    async def test_an_unknown_option_names_the_nearest(self, sandbox: Sandbox) -> None:
+        wrong: Any = {"time_out": 3}
+        with pytest.raises(UnknownNameError, match=r"run\(\) has no option 'time_out', did you mean 'timeout'\?"):
+            await sandbox.run("1", **wrong)
+        wrong = {"file": {}}
+        with pytest.raises(UnknownNameError, match=r"session\(\) has no option 'file', did you mean 'files'\?"):
+            await sandbox.session(**wrong)
+
+    async def test_none_stands_for_the_default(self, sandbox: Sandbox) -> None:
+        result = await sandbox.run("print(1)", files=None, env=None, memory_mb=None, compile_timeout=None)
+        assert result.stdout == "1\n"
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("print('\\udc80')", ERROR),
+            ("import sys; sys.stdout.buffer.write(b'a\\xff\\x00b')", OK),
+            ("x = '\ud800'", ERROR),
+            ("a\x00b", ERROR),
+            ("import os; os.close(1); os.close(2)", OK),
+            ("def f(:", ERROR),
+            ("", OK),
+        ],
+    )
+    async def test_odd_programs_give_results(self, sandbox: Sandbox, code: str, status: ExecutionStatus) -> None:
+        result = await sandbox.run(code)
+        assert result.status is status
+        (result.stdout + result.stderr).encode()
+
+    async def test_sixty_four_at_once(self, sandbox: Sandbox) -> None:
+        results = await asyncio.gather(
+            *(sandbox.run(f"import time\ntime.sleep(0.05)\nprint({n})", timeout=20) for n in range(64))
+        )
+        assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
+
+    async def test_one_that_hangs_does_not_hold_up_the_others(self, sandbox: Sandbox) -> None:
+        hanging = asyncio.create_task(sandbox.run("while True: pass", timeout=3))
+        await asyncio.sleep(0.2)
+        quick = await sandbox.run("print(1)", timeout=3)
+        assert quick.stdout == "1\n"
+        assert not hanging.done()
+        assert (await hanging).status in (TIMEOUT, ExecutionStatus.CPU_LIMIT)
+
+    async def test_a_cancelled_call_ends_at_once_and_the_sandbox_goes_on(self, sandbox: Sandbox) -> None:
+        call = asyncio.create_task(sandbox.run("import time\ntime.sleep(60)", timeout=60))
+        await asyncio.sleep(0.3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(call, 10)
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+
+    async def test_a_closed_sandbox_runs_nothing(self, make_sandbox: Callable[[], Sandbox]) -> None:
+        made = make_sandbox()
+        await made.run("1")
+        await made.close()
+        with pytest.raises(SandboxClosedError):
+            await made.run("1")
+
+    async def test_closing_ends_a_run_and_closing_twice_is_fine(self, make_sandbox: Callable[[], Sandbox]) -> None:
+        made = make_sandbox()
+        assert (await made.run("print(1)")).stdout == "1\n"
+        call = asyncio.create_task(made.run("import time\ntime.sleep(60)", timeout=60))
+        await asyncio.sleep(0.3)
+        await made.close()
+        await made.close()
+        try:
+            result = await asyncio.wait_for(call, 10)
+        except SandboxError:
+            return
+        assert not result.ok
+
+    async def test_it_says_whether_it_has_sessions(self, sandbox: Sandbox) -> None:
+        if self.sessions:
+            assert sandbox.sessions_known is not False
+            assert await sandbox.has_sessions()
+            return
+        assert not sandbox.sessions_known
+        assert not await sandbox.has_sessions()
+        with pytest.raises(SandboxUnsupportedError):
+            await sandbox.session(files={"a": b""})

@@ -1,0 +1,105 @@
+"""`check_batch`: the invariants of a batch, and its way back to the trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolgym.rollout.batch.fields import FIELDS, Batch, Field, Row, aligned_field, rows_of
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import BatchError, ConfigError
+
+
+def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> None:
+    """Check a batch's invariants, and that it leads back to its trajectories.
+
+    Args:
+        batch: the batch.
+        trajectories: those in the batch, in the order of its rows; None leaves them out of the check.
+
+    Raises:
+        BatchError: an invariant does not hold; names it and the first row.
+    """
+    fields = [*FIELDS, *(aligned_field(name, value.numpy().dtype) for name, value in batch.aligned.items())]
+    _check_shapes(batch, fields)
+    _check_names(batch)
+    for item in fields:
+        for what, holds in item.invariants.items():
+            _hold(what, holds(batch))
+    if trajectories is not None:
+        _check_way_back(batch, fields, trajectories)
+
+
+def _check_shapes(batch: Batch, fields: Sequence[Field]) -> None:
+    rows, prompt_width = batch.prompts.shape
+    response_width = batch.responses.shape[1]
+    widths = {"prompt": (prompt_width,), "tokens": (prompt_width + response_width,), "row": ()}
+    tensors = batch.tensors()
+    for item in fields:
+        value = tensors[item.name]
+        shape = (rows, *widths.get(item.place, (response_width,)))
+        if item not in FIELDS:
+            shape = (*shape, *value.shape[2:])  # a payload may have further axes
+        if tuple(value.shape) != shape or value.dtype != item.dtype:
+            raise BatchError(f"{item.name} must be {item.dtype} {list(shape)}, got {value.dtype} {list(value.shape)}")
+
+
+def _check_names(batch: Batch) -> None:
+    rows = len(batch.prompts)
+    if len(batch.ids) != rows:
+        raise BatchError(f"{rows} rows need as many ids, got {len(batch.ids)}")
+    if len(set(batch.ids)) != rows:
+        twice = next(one for one in batch.ids if batch.ids.count(one) > 1)
+        raise BatchError(f"two rows have the id {twice!r}: a trajectory came twice, or two share an id")
+    if len(set(batch.groups)) != len(batch.groups):
+        raise BatchError(f"groups must be different ids, got {list(batch.groups)!r:.200}")
+    numbers = list(batch.version_numbers.values())
+    if len(set(numbers)) != len(numbers) or any(number < 0 for number in numbers):
+        raise BatchError(f"version_numbers must be different numbers from 0 on, got {dict(batch.version_numbers)!r}")
+
+
+def _hold(what: str, condition: Tensor) -> None:
+    if bool(condition.all()):
+        return
+    broken = condition if condition.dim() == 1 else condition.all(dim=1)
+    row = int((~broken).nonzero()[0])
+    raise BatchError(f"the batch broke an invariant: {what} (first at row {row})")
+
+
+def _check_way_back(batch: Batch, fields: Sequence[Field], trajectories: Sequence[Trajectory]) -> None:
+    """Take every row out of its padding by the batch's masks, and compare it with what the trajectories hold."""
+    rows = rows_of(trajectories, batch.groups, batch.version_numbers)
+    if len(rows) != len(batch):
+        raise BatchError(f"{len(batch)} rows came from trajectories that make {len(rows)}")
+    prompt_width = batch.prompts.shape[1]
+    tokens = batch.attention_mask.numpy().astype(bool)
+    masks = {
+        "prompt": tokens[:, :prompt_width],
+        "response": tokens[:, prompt_width:],
+        "policy": batch.response_mask.numpy().astype(bool),
+        "tokens": tokens,
+    }
+    arrays = {name: value.numpy() for name, value in batch.tensors().items()}
+    for index, row in enumerate(rows):
+        wrong = [] if batch.ids[index] == row.id else ["ids"]
+        for item in fields:
+            held = arrays[item.name][index]
+            held = held[None] if item.place == "row" else held[masks[item.place][index]]
+            if not _equal(held, item, row):
+                wrong.append(item.name)
+        if wrong:
+            raise BatchError(
+                f"row {index} does not lead back to trajectory {row.trajectory.id}: {', '.join(wrong)} differ"
+            )
+
+
+def _equal(held: NDArray[Any], item: Field, row: Row) -> bool:
+    try:
+        wanted = item.values(row)
+    except ConfigError:  # it lacks the payload
+        return False
+    return np.array_equal(held, wanted.astype(held.dtype, copy=False), equal_nan=held.dtype.kind == "f")

@@ -1,0 +1,91 @@
+"""Batches on disk: one safetensors file each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from toolgym.rollout.batch.check import check_batch
+from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped
+from toolgym.tools.errors import ConfigError, missing_file
+
+FORMAT_VERSION = 2
+"""Version of the file that `save_batch` writes. Version 1, which did not name the groups, is read too."""
+
+PREFIX = "aligned."
+"""Begins the names of the tensors of payloads."""
+
+
+def save_batch(batch: Batch, path: str | Path) -> None:
+    """Write a batch to a safetensors file; `load_batch` reads it back.
+
+    The tensors have the names of `Batch.tensors`; everything else is in the file's metadata, as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    metadata = {
+        "format_version": FORMAT_VERSION,
+        "pad_token_id": batch.pad_token_id,
+        "ids": batch.ids,
+        "groups": batch.groups,
+        "dropped": [[one.id, one.reason] for one in batch.dropped],
+        "version_numbers": dict(batch.version_numbers),
+    }
+    tensors = {name: value.contiguous() for name, value in batch.tensors().items()}
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(path), {name: json.dumps(value) for name, value in metadata.items()})
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write the batch to {str(path)!r}: {error}") from error
+
+
+def load_batch(path: str | Path) -> Batch:
+    """Read a batch that `save_batch` wrote, and check it.
+
+    Raises:
+        UnknownNameError: there is no such file; names the nearest one.
+        ConfigError: the file is not a batch.
+        BatchError: an invariant does not hold.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise missing_file("batch", path)
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+        batch = _batch(metadata, tensors)
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} is not a batch of toolgym: {type(error).__name__}: {error}") from error
+    check_batch(batch)
+    return batch
+
+
+def _batch(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
+    version = metadata.get("format_version", 1)
+    if version not in (1, FORMAT_VERSION):
+        raise ValueError(f"expected format version 1 or {FORMAT_VERSION}, got {version!r}")
+    own = {item.name: tensors.pop(item.name) for item in FIELDS}
+    aligned = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+    unknown = [name for name in tensors if not name.startswith(PREFIX)]
+    if unknown:
+        raise ValueError(f"unknown tensors {', '.join(unknown)}")
+    if version == 1:
+        numbers, own["group_ids"] = torch.unique(own["group_ids"], return_inverse=True)
+        metadata["groups"] = [str(number) for number in numbers.tolist()]
+    return Batch(
+        **own,
+        pad_token_id=int(metadata["pad_token_id"]),
+        ids=tuple(metadata["ids"]),
+        groups=tuple(metadata["groups"]),
+        dropped=tuple(Dropped(*one) for one in metadata["dropped"]),
+        version_numbers={str(name): int(number) for name, number in metadata["version_numbers"].items()},
+        aligned=aligned,
+    )

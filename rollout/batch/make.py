@@ -1,0 +1,162 @@
+"""`make_batch`: from trajectories to tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolgym.rollout.batch.check import check_batch
+from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped, Field, Row, aligned_field, rows_of
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import BatchError
+
+
+def make_batch(
+    trajectories: Iterable[Trajectory],
+    *,
+    pad_token_id: int,
+    max_prompt_length: int | None = None,
+    max_response_length: int | None = None,
+    aligned: Sequence[str] | None = None,
+) -> Batch:
+    """Make a batch, and check it. See `toolgym.rollout.batch.fields` for what becomes a row.
+
+    Trajectories that are not `trainable`, and those without a single policy token, are left out and listed in
+    `Batch.dropped`.
+
+    Args:
+        trajectories: in the order of the rows; the rows of one trajectory follow each other.
+        pad_token_id: what padding holds; masks, not ids, tell padding from tokens.
+        max_prompt_length: width of the prompts in tokens; None: the longest one.
+        max_response_length: width of the responses in tokens; None: the longest one.
+        aligned: names of the payloads (see `Segment.aligned`) that become tensors; None: all that there are, `()`:
+            none. Each must be there for every token that the policy sampled.
+
+    Raises:
+        BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
+            has another dtype or shape somewhere (nothing is ever filled in), or an invariant broke.
+    """
+    kept: list[Trajectory] = []
+    dropped: list[Dropped] = []
+    for trajectory in trajectories:
+        reason = _reason_to_drop(trajectory)
+        if reason is None:
+            kept.append(trajectory)
+        else:
+            dropped.append(Dropped(trajectory.id, reason))
+    if not kept:
+        reasons = "; ".join(one.reason for one in dropped[:3])
+        raise BatchError(
+            f"no trajectory can become a row: {len(dropped)} were left out ({reasons or 'none were given'})"
+        )
+    groups = tuple(dict.fromkeys(one.group_id for one in kept))
+    numbers = _number_versions(kept)
+    rows = rows_of(kept, groups, numbers)
+    widths = (
+        _width("prompt", rows, [len(row.sequence.prompt_ids) for row in rows], max_prompt_length),
+        _width("response", rows, [row.sequence.response_tokens for row in rows], max_response_length),
+    )
+    batch = Batch(
+        **{item.name: _tensor(item, rows, widths, pad_token_id) for item in FIELDS},
+        pad_token_id=pad_token_id,
+        ids=tuple(row.id for row in rows),
+        groups=groups,
+        dropped=tuple(dropped),
+        version_numbers=numbers,
+        aligned={name: _tensor(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
+    )
+    check_batch(batch, kept)
+    return batch
+
+
+def _reason_to_drop(trajectory: Trajectory) -> str | None:
+    if trajectory.error is not None:
+        return f"{trajectory.stop_reason}: {trajectory.error.message}"
+    if not trajectory.trainable:
+        return f"not trainable (stop reason {trajectory.stop_reason.value})"
+    if trajectory.policy_tokens == 0:
+        return f"no policy tokens (stop reason {trajectory.stop_reason.value})"
+    return None
+
+
+def _number_versions(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """See `Batch.version_numbers`."""
+    found = dict.fromkeys(
+        version
+        for trajectory in trajectories
+        for sequence in trajectory.sequences
+        for segment in sequence.policy_segments
+        for version, _ in segment.version_runs
+    )
+    numbers = {name: int(name) for name in found if _is_number(name)}
+    taken = set(numbers.values())
+    free = (number for number in itertools.count() if number not in taken)
+    return {name: numbers[name] if name in numbers else next(free) for name in found}
+
+
+def _is_number(name: str) -> bool:
+    """Whether a version's name is a decimal number in its one spelling that an int64 holds."""
+    return name.isascii() and name.isdecimal() and len(name) <= 18 and (name == "0" or name[0] != "0")
+
+
+def _width(what: str, rows: Sequence[Row], lengths: Sequence[int], limit: int | None) -> int:
+    longest = max(lengths)
+    if limit is None:
+        return longest
+    if longest > limit:
+        row = lengths.index(longest)
+        raise BatchError(
+            f"the {what} of trajectory {rows[row].id} has {longest} tokens, more than "
+            f"max_{what}_length={limit}; nothing is cut: raise the width, or limit the rollout"
+        )
+    return limit
+
+
+def _payloads(rows: Sequence[Row], names: Sequence[str] | None) -> dict[str, Field]:
+    """The fields of the payloads with these names, or of all. See `make_batch`."""
+    segments = [(row.id, segment) for row in rows for segment in row.sequence.policy_segments]
+    if names is None:
+        names = list(dict.fromkeys(name for _, segment in segments for name in segment.aligned))
+    found = {}
+    for name in names:
+        forms: dict[tuple[np.dtype[Any], tuple[int, ...]], str] = {}
+        for row, segment in segments:
+            values = segment.aligned.get(name)
+            if values is None:
+                raise BatchError(
+                    f"{len(segment)} policy tokens of row {row} have no payload {name!r}; it is not filled in: drop "
+                    "that trajectory, or name the payloads that every one has in aligned=(...)"
+                )
+            forms.setdefault((values.dtype, values.shape[1:]), row)
+        if len(forms) > 1:
+            shown = " and ".join(f"{dtype} {['tokens', *shape]} in row {row}" for (dtype, shape), row in forms.items())
+            raise BatchError(f"payload {name!r} must have one dtype and shape, got {shown}")
+        [(dtype, _)] = forms
+        found[name] = aligned_field(name, dtype)
+    return found
+
+
+def _tensor(item: Field, rows: Sequence[Row], widths: tuple[int, int], pad_token_id: int) -> Tensor:
+    """A field of all rows, each written to its place at once."""
+    prompt_width, response_width = widths
+    first = item.values(rows[0])
+    width = {"prompt": (prompt_width,), "tokens": (prompt_width + response_width,), "row": ()}
+    shape = (len(rows), *width.get(item.place, (response_width,)), *first.shape[1:])
+    padding = pad_token_id if item.padding == "pad_token_id" else item.padding or 0
+    made = np.full(shape, padding, dtype=torch.empty(0, dtype=item.dtype).numpy().dtype)
+    for index, row in enumerate(rows):
+        values = item.values(row)
+        if item.place == "row":
+            made[index] = values[0]
+        elif item.place == "policy":
+            mask = row.sequence.response_mask.astype(bool)
+            made[index, : len(mask)][mask] = values
+        else:
+            start = 0 if item.place == "response" else prompt_width - len(row.sequence.prompt_ids)
+            made[index, start : start + len(values)] = values
+    return torch.from_numpy(made)

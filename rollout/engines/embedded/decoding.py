@@ -1,0 +1,277 @@
+"""A batch of sequences that a causal language model decodes together, one token per step.
+
+Sequences come and go between steps (iteration-level batching). Rows are left-padded to one length, so that every
+row's next token lies in the last column. What is covered: every causal LM of transformers whose layers all keep
+plain keys and values (full or sliding-window attention). What is not: recurrent state (Mamba, linear attention),
+encoder-decoder models, and sharing the prefill of equal prompts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
+from toolgym.tools.errors import ConfigError, EngineError, missing_extra
+
+try:
+    import torch
+    from torch import nn
+    from transformers.cache_utils import Cache, DynamicLayer
+except ImportError as error:
+    raise missing_extra("rollout", "The embedded engine", error) from error
+
+HEADROOM = 64
+"""Columns allocated beyond those in use, so that a step writes its keys and values in place."""
+
+
+class Source(Protocol):
+    """Where a row's uniform numbers come from (`random.Random` is one)."""
+
+    def random(self) -> float:
+        """Return a number in [0, 1)."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One sequence: its prompt, its parameters, and what was sampled so far.
+
+    `token_ids`, `logprobs` and `weight_versions` have one entry per sampled token.
+    """
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    source: Source
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    weight_versions: list[str] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop_token_ids = frozenset(self.params.stop_token_ids)
+
+    @property
+    def context_ids(self) -> list[int]:
+        """The prompt and what was sampled so far."""
+        return [*self.prompt_ids, *self.token_ids]
+
+    @property
+    def length(self) -> int:
+        """How many tokens `context_ids` has."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last sampled token is a stop token."""
+        return bool(self.token_ids) and self.token_ids[-1] in self.stop_token_ids
+
+    @property
+    def done(self) -> bool:
+        """Whether no further token is to be sampled."""
+        return self.stopped or len(self.token_ids) >= self.params.max_new_tokens
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values `[batch, heads, seq, head_dim]` in buffers with room for the next tokens.
+
+    transformers' own `DynamicLayer` concatenates, which copies the whole cache at every step.
+    """
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.set(key_states, value_states)
+            return self.keys, self.values
+        begin = self.keys.shape[2]
+        end = begin + key_states.shape[2]
+        if end > self.key_buffer.shape[2]:
+            self.set(self.keys, self.values, room=end - begin + HEADROOM)
+        self.key_buffer[:, :, begin:end] = key_states
+        self.value_buffer[:, :, begin:end] = value_states
+        self._show(end)
+        return self.keys, self.values
+
+    def set(self, keys: torch.Tensor, values: torch.Tensor, *, room: int = HEADROOM) -> None:
+        """Hold a copy of these keys and values, with `room` free columns behind them."""
+        pad = (0, 0, 0, room)
+        self.key_buffer = nn.functional.pad(keys, pad)
+        self.value_buffer = nn.functional.pad(values, pad)
+        self._show(keys.shape[2])
+
+    def _show(self, length: int) -> None:
+        self.keys = self.key_buffer[:, :, :length]
+        self.values = self.value_buffer[:, :, :length]
+
+
+def _new_cache() -> Cache:
+    # Without a config, sliding-window layers keep all keys too; the model's mask applies the window.
+    return Cache(layer_class_to_replicate=GrowingLayer)
+
+
+class DecodingBatch:
+    """The rows being decoded and their keys and values. Belongs to one thread.
+
+    Args:
+        model: any causal LM of transformers; see the module docstring.
+        device: where the model is.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.rows: list[Row] = []
+        self._model = model
+        self._device = device
+        self._cache = _new_cache()
+        self._mask = torch.zeros(0, 0, dtype=torch.long, device=device)
+        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
+        self._last_ids = torch.zeros(0, 1, dtype=torch.long, device=device)
+        self._columns: SamplingColumns | None = None
+        parameters = inspect.signature(model.forward).parameters
+        self._keep_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, rows: Sequence[Row], weight_version: str) -> None:
+        """Prefill `rows` as one batch, sample the next token of each, and let them join.
+
+        A row that has sampled before (it was taken out and comes back) is prefilled with what it sampled.
+        """
+        width = max(row.length for row in rows)
+        ids = torch.tensor([[0] * (width - row.length) + row.context_ids for row in rows])
+        lengths = torch.tensor([row.length for row in rows])
+        mask = (torch.arange(width)[None] >= width - lengths[:, None]).long()
+        ids, lengths, mask = ids.to(self._device), lengths.to(self._device), mask.to(self._device)
+        cache = _new_cache()
+        logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache)
+        columns = SamplingColumns.of([row.params for row in rows], self._device)
+        last_ids = self._extend(rows, logits, columns, weight_version)
+        if self.rows:
+            self._merge(cache, mask)
+            self._lengths = torch.cat([self._lengths, lengths])
+            self._last_ids = torch.cat([self._last_ids, last_ids])
+        else:
+            self._cache, self._mask, self._lengths, self._last_ids = cache, mask, lengths, last_ids
+        self.rows.extend(rows)
+        self._columns = None
+
+    def step(self, weight_version: str) -> None:
+        """Sample one more token of every row."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
+        logits = self._forward(self._last_ids, self._mask, self._lengths[:, None], self._cache)
+        self._lengths += 1
+        if self._columns is None:
+            self._columns = SamplingColumns.of([row.params for row in self.rows], self._device)
+        self._last_ids = self._extend(self.rows, logits, self._columns, weight_version)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Let all rows but those at `indices` leave; drop the left padding that no remaining row needs."""
+        if len(indices) == len(self.rows):
+            return
+        self.rows = [self.rows[index] for index in indices]
+        self._columns = None
+        if not self.rows:
+            self._cache = _new_cache()
+            return
+        kept = torch.tensor(indices, device=self._device)
+        self._lengths, self._last_ids = self._lengths[kept], self._last_ids[kept]
+        unused = self._mask.shape[1] - int(self._lengths.max())
+        self._mask = self._mask[kept, unused:]
+        for layer in self._cache.layers:
+            layer.set(layer.keys[kept, :, unused:], layer.values[kept, :, unused:])
+
+    def clear(self) -> None:
+        """Let all rows leave and free their keys and values."""
+        self.keep([])
+
+    def _extend(
+        self, rows: Sequence[Row], logits: torch.Tensor, columns: SamplingColumns, weight_version: str
+    ) -> torch.Tensor:
+        uniforms = torch.tensor([row.source.random() for row in rows], dtype=torch.float64).to(self._device)
+        token_ids, logprobs = sample(logits, columns, uniforms)
+        for row, token_id, logprob in zip(rows, token_ids.tolist(), logprobs.tolist(), strict=True):
+            if logprob != logprob:
+                raise EngineError("the model computed NaN: its weights or its input are broken")
+            row.token_ids.append(token_id)
+            row.logprobs.append(logprob)
+            row.weight_versions.append(weight_version)
+        return token_ids[:, None]
+
+    def _merge(self, cache: Cache, mask: torch.Tensor) -> None:
+        width = max(self._mask.shape[1], mask.shape[1])
+
+        def joined(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            heads, size = old.shape[1], old.shape[3]
+            both = old.new_zeros(old.shape[0] + new.shape[0], heads, width, size)
+            both[: old.shape[0], :, width - old.shape[2] :] = old
+            both[old.shape[0] :, :, width - new.shape[2] :] = new
+            return both
+
+        for old, new in zip(self._cache.layers, cache.layers, strict=True):
+            old.set(joined(old.keys, new.keys), joined(old.values, new.values))
+        pads = [nn.functional.pad(part, (width - part.shape[1], 0)) for part in (self._mask, mask)]
+        self._mask = torch.cat(pads)
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Return the logits of the last column, `[batch, vocab]`."""
+        # A learner may share the module: its dropout and gradient checkpointing must not touch the rollout.
+        training = [part for part in self._model.modules() if part.training] if self._model.training else []
+        for part in training:
+            part.training = False
+        try:
+            with torch.no_grad():  # not inference_mode: buffers that a forward pass makes must stay fit for a learner
+                output = self._model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    **self._keep_last,
+                )
+        finally:
+            for part in training:
+                part.training = True
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+
+def check_model(model: nn.Module, device: torch.device) -> None:
+    """Make sure that batched, left-padded, cached decoding gives what the plain forward pass gives.
+
+    Raises:
+        ConfigError: it does not, so the model keeps state that this engine does not know.
+    """
+    prompts = ((0, 1, 2), (1,))
+    greedy = SamplingParams(max_new_tokens=2, temperature=0)
+    rows = [Row(prompt, greedy, _Zero()) for prompt in prompts]
+    batch = DecodingBatch(model, device)
+    name = type(model).__name__
+    try:
+        batch.add(rows, "")
+        batch.step("")
+        for row in rows:
+            ids = torch.tensor([(*row.prompt_ids, row.token_ids[0])], device=device)
+            positions = torch.arange(ids.shape[1], device=device)[None]
+            logits = batch._forward(ids, torch.ones_like(ids), positions, _new_cache())[0]
+            found = logits.float().log_softmax(-1)[row.token_ids[1]].item()
+            tolerance = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.25
+            if not abs(found - row.logprobs[1]) <= tolerance:
+                raise ConfigError(
+                    f"{name} gives another logprob in a padded, cached batch ({row.logprobs[1]:.4f}) than alone "
+                    f"({found:.4f}): it keeps state that the embedded engine does not know. Serve it with SGLang"
+                )
+    except (TypeError, AttributeError, ValueError, NotImplementedError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"{name} cannot be served by the embedded engine, which needs a causal LM of transformers with a "
+            f"key-value cache: {type(error).__name__}: {error}"
+        ) from error
+
+
+class _Zero:
+    def random(self) -> float:
+        return 0.0

@@ -1,0 +1,1 @@
+"""OpenAI-compatible servers that return token ids."""

@@ -1,0 +1,191 @@
+"""The HTTP side of `OpenAICompatible`: one pooled session, retries where they are safe, answers as they stream in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from toolgym.rollout.engines.http import error_text
+from toolgym.rollout.engines.openai.messages import Answer, EventReader
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, shorten
+from toolgym.tools.http.retries import retry_pause
+from toolgym.tools.http.session import new_session
+
+ATTEMPTS = 4
+"""How often a request is sent at most; see `CompletionsClient.complete` for when it is sent again."""
+BACKOFF = 0.25
+"""Seconds before the first repetition; doubles each time."""
+DRAIN_DEADLINE = 1.0
+"""Seconds that a server gets to end an answer after its last event."""
+
+
+class CompletionsClient:
+    """Talks to one server. `open` before the first call and `close` after the last.
+
+    Args:
+        url: the server, without "/v1".
+        api_key: sent as a bearer token.
+        connect_timeout: seconds to connect.
+        control_timeout: seconds for every call that is no generation; generations have the caller's deadline.
+    """
+
+    def __init__(self, url: str, api_key: str | None, connect_timeout: float, control_timeout: float) -> None:
+        self.url = url
+        self._api_key = api_key
+        self._connect_timeout, self._control_timeout = connect_timeout, control_timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Make the session, which belongs to the running event loop."""
+        self._session = new_session(self._api_key)
+
+    async def close(self) -> None:
+        """Close all connections. Closing twice is fine."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def complete(
+        self,
+        body: dict[str, Any],
+        answer: Answer,
+        *,
+        headers: dict[str, str] | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send a request until the server takes it, and read the answer to its end.
+
+        It is sent again, at most `ATTEMPTS` times, when the connection was refused before anything was sent, and when
+        the server says 429 or 503 with `Retry-After`. Cancelling the call closes its connection.
+
+        Args:
+            body: see `messages.request_body`.
+            answer: filled with what comes.
+            headers: sent with this request.
+            progress: called whenever something has come.
+
+        Raises:
+            ConfigError: the server refused the request's content.
+            EngineUnavailableError: nothing answers.
+            EngineError: it answered something else, or broke off.
+        """
+        for attempt in range(ATTEMPTS):
+            last = attempt == ATTEMPTS - 1
+            delay = BACKOFF * 2**attempt
+            try:
+                wait = await self._send(body, answer, headers or {}, progress, None if last else delay)
+            except EngineUnavailableError:
+                if last:
+                    raise
+                wait = delay
+            if wait is None:
+                return
+            await asyncio.sleep(wait)
+
+    async def _send(
+        self,
+        body: dict[str, Any],
+        answer: Answer,
+        headers: dict[str, str],
+        progress: Callable[[], None],
+        delay: float | None,
+    ) -> float | None:
+        """Send a request once. Return the seconds after which to send it again, or None when done.
+
+        `delay` is the wait where the server names none; None when this is the last attempt.
+        """
+        assert self._session is not None
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout)
+        path = f"{self.url}/v1/completions"
+        try:
+            async with self._session.post(path, json=body, headers=headers, timeout=limit) as response:
+                if response.status == 200:
+                    await self._read(response, answer, progress)
+                    return None
+                text = await response.text(errors="replace")
+                named = response.headers.get("Retry-After")
+                if response.status not in (429, 503) or named is None or delay is None:
+                    raise _refusal(path, response.status, text)
+                return retry_pause(named, delay)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise self._unavailable(error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            got = f" after {len(answer.token_ids)} tokens" if answer.token_ids else ""
+            raise EngineError(f"{path} broke off{got}: {type(error).__name__}: {error}") from error
+
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, progress: Callable[[], None]) -> None:
+        reader = EventReader()
+        drained = False
+        try:
+            async for chunk in response.content.iter_any():
+                for event in reader.feed(chunk):
+                    answer.take(event)
+                progress()
+                if reader.done:
+                    break
+            if reader.done:
+                drained = await _drain(response)
+            elif answer.finish is None and "event-stream" not in response.headers.get("Content-Type", ""):
+                raise EngineError(
+                    f"{self.url} must stream its answer (stream: true), it answered with "
+                    f"{response.headers.get('Content-Type') or 'no content'}"
+                )
+        finally:
+            if not drained:
+                response.close()  # the server must stop generating, and the connection is not reused
+
+    async def get(self, path: str) -> Any:
+        """Return a JSON document.
+
+        Raises:
+            ConfigError, EngineUnavailableError, EngineError: as `complete`.
+        """
+        assert self._session is not None
+        limit = aiohttp.ClientTimeout(total=self._control_timeout, sock_connect=self._connect_timeout)
+        try:
+            async with self._session.get(f"{self.url}{path}", timeout=limit) as response:
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise self._unavailable(error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"{self.url}{path} broke off: {type(error).__name__}: {error}") from error
+        if response.status != 200:
+            raise _refusal(f"{self.url}{path}", response.status, text)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EngineError(f"{self.url}{path} must answer with JSON, got {shorten(text)!r}") from error
+
+    def _unavailable(self, error: Exception) -> EngineUnavailableError:
+        return EngineUnavailableError(
+            f"nothing answers at {self.url} ({error}). Start a server there (vllm serve MODEL, or python -m "
+            "sglang.launch_server --model-path MODEL), wait until it is ready, or correct the url"
+        )
+
+
+async def _drain(response: aiohttp.ClientResponse) -> bool:
+    """Read behind the last event, so that the connection can be used again. Returns whether it can."""
+    try:
+        async with asyncio.timeout(DRAIN_DEADLINE):
+            await response.content.read()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _refusal(path: str, status: int, text: str) -> ConfigError | EngineError:
+    try:
+        message = error_text(json.loads(text))
+    except ValueError:
+        message = shorten(text)
+    if status in (400, 422):
+        return ConfigError(f"{path} refused the request: {message}")
+    if status in (401, 403):
+        return EngineError(f"{path} answered {status}: {message}. Pass the server's api_key")
+    if status == 404:
+        return EngineError(f"{path} answered 404: {message}. The url must be that of a server with /v1/completions")
+    return EngineError(f"{path} answered {status}: {message}")

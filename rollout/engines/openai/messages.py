@@ -1,0 +1,415 @@
+"""What `OpenAICompatible` sends and reads: bodies, server-sent events, and what a server's log-probabilities mean.
+
+Facts about servers, each from its source: vLLM (`vllm/v1/core/sched/utils.py`, `v1/engine/detokenizer.py`,
+`entrypoints/openai/completion/`), and SGLang 0.5.23 (`srt/entrypoints/openai/serving_completions.py`), whose answers
+were also seen live.
+
+- Both put the stop token into `token_ids`; only the text lacks it. vLLM names it in `stop_reason` (null for the
+  model's own end of sequence), SGLang in `matched_stop`.
+- vLLM honours `stop_token_ids` beside `ignore_eos`; SGLang's `ignore_eos` switches both off.
+- vLLM before 0.10.2 and servers like it have no `token_ids`, but can write `token_id:5` into `logprobs.tokens`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.rollout.engines.base import FinishReason, SamplingParams
+from toolgym.tools.errors import ConfigError, EngineError, shorten
+
+PROBE_TOP = 5
+"""Most probable tokens that are compared to find out what a server's log-probabilities mean."""
+PROBE_SPREAD = 0.2
+"""Nats that the most probable tokens of the probe must at least be apart to tell it."""
+TINY_TOP_P = 1e-6
+"""A top-p that keeps one token."""
+ID_PREFIX = "token_id:"
+
+HOW_TO_START = (
+    "Such a server is vLLM 0.10.2 or later (vllm serve MODEL --logprobs-mode processed_logprobs) or SGLang 0.5.23 or "
+    "later (python -m sglang.launch_server --model-path MODEL)"
+)
+
+
+class Family(enum.StrEnum):
+    """Whose server it is; vLLM and SGLang take different parameters for where to stop."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    OTHER = "other"
+
+
+class LogprobsMode(enum.StrEnum):
+    """Which distribution a server's log-probabilities are of."""
+
+    SCALED = "scaled"
+    """Temperature-scaled, before top-p, top-k and min-p: what this library means. SGLang's."""
+    RAW = "raw"
+    """The model's own, whatever the temperature: vLLM's default (`--logprobs-mode raw_logprobs`). The same as `SCALED`
+    at the temperatures 0 and 1."""
+    PROCESSED = "processed"
+    """After temperature, top-p, top-k and min-p: vLLM's `--logprobs-mode processed_logprobs`. The same as `SCALED`
+    where none of the three narrows."""
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse parameters under which these are not the log-probabilities that a trainer needs.
+
+        Raises:
+            ConfigError: they differ.
+        """
+        if self is LogprobsMode.RAW and params.temperature not in (0.0, 1.0):
+            raise ConfigError(
+                f"this server gives log-probabilities without the temperature, so they would be wrong at temperature "
+                f"{params.temperature:g}: sample at 1.0, or start vLLM with --logprobs-mode processed_logprobs"
+            )
+        narrowed = params.top_p < 1 or params.top_k != -1 or params.min_p > 0
+        if self is LogprobsMode.PROCESSED and narrowed and params.temperature > 0:
+            raise ConfigError(
+                "this server gives log-probabilities after top-p, top-k and min-p, so they would be wrong with "
+                f"top_p={params.top_p:g}, top_k={params.top_k}, min_p={params.min_p:g}: leave these at 1, -1 and 0, or "
+                "start vLLM with --logprobs-mode raw_logprobs and sample at temperature 1"
+            )
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What `/v1/models` says about the served model; None where it does not."""
+
+    name: str
+    family: Family
+    context_length: int | None
+    root: str | None
+
+
+def read_models(url: str, answer: Any, wanted: str | None) -> ModelInfo:
+    """Read the answer of `/v1/models`.
+
+    Args:
+        url: the server, for error messages.
+        answer: the decoded body.
+        wanted: the model to use; None takes the only one.
+
+    Raises:
+        EngineError: it is no list of models.
+        ConfigError: the wanted model is not served, or none was named and there are several.
+    """
+    data = answer.get("data") if isinstance(answer, Mapping) else None
+    if not isinstance(data, list) or not all(isinstance(one, Mapping) and one.get("id") for one in data):
+        raise EngineError(
+            f"{url}/v1/models must answer with a list of models, got {shorten(answer)}. {HOW_TO_START}; give its url "
+            "without the path behind /v1"
+        )
+    names = [str(one["id"]) for one in data]
+    if wanted is None and len(names) != 1:
+        raise ConfigError(f"{url} serves {', '.join(names) or 'no model'}: say which with model=...")
+    if wanted is not None and wanted not in names:
+        raise ConfigError(f"{url} does not serve {wanted!r}; it serves {', '.join(names) or 'no model'}")
+    card = data[0 if wanted is None else names.index(wanted)]
+    owner, length = str(card.get("owned_by", "")), card.get("max_model_len")
+    return ModelInfo(
+        name=str(card["id"]),
+        family=Family(owner) if owner in (Family.VLLM, Family.SGLANG) else Family.OTHER,
+        context_length=length if isinstance(length, int) and length > 0 else None,
+        root=card.get("root") if isinstance(card.get("root"), str) else None,
+    )
+
+
+def request_body(
+    model: ModelInfo, prompt_ids: Sequence[int], params: SamplingParams, seed: int | None, top: int = 0
+) -> dict[str, Any]:
+    """Build the body of `/v1/completions`.
+
+    Every parameter that changes the distribution is explicit: both families take defaults from the model's
+    `generation_config.json` otherwise.
+
+    Args:
+        model: the served model.
+        prompt_ids: the whole context.
+        params: how to sample.
+        seed: the seed to send; None sends none.
+        top: how many of the most probable tokens to tell beside the sampled one.
+
+    Raises:
+        ConfigError: the seed is not a non-negative 63-bit integer.
+    """
+    top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
+    if model.family is Family.SGLANG and top_k == 1 and params.temperature > 0:
+        # To SGLang top_k 1 is greedy, with logprobs that are scaled or not depending on the rest of the batch.
+        top_p, top_k, min_p = TINY_TOP_P, -1, 0.0
+    body: dict[str, Any] = {
+        "model": model.name,
+        "prompt": [int(token_id) for token_id in prompt_ids],
+        "max_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "stop_token_ids": [int(token_id) for token_id in params.stop_token_ids],
+        "ignore_eos": model.family is Family.VLLM or not params.stop_token_ids,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_tokens": 0,
+        "n": 1,
+        "echo": False,
+        "add_special_tokens": False,
+        "skip_special_tokens": False,
+        "logprobs": top,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if seed is not None:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"seeds go from 0 to 2**63 - 1, got {seed!r}")
+        body["seed"] = seed
+    return body
+
+
+class EventReader:
+    """Splits a byte stream of server-sent events into the JSON that each carries.
+
+    Lines may be of any length: the first event of an answer repeats the whole prompt.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.done = False
+
+    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
+        """Take bytes; return the events that they complete.
+
+        Raises:
+            EngineError: an event is not JSON.
+        """
+        head, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._parts.append(chunk)
+            return []
+        whole = b"".join([*self._parts, head])
+        self._parts = [rest] if rest else []
+        events = []
+        for line in whole.split(b"\n"):
+            if not line.startswith(b"data:"):  # blank lines between events, and comments that keep a line open
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                self.done = True
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError as error:
+                raise EngineError(f"a server-sent event must be JSON, got {shorten(repr(data))}") from error
+            if not isinstance(event, dict):
+                raise EngineError(f"a server-sent event must be a JSON object, got {shorten(event)}")
+            events.append(event)
+        return events
+
+
+@dataclass
+class Answer:
+    """One streamed answer, as far as it has come.
+
+    Attributes:
+        prompt: the ids that were sent.
+        params: how they were to be sampled.
+        vocab_size: what every id must be below.
+        token_ids: the ids so far.
+        logprobs: their log-probabilities; may lag behind the ids by some.
+        finish: the server's `finish_reason`, once it came.
+        top: the log-probabilities of the most probable first tokens, where they were asked for.
+        cached_tokens: prompt tokens that the server says it had in its prefix cache.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    vocab_size: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
+    top: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    _stop: Any = None
+    _prompt_seen: bool = False
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take one event.
+
+        Raises:
+            EngineError: the server reports an error, or the event lacks what this engine needs.
+        """
+        if event.get("error"):
+            error = event["error"]
+            text = error.get("message") if isinstance(error, Mapping) else error
+            raise EngineError(f"the server broke off the generation: {shorten(text or error)}")
+        choices = event.get("choices")
+        if not isinstance(choices, list) or len(choices) > 1 or not all(isinstance(one, Mapping) for one in choices):
+            raise EngineError(f"an answer must have one choice, got {shorten(choices)}")
+        for choice in choices:
+            self._take_choice(choice)
+        if isinstance(event.get("usage"), Mapping):
+            self._take_usage(event["usage"])
+
+    def _take_choice(self, choice: Mapping[str, Any]) -> None:
+        echoed = choice.get("prompt_token_ids")
+        if echoed is not None:
+            if list(echoed) != list(self.prompt):
+                raise EngineError(
+                    f"the server saw another prompt ({len(echoed)} ids) than was sent ({len(self.prompt)}): start it "
+                    "without a completion template, and without anything that adds tokens"
+                )
+            self._prompt_seen = True
+        logprobs = choice.get("logprobs")
+        given: Mapping[str, Any] = logprobs if isinstance(logprobs, Mapping) else {}
+        ids = _ids(choice.get("token_ids"), given.get("tokens"))
+        values = given.get("token_logprobs") or []
+        if ids is None:
+            if choice.get("text") or values:
+                raise EngineError(
+                    "the server answers with text, without the ids of its tokens: OpenAICompatible needs a server that "
+                    f"returns them (return_token_ids). {HOW_TO_START}"
+                )
+            ids = []
+        if ids and not given:
+            raise EngineError(
+                "the server answers without log-probabilities: OpenAICompatible needs a server that returns them "
+                f"(logprobs). {HOW_TO_START}"
+            )
+        for token_id in ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise EngineError(
+                    f"the server sampled id {token_id}, outside the vocabulary of {self.vocab_size} ids: vocab_size "
+                    "must be the model's"
+                )
+        for value in values:
+            if type(value) not in (int, float) or not math.isfinite(value) or value > 1e-3:
+                raise EngineError(
+                    f"a log-probability must be a finite number of at most 0, got {value!r} (NaN in the model, or "
+                    "--logprobs-mode raw_logits or processed_logits?)"
+                )
+        self.token_ids += ids
+        self.logprobs += [float(value) for value in values]
+        tops = given.get("top_logprobs")
+        if not self.top and isinstance(tops, list) and tops and isinstance(tops[0], Mapping):
+            self.top = sorted((one for one in tops[0].values() if isinstance(one, int | float)), reverse=True)
+        if choice.get("finish_reason") is not None:
+            self.finish = str(choice["finish_reason"])
+            self._stop = choice.get("stop_reason", choice.get("matched_stop"))
+
+    def _take_usage(self, usage: Mapping[str, Any]) -> None:
+        counted = usage.get("prompt_tokens")
+        if isinstance(counted, int) and counted:
+            if counted != len(self.prompt):
+                raise EngineError(
+                    f"the server counted {counted} prompt tokens where {len(self.prompt)} were sent: something adds "
+                    "or cuts tokens on the way"
+                )
+            self._prompt_seen = True
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, Mapping) and isinstance(details.get("cached_tokens"), int):
+            self.cached_tokens = details["cached_tokens"]
+        generated = usage.get("completion_tokens")
+        if self.finish is not None and isinstance(generated, int) and generated != len(self.token_ids):
+            raise EngineError(
+                f"the server counted {generated} generated tokens and returned {len(self.token_ids)} ids: some were "
+                "lost on the way"
+            )
+
+    def reason(self) -> FinishReason:
+        """Say why the answer ended, once it is whole, having checked that the parts agree.
+
+        Raises:
+            EngineError: they do not, or the end is missing.
+        """
+        count = len(self.token_ids)
+        if self.finish is None:
+            raise EngineError(f"the server's answer broke off after {count} tokens, before it was finished")
+        if len(self.logprobs) != count:
+            raise EngineError(f"the server returned {count} ids and {len(self.logprobs)} log-probabilities")
+        if not self._prompt_seen:
+            raise EngineError(
+                "the server tells neither the prompt's ids nor their number, so what the model saw is not known. "
+                f"{HOW_TO_START}"
+            )
+        if self.finish == "abort":
+            return FinishReason.ABORT
+        if self.finish == "length":
+            if count != self.params.max_new_tokens:
+                raise EngineError(
+                    f"the server ended after {count} tokens where max_new_tokens is {self.params.max_new_tokens}: its "
+                    "context is shorter than context_length says"
+                )
+            return FinishReason.LENGTH
+        if self.finish == "stop":
+            last = self.token_ids[-1] if self.token_ids else None
+            if last is None or (last not in self.params.stop_token_ids and (type(self._stop) is not int)):
+                raise EngineError(
+                    f"the server stopped on {self._stop!r} after the id {last!r}, which is not among stop_token_ids "
+                    f"{sorted(self.params.stop_token_ids)}: it leaves the stop token out, or stops at something that "
+                    "was not asked for"
+                )
+            if type(self._stop) is int and self._stop != last:
+                raise EngineError(
+                    f"the server stopped on id {self._stop}, which is not the last of its ids ({last}): it leaves "
+                    "the stop token out"
+                )
+            return FinishReason.STOP
+        raise EngineError(f"a generation must end with stop, length or abort, the server says {self.finish!r}")
+
+
+def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
+    """Read the ids of one event from either place; None where neither has them."""
+    written: list[int] | None = None
+    if isinstance(tokens, list) and tokens and all(str(one).startswith(ID_PREFIX) for one in tokens):
+        try:
+            written = [int(one.removeprefix(ID_PREFIX)) for one in tokens]
+        except ValueError:
+            raise EngineError(f"logprobs.tokens must hold token_id:NUMBER, got {shorten(tokens)}") from None
+    if token_ids is None:
+        return written
+    if not isinstance(token_ids, list) or not all(type(one) is int for one in token_ids):
+        raise EngineError(f"token_ids must be a list of ids, got {shorten(token_ids)}")
+    if written is not None and written != token_ids:
+        raise EngineError(f"token_ids {shorten(token_ids)} and logprobs.tokens {shorten(written)} disagree")
+    return token_ids
+
+
+def read_mode(url: str, plain: Sequence[float], hot: Sequence[float], narrow: Sequence[float]) -> LogprobsMode:
+    """Tell from three answers to one prompt which distribution a server's log-probabilities are of.
+
+    Between any two tokens, the difference of log-probabilities halves at temperature 2, unless they are raw; and
+    top-k 2 leaves the third token its log-probability, unless they are processed.
+
+    Args:
+        url: the server, for error messages.
+        plain: the most probable first tokens' log-probabilities at temperature 1, falling.
+        hot: the same at temperature 2.
+        narrow: the same at temperature 1 with top-k 2.
+
+    Raises:
+        EngineError: the answers do not tell it.
+    """
+    advice = "say which they are with logprobs_mode=..., if you know how the server was started"
+    if min(len(plain), len(hot)) < 3 or not narrow:
+        raise EngineError(f"{url} does not return the most probable tokens' log-probabilities, so {advice}")
+    count = min(len(plain), len(hot), PROBE_TOP)
+    before, after = plain[0] - plain[count - 1], hot[0] - hot[count - 1]
+    if before < PROBE_SPREAD:
+        raise EngineError(f"the model of {url} finds all tokens about equally probable, so {advice}")
+    ratio = after / before
+    if 0.85 < ratio < 1.15:
+        return LogprobsMode.RAW
+    if not 0.35 < ratio < 0.65:
+        raise EngineError(f"the log-probabilities of {url} change with the temperature as none do, so {advice}")
+    # Two tokens that share all of the probability; the model's own two would need to be nearly certain.
+    narrowed = math.exp(narrow[0]) + math.exp(narrow[min(1, len(narrow) - 1)])
+    unnarrowed = math.exp(plain[0]) + math.exp(plain[1])
+    if unnarrowed > 0.999:
+        raise EngineError(f"the model of {url} is too sure of the probe's next token, so {advice}")
+    return LogprobsMode.PROCESSED if abs(narrowed - 1) < abs(narrowed - unnarrowed) else LogprobsMode.SCALED

@@ -1,0 +1,1 @@
+"""SGLang, over HTTP or in this process."""

@@ -1,0 +1,162 @@
+"""Payloads that SGLang returns beside each sampled token, as arrays for `Generation.aligned`.
+
+`routed_experts`: int32 `[tokens, layers, experts_per_token]`, the experts that a mixture of experts chose, for routing
+replay. Row t belongs to the forward pass whose logits gave token t, as its log-probability does; that is the pass over
+the token *before* it. So every sampled token has a row. The first row is that of the prompt's last token; the pass over
+the last sampled token was never made. SGLang could return the prompt's rows too (one per position but the last); they
+are not asked for, and cut away where a server sends them anyway. Rows of layers without experts are 0. Servers need
+`--enable-return-routed-experts`. Where SGLang retracts a request it computes the keys and values of what it had sampled
+anew, and the rows are those of the last time.
+
+`sampling_mask`: int32 `[tokens, kept]`, the ids among which each token was sampled, after top-k, top-p and min-p, in no
+particular order; -1 fills up rows with fewer. `kept` is `top_k` (1 at temperature 0), or more where equally probable
+ids stand at the border. SGLang wants a finite `top_k` of at most `--sampling-mask-max-tokens`.
+
+Sources: SGLang 0.5.23, `GenerateReqInput` in `managers/io_struct.py`, `_maybe_collect_routed_experts` in
+`managers/scheduler_components/batch_result_processor.py`, `sampling/sampling_mask.py`, and what servers were seen to
+send.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.engines.sglang.messages import ServerInfo
+from toolgym.tools.errors import ConfigError, EngineError, nearest, shorten
+
+ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
+NAMES = (ROUTED_EXPERTS, SAMPLING_MASK)
+Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the payloads' names.
+
+    Raises:
+        ConfigError: one is not known.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"aligned must be a sequence of names, got the text {names!r}: write ({names!r},)")
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(
+                f"aligned takes {' and '.join(map(repr, NAMES))}, got {name!r}{nearest(str(name), NAMES)}"
+            )
+    return tuple(names)
+
+
+def check_server(names: Sequence[str], info: ServerInfo) -> None:
+    """Refuse a server that cannot return these payloads.
+
+    Raises:
+        ConfigError: it was started without the flag, or the shape of its routing is not known.
+    """
+    if ROUTED_EXPERTS not in names:
+        return
+    if info.returns_routed_experts is False:
+        raise ConfigError(
+            "these servers do not return routed experts: start them with --enable-return-routed-experts, or leave "
+            "'routed_experts' out of aligned"
+        )
+    if info.routing_shape is None:
+        raise ConfigError(
+            f"how many layers and experts per token {info.model_path!r} has is not known: its config.json is not on "
+            "this machine, or it is no mixture of experts. Pass SGLangServer(..., routing_shape=(layers, experts "
+            "per token))"
+        )
+
+
+def check_params(names: Sequence[str], params: SamplingParams) -> None:
+    """Refuse parameters under which SGLang cannot return these payloads.
+
+    Raises:
+        ConfigError: a sampling mask is wanted, and `top_k` keeps all tokens.
+    """
+    if SAMPLING_MASK in names and params.temperature > 0 and params.top_k == -1:
+        raise ConfigError("SGLang returns a sampling mask only where top_k is finite: set top_k, for example to 64")
+
+
+def payload_fields(names: Sequence[str], prompt_tokens: int) -> dict[str, Any]:
+    """What to add to the body of `/generate`."""
+    fields: dict[str, Any] = {}
+    if ROUTED_EXPERTS in names:
+        fields |= {"return_routed_experts": True, "routed_experts_start_len": prompt_tokens - 1}
+    if SAMPLING_MASK in names:
+        fields["return_sampling_mask"] = True
+    return fields
+
+
+def read_payloads(
+    names: Sequence[str],
+    meta: Mapping[str, Any],
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    prompt_tokens: int,
+    info: ServerInfo,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Decode the payloads of one answer.
+
+    Args:
+        names: those that were asked for.
+        meta: `meta_info` of the answer.
+        token_ids: the sampled ids.
+        params: how they were sampled.
+        prompt_tokens: how many tokens were sent.
+        info: what the server says about itself.
+
+    Raises:
+        EngineError: one is missing, or does not fit the tokens.
+    """
+    payloads: dict[str, np.ndarray[Any, Any]] = {}
+    if ROUTED_EXPERTS in names:
+        assert info.routing_shape is not None
+        payloads[ROUTED_EXPERTS] = _routed_experts(meta, len(token_ids), prompt_tokens, info.routing_shape)
+    if SAMPLING_MASK in names:
+        payloads[SAMPLING_MASK] = _sampling_mask(meta, token_ids, params, info.vocab_size)
+    return payloads
+
+
+def _routed_experts(meta: Mapping[str, Any], count: int, prompt_tokens: int, shape: tuple[int, int]) -> Ints:
+    if not count:
+        return np.zeros((0, *shape), np.int32)
+    text = meta.get(ROUTED_EXPERTS)
+    if not isinstance(text, str):
+        raise EngineError(
+            f"SGLang sent no routed_experts for {count} tokens: it must run with --enable-return-routed-experts"
+        )
+    try:
+        flat = np.frombuffer(base64.b64decode(text, validate=True), "<i4").astype(np.int32)
+        rows = flat.reshape(-1, *shape)
+    except (binascii.Error, ValueError) as error:
+        raise EngineError(
+            f"SGLang's routed_experts must be int32 of {shape[0]} layers and {shape[1]} experts per token: {error}"
+        ) from error
+    if len(rows) not in (count, prompt_tokens - 1 + count):  # the second from a server that sends the prompt's too
+        raise EngineError(
+            f"SGLang's routed_experts have {len(rows)} rows where {count} tokens were sampled behind {prompt_tokens}"
+        )
+    return rows[-count:]
+
+
+def _sampling_mask(meta: Mapping[str, Any], token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> Ints:
+    kept = meta.get("output_token_sampling_mask")
+    if not token_ids and not kept:
+        kept = []
+    if not isinstance(kept, list) or len(kept) != len(token_ids):
+        raise EngineError(f"SGLang must send one sampling mask per token ({len(token_ids)}), got {shorten(kept)}")
+    least = params.top_k if params.temperature > 0 else 1
+    mask = np.full((len(kept), max([least, *map(len, kept)])), -1, np.int32)
+    for row, ids in zip(mask, kept, strict=True):
+        row[: len(ids)] = ids
+    if not (mask == np.asarray(token_ids, np.int32).reshape(-1, 1)).any(axis=1).all():
+        raise EngineError("a sampled token is not in SGLang's sampling mask")
+    if mask.size and (mask.min() < -1 or mask.max() >= vocab_size):
+        raise EngineError(f"SGLang's sampling mask holds an id outside the vocabulary of {vocab_size} ids")
+    return mask

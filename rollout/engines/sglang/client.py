@@ -1,0 +1,507 @@
+"""`SGLangClient`: the engine that asks SGLang, wherever it runs.
+
+Every control call goes to all replicas at once, each with a deadline. A replica that is known to be unreachable is left
+out: it comes back only with the right weights. One that refuses, or takes too long, is an error that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolgym.rollout.engines.base import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    PauseMode,
+    SamplingParams,
+    WeightSource,
+    checked_version,
+)
+from toolgym.rollout.engines.sglang.aligned import (
+    SAMPLING_MASK,
+    check_names,
+    check_params,
+    check_server,
+    payload_fields,
+    read_payloads,
+)
+from toolgym.rollout.engines.sglang.messages import ServerInfo, parse_metrics, read_generation, request_body
+from toolgym.rollout.engines.sglang.requests import NOTHING, InFlightRequests
+from toolgym.rollout.engines.sglang.transport import ClientState, InFlightRequest, ReplicaError, SGLangTransport
+from toolgym.tools.errors import ConfigError, EngineError, check_seconds
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHT_UPDATE_GROUP = "weight_update_group"
+"""SGLang's own default name of the process group that carries new weights."""
+
+
+class SGLangClient(Engine):
+    """Generates with SGLang over a transport. `SGLangServer` and `SGLangEngine` make one with theirs.
+
+    Versions: every update names the version of its weights, and each token says which version sampled it
+    (`Generation.weight_versions`). An update needs no pause. Without one SGLang first finishes what runs, and what is
+    new waits; under `PauseMode.IN_PLACE` or `RETRACT` what is in flight goes on under the new weights. The prefix
+    cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot; there it is kept apart
+    by version, so that no request begins on the keys and values of other weights.
+
+    Payloads: `aligned` names what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
+    `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
+
+    Args:
+        transport: where SGLang is.
+        aligned: payloads to ask for with every request.
+        request_timeout: seconds for one generation, waiting and pauses included.
+        control_timeout: seconds for a control call.
+        weights_timeout: seconds for an update of the weights.
+
+    Raises:
+        ConfigError: an argument is not usable.
+    """
+
+    def __init__(
+        self,
+        transport: SGLangTransport,
+        *,
+        aligned: Sequence[str] = (),
+        request_timeout: float = 1800.0,
+        control_timeout: float = 30.0,
+        weights_timeout: float = 600.0,
+    ) -> None:
+        check_seconds(request_timeout=request_timeout, control_timeout=control_timeout, weights_timeout=weights_timeout)
+        self._transport = transport
+        self._aligned = check_names(aligned)
+        self._request_timeout = request_timeout
+        self._control_timeout = control_timeout
+        self._weights_timeout = weights_timeout
+        self._state = ClientState()
+        self._in_flight = InFlightRequests(self._state, transport)
+        self._info: ServerInfo | None = None
+        self._random = random.Random()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    # ---- the contract
+
+    @property
+    def info(self) -> ServerInfo:
+        """What SGLang says about itself. Raises EngineError before `start`."""
+        if self._info is None:
+            raise EngineError("the server is asked by start(): await engine.start() first")
+        return self._info
+
+    @property
+    def vocab_size(self) -> int:
+        return self.info.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and generation together that are served whole; a few below the model's."""
+        return self.info.context_length
+
+    @property
+    def weight_version(self) -> str:
+        """The newest version known: SGLang's own at `start`, that of an update, or that of a generation."""
+        self.info  # noqa: B018 - raises before start
+        return self._state.weight_version
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """How the engine is paused; None when it is not."""
+        return self._state.pause_mode
+
+    def _tokenizer_source(self) -> str:
+        return self.info.tokenizer_path
+
+    async def start(self) -> None:
+        """Get SGLang ready, and ask it what it serves. Starting twice is fine.
+
+        Raises:
+            EngineUnavailableError: it does not answer, or was not ready in time.
+            EngineError: what answers is not an SGLang server, refuses the key, or the engine was closed.
+            ConfigError: the vocabulary's size is not known, the replicas differ, SGLang refuses its arguments, or it
+                was started without a flag that a payload in `aligned` needs.
+            MissingExtraError: SGLang is to run in this process, and is not installed.
+        """
+        if self._closed:
+            raise EngineError("the engine was closed; make a new one")
+        if self._info is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        info = await self._transport.start(self._state)
+        try:
+            check_server(self._aligned, info)
+        except BaseException:
+            await self._transport.close()
+            raise
+        self._state.weight_version = info.weight_version
+        self._info = info
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        self._require_open()
+        params = request.params
+        check_params(self._aligned, params)
+        body = request_body(request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned)
+        body |= payload_fields(self._aligned, len(request.prompt_ids))
+        return await self._in_flight.run(
+            request.request_id, lambda in_flight: self._run(in_flight, body, params, request.affinity)
+        )
+
+    async def _run(
+        self, request: InFlightRequest, body: dict[str, Any], params: SamplingParams, affinity: str | None
+    ) -> Generation:
+        try:
+            async with asyncio.timeout(self._request_timeout):
+                answer = await self._transport.dispatch(request, body, affinity)
+        except TimeoutError as error:
+            if request.sent:
+                await self._in_flight.try_abort(request)
+            raise EngineError(
+                f"{self._transport.name} gave no answer within {self._request_timeout:g} seconds"
+            ) from error
+        if answer is None:
+            return NOTHING
+        generation = read_generation(answer, params)
+        if self._aligned:
+            payloads = read_payloads(
+                self._aligned,
+                answer["meta_info"],
+                generation.token_ids,
+                params,
+                prompt_tokens=len(body["input_ids"]),
+                info=self.info,
+            )
+            generation = replace(generation, aligned=payloads)
+        if generation.weight_versions and request.updates == self._state.updates_begun:
+            # Others than this engine may update the weights, too.
+            self._state.weight_version = generation.weight_versions[-1]
+        return generation
+
+    def _seed(self, params: SamplingParams) -> int | None:
+        if not self.info.deterministic:
+            return params.seed
+        if params.min_p > 0:
+            raise ConfigError("SGLang with --enable-deterministic-inference cannot sample with min_p")
+        return self._random.getrandbits(63) if params.seed is None else params.seed
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._in_flight:
+            self._require_open()
+            await self._in_flight.abort(request_id)
+
+    async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
+        """Stop sampling until `resume`; new requests wait here, not in SGLang.
+
+        `PauseMode.ABORT` ends every request that SGLang has, other clients' too. A paused engine can be paused again
+        with another mode; after `PauseMode.RETRACT`, and where SGLang had retracted a request for lack of memory, an
+        abort gives back nothing of it.
+
+        Raises:
+            ConfigError: the mode is none.
+            EngineError: a replica did not pause; the engine is then as before.
+        """
+        mode = PauseMode(mode)
+        self._require_open()
+        before, self._state.pause_mode = self._state.pause_mode, mode
+        self._state.running.clear()
+        try:
+            if mode is PauseMode.ABORT:
+                await self._abort_all(before)
+            else:
+                await self._command("/pause_generation", {"mode": mode.value})
+        except BaseException:
+            self._state.pause_mode = before
+            if before is None:
+                with contextlib.suppress(EngineError):  # some may have paused
+                    await self._command("/continue_generation", {})
+                self._state.running.set()
+            raise
+
+    async def resume(self) -> None:
+        self._require_open()
+        # Before the call: a replica that comes back at this moment must go on as well.
+        before, self._state.pause_mode = self._state.pause_mode, None
+        try:
+            await self._command("/continue_generation", {})
+        except BaseException:
+            self._state.pause_mode = before
+            raise
+        self._state.running.set()
+
+    async def update_weights(self, source: WeightSource, *, version: str) -> None:
+        """Load new weights: `update_weights_from_disk` of a folder, `update_weights_from_tensors` of tensors."""
+        if isinstance(source, str | Path):
+            await self.update_weights_from_disk(str(source), version=version)
+        else:
+            await self.update_weights_from_tensors(source, version=version)
+
+    async def close(self) -> None:
+        """Abort what runs, and free the connections, or SGLang's processes where it runs in this one."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._in_flight.close()
+        await self._transport.close()
+
+    # ---- the cache and memory
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache. Raises EngineError where requests are running or waiting."""
+        self._require_open()
+        await self._command("/flush_cache", {})
+
+    async def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Give the accelerator's memory back, for a learner on the same device. The engine must be idle.
+
+        Args:
+            tags: "weights", "kv_cache"; None is all. Servers need `--enable-memory-saver`.
+        """
+        self._require_open()
+        await self._command("/release_memory_occupation", {"tags": None if tags is None else list(tags)})
+
+    async def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again. What was in it is gone: update the weights before the next request."""
+        self._require_open()
+        await self._command("/resume_memory_occupation", {"tags": None if tags is None else list(tags)})
+
+    # ---- weights
+
+    async def update_weights_from_disk(self, model_path: str, *, version: str, load_format: str | None = None) -> None:
+        """Load a checkpoint of the same architecture.
+
+        Args:
+            model_path: a folder that every server sees under this name, or a hub name.
+            version: what the tokens sampled from here on say.
+            load_format: SGLang's `--load-format`; None takes the server's.
+
+        Raises:
+            EngineError: a server refused; the message names it. The others have the new weights.
+        """
+        self._require_open()
+        body: dict[str, Any] = {
+            "model_path": str(model_path),
+            "weight_version": checked_version(version),
+            "flush_cache": self._flushes,
+        }
+        if load_format is not None:
+            body["load_format"] = load_format
+        async with self._new_weights(version):
+            await self._transport.command("/update_weights_from_disk", body, timeout=self._weights_timeout)
+
+    async def update_weights_from_tensors(
+        self,
+        named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        *,
+        version: str,
+        load_format: str | None = None,
+        bucket_bytes: int = 256 * 2**20,
+    ) -> None:
+        """Send weights from this process.
+
+        Tensors on a CPU travel whole, so the servers may be anywhere; of tensors on CUDA only an IPC handle travels,
+        so the servers must be on the same machine.
+
+        Args:
+            named_tensors: weights by the names of the Hugging Face checkpoint, any subset of them.
+            version: what the tokens sampled from here on say.
+            load_format: None, or "direct" for names of SGLang's own module.
+            bucket_bytes: most bytes of tensors in one request.
+
+        Raises:
+            ConfigError: these are no named tensors.
+            MissingExtraError: torch is absent here.
+            EngineError: a server refused; the message names it.
+        """
+        from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets  # needs torch
+
+        self._require_open()
+        checked_version(version)
+        buckets = tensor_buckets(named_tensors, bucket_bytes)
+        ranks = list(self._transport.ranks.values())
+        async with self._new_weights(version), self._updating():
+            for number, bucket in enumerate(buckets):
+                serialized = await asyncio.to_thread(payload, bucket)
+                last = number == len(buckets) - 1
+                shared: dict[str, Any] = {"flush_cache": last and self._flushes, "load_format": load_format}
+                if last:
+                    shared["weight_version"] = version
+
+                def body(replica: int, serialized: str = serialized, shared: dict[str, Any] = shared) -> dict[str, Any]:
+                    return shared | {"serialized_named_tensors": [serialized] * ranks[replica]}
+
+                await self._transport.command("/update_weights_from_tensor", body, timeout=self._weights_timeout)
+
+    async def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        *,
+        group_name: str = WEIGHT_UPDATE_GROUP,
+        backend: str = "nccl",
+        timeout: float | None = None,
+    ) -> None:
+        """Let the servers join a torch process group in which the learner is rank 0.
+
+        The learner must join at the same time (`torch.distributed`, or SGLang's `init_custom_process_group`), with
+        the world size of `weights_world_size`. All servers must be healthy: a group waits for each of its ranks.
+        """
+        self._require_open()
+        ranks = list(self._transport.ranks.values())
+
+        def body(replica: int) -> dict[str, Any]:
+            return {
+                "master_address": master_address,
+                "master_port": master_port,
+                "rank_offset": 1 + sum(ranks[:replica]),
+                "world_size": self.weights_world_size,
+                "group_name": group_name,
+                "backend": backend,
+            }
+
+        await self._transport.command(
+            "/init_weights_update_group", body, timeout=timeout or self._weights_timeout, all_required=True
+        )
+
+    @property
+    def weights_world_size(self) -> int:
+        """Ranks of the group that carries weights: the learner's one, and those of all servers."""
+        return 1 + sum(self._transport.ranks.values())
+
+    async def update_weights_from_distributed(
+        self,
+        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        *,
+        version: str,
+        group_name: str = WEIGHT_UPDATE_GROUP,
+        load_format: str | None = None,
+    ) -> None:
+        """Receive weights that the learner broadcasts in the group, in this order.
+
+        The learner must not broadcast before this call has begun, and not wait for it to end: run both together. Where
+        this call is refused a broadcast would wait for ever, so give the learner's a deadline too.
+
+        Args:
+            tensors: name, dtype ("float32") and shape of each.
+            version: what the tokens sampled from here on say.
+            group_name: as in `init_weights_update_group`.
+            load_format: as SGLang's.
+        """
+        self._require_open()
+        body: dict[str, Any] = {
+            "names": [name for name, _, _ in tensors],
+            "dtypes": [str(dtype).removeprefix("torch.") for _, dtype, _ in tensors],
+            "shapes": [list(shape) for _, _, shape in tensors],
+            "group_name": group_name,
+            "flush_cache": self._flushes,
+            "weight_version": checked_version(version),
+        }
+        if load_format is not None:
+            body["load_format"] = load_format
+        async with self._new_weights(version), self._updating(all_required=True):
+            await self._transport.command(
+                "/update_weights_from_distributed", body, timeout=self._weights_timeout, all_required=True
+            )
+
+    async def destroy_weights_update_group(self, group_name: str = WEIGHT_UPDATE_GROUP) -> None:
+        """Leave the group."""
+        self._require_open()
+        await self._command("/destroy_weights_update_group", {"group_name": group_name})
+
+    async def update_weight_version(self, version: str) -> None:
+        """Name the version of weights that were changed in another way. Aborts nothing."""
+        self._require_open()
+        checked_version(version)
+        async with self._new_weights(version):
+            await self._command("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    # ---- what SGLang says
+
+    async def server_info(self) -> dict[str, dict[str, Any]]:
+        """What each replica says about itself (`/server_info`), by its name."""
+        return await self._query("/server_info")
+
+    async def loads(self) -> dict[str, list[dict[str, Any]]]:
+        """Running and waiting requests, tokens in use and throughput of each replica's schedulers (`/v1/loads`)."""
+        return {name: answer["loads"] for name, answer in (await self._query("/v1/loads")).items()}
+
+    async def metrics(self) -> dict[str, dict[str, float]]:
+        """The Prometheus samples of each replica, for example "sglang:num_running_reqs{...}".
+
+        Servers need `--enable-metrics`.
+        """
+        return {name: parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
+
+    # ---- inside
+
+    async def _command(self, path: str, body: Mapping[str, Any]) -> None:
+        await self._transport.command(path, body, timeout=self._control_timeout)
+
+    async def _query(self, path: str) -> dict[str, Any]:
+        self._require_open()
+        return await self._transport.query(path, timeout=self._control_timeout)
+
+    async def _abort_all(self, before: PauseMode | None) -> None:
+        requests = await self._in_flight.end_queued()
+        if before in (PauseMode.IN_PLACE, PauseMode.RETRACT):
+            # To SGLang's paused scheduler an aborting pause would never end: it waits for the requests, they for it.
+            await asyncio.gather(*(self._transport.abort(one) for one in requests if one.sent))
+            await self._command("/continue_generation", {})
+        await self._command("/pause_generation", {"mode": PauseMode.ABORT.value})
+        await self._in_flight.collect_aborted(requests)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine was closed")
+        self.info  # noqa: B018 - raises before start
+        if asyncio.get_running_loop() is not self._loop:
+            raise EngineError("the engine belongs to the event loop that started it; make one per event loop")
+
+    @property
+    def _flushes(self) -> bool:
+        return self.paused is not PauseMode.IN_PLACE
+
+    @contextlib.asynccontextmanager
+    async def _new_weights(self, version: str) -> AsyncIterator[None]:
+        """Count an update: no replica is let back in meanwhile, and those that miss it are taken out."""
+        state = self._state
+        state.updates_begun += 1
+        try:
+            yield
+        except ReplicaError as error:
+            if error.succeeded:
+                state.weight_version = version
+                self._transport.mark_outdated(error.failed)
+            raise
+        else:
+            state.weight_version = version
+        finally:
+            state.updates_ended += 1
+
+    @contextlib.asynccontextmanager
+    async def _updating(self, *, all_required: bool = False) -> AsyncIterator[None]:
+        """SGLang insists on a begin and an end around weights that arrive as tensors."""
+        end = functools.partial(
+            self._transport.command,
+            "/end_weight_update",
+            {},
+            timeout=self._weights_timeout,
+            all_required=all_required,
+        )
+        try:
+            await self._transport.command(
+                "/begin_weight_update", {"selector": "all"}, timeout=self._weights_timeout, all_required=all_required
+            )
+            yield
+        except BaseException:
+            with contextlib.suppress(EngineError):  # the first error is the one to raise
+                await end()
+            raise
+        await end()

@@ -1,0 +1,284 @@
+"""What SGLang's HTTP server takes and answers, as pure functions.
+
+Formats as in SGLang 0.5.23: `GenerateReqInput` in `managers/io_struct.py`, `SamplingParams` in
+`sampling/sampling_params.py`, and what the server was seen to send.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolgym.rollout.engines.base import FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.tools.errors import ConfigError, EngineError, shorten
+
+TINY_TOP_P = 1e-9
+"""A top-p that only the most probable token passes."""
+_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?\s+(?P<value>\S+)(?:\s+\d+)?$")
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server says about itself.
+
+    Attributes:
+        model_path: folder or hub name of the model that it serves.
+        tokenizer_path: the same of its tokenizer.
+        vocab_size: number of token ids.
+        context_length: most tokens of prompt and generation together that it serves without cutting.
+        weight_version: version of its weights.
+        deterministic: whether it honours seeds (`--enable-deterministic-inference`).
+        sglang_version: version of SGLang; None where the server does not say.
+        returns_routed_experts: whether it was started with `--enable-return-routed-experts`; None where it does not
+            say.
+        routing_shape: layers, and experts per token, of a mixture of experts; None where they are not known.
+    """
+
+    model_path: str
+    tokenizer_path: str
+    vocab_size: int
+    context_length: int
+    weight_version: str
+    deterministic: bool
+    sglang_version: str | None
+    returns_routed_experts: bool | None = None
+    routing_shape: tuple[int, int] | None = None
+
+
+def read_info(
+    url: str,
+    model: Mapping[str, Any],
+    server: Mapping[str, Any],
+    vocab_size: int | None = None,
+    routing_shape: tuple[int, int] | None = None,
+) -> ServerInfo:
+    """Read the answers of `/model_info` and `/server_info`.
+
+    The context is what the server accepts *and* serves whole. Beside the model's own `context_length` there is
+    `max_req_input_len`, derived from the memory it has; a prompt must be shorter than that, and a longer sum of
+    prompt and `max_new_tokens` is cut without a word a few tokens later.
+
+    Args:
+        url: the server, for error messages.
+        model: the answer of `/model_info`.
+        server: the answer of `/server_info`.
+        vocab_size: as the user gave it; None takes it from the model's local `config.json`.
+        routing_shape: the same, see `ServerInfo`.
+
+    Raises:
+        EngineError: a field is missing.
+        ConfigError: the vocabulary's size is not known.
+    """
+    model_path = _field(url, "/model_info", model, "model_path", str)
+    context_length = _field(url, "/server_info", server, "max_req_input_len", int)
+    if isinstance(server.get("context_length"), int):
+        context_length = min(context_length, server["context_length"])
+    config = read_model_config(model_path)
+    if vocab_size is None:
+        vocab_size = config.vocab_size
+    if vocab_size is None:
+        raise ConfigError(
+            f"SGLang does not tell its vocabulary's size, and {model_path!r} holds no config.json on this machine that "
+            f"does: pass SGLangServer({url!r}, vocab_size=...)"
+        )
+    if routing_shape is None and config.layers is not None and config.experts_per_token is not None:
+        routing_shape = (config.layers, config.experts_per_token)
+    returns = server.get("enable_return_routed_experts")
+    return ServerInfo(
+        model_path=model_path,
+        tokenizer_path=_field(url, "/model_info", model, "tokenizer_path", str),
+        vocab_size=vocab_size,
+        context_length=context_length,
+        weight_version=_field(url, "/model_info", model, "weight_version", str),
+        deterministic=bool(server.get("enable_deterministic_inference", False)),
+        sglang_version=server.get("version"),
+        returns_routed_experts=returns if isinstance(returns, bool) else None,
+        routing_shape=routing_shape,
+    )
+
+
+def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
+    """What equal servers say together: what the first one says, with the shortest context of all.
+
+    Raises:
+        ConfigError: they are not equal.
+    """
+    (first_url, first), *others = infos.items()
+    for name in ("vocab_size", "weight_version", "deterministic", "returns_routed_experts", "routing_shape"):
+        for url, info in others:
+            one, other = getattr(first, name), getattr(info, name)
+            if one != other:
+                raise ConfigError(
+                    f"servers of one engine must be equal, but {first_url} has {name} {one!r} and {url} has {other!r}"
+                )
+    return dataclasses.replace(first, context_length=min(info.context_length for info in infos.values()))
+
+
+def _field(url: str, path: str, answer: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = answer.get(name)
+    if not isinstance(value, kind):
+        raise EngineError(
+            f"{url}{path} must say {name!r} ({kind.__name__}), got {value!r}: is it an SGLang server of 0.5.9 or later?"
+        )
+    return value
+
+
+def request_body(
+    prompt_ids: Sequence[int], params: SamplingParams, seed: int | None, *, mask: bool = False
+) -> dict[str, Any]:
+    """Build the body of `/generate`, without the `rid`.
+
+    Every parameter that changes the distribution is explicit: a server may have other defaults
+    (`--preferred-sampling-params`).
+
+    Args:
+        prompt_ids: the whole context.
+        params: how to sample.
+        seed: the seed to send; None sends none.
+        mask: whether a sampling mask will be asked for, which wants a finite top-k.
+
+    Raises:
+        ConfigError: the seed is not a non-negative 63-bit integer.
+    """
+    top_p, top_k, min_p = params.top_p, params.top_k, params.min_p
+    if top_k == 1 and params.temperature > 0:
+        # To SGLang top_k 1 is greedy: logprobs would be temperature-scaled or not depending on the rest of the batch
+        # (`is_all_greedy` in its sampler). This top-p keeps the same one token, and the scaled logprobs.
+        top_p, top_k, min_p = TINY_TOP_P, 2 if mask else -1, 0.0
+    sampling: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "stop_token_ids": [int(token_id) for token_id in params.stop_token_ids],
+        # With ignore_eos SGLang ignores stop_token_ids too, so it can be set only where there are none.
+        "ignore_eos": not params.stop_token_ids,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+        "n": 1,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    if seed is not None:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"SGLang takes seeds from 0 to 2**63 - 1, got {seed!r}")
+        sampling["sampling_seed"] = seed
+    return {
+        "input_ids": [int(token_id) for token_id in prompt_ids],
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "return_text_in_logprobs": False,
+        "stream": False,
+    }
+
+
+def read_generation(answer: Any, params: SamplingParams) -> Generation:
+    """Read the answer of `/generate`.
+
+    Raises:
+        EngineError: it is not what SGLang answers, or the parts do not fit together.
+    """
+    if not isinstance(answer, Mapping) or not isinstance(answer.get("meta_info"), Mapping):
+        raise EngineError(f"SGLang must answer with output_ids and meta_info, got {shorten(answer)}")
+    meta = answer["meta_info"]
+    token_ids = answer.get("output_ids")
+    if not isinstance(token_ids, list) or not all(type(token_id) is int for token_id in token_ids):
+        raise EngineError(f"SGLang must answer with a list of ids in output_ids, got {shorten(token_ids)}")
+    return Generation(
+        token_ids=tuple(token_ids),
+        logprobs=_logprobs(meta, token_ids),
+        finish_reason=_finish_reason(meta, token_ids, params),
+        weight_versions=_weight_versions(meta, len(token_ids)),
+        cached_tokens=int(meta.get("cached_tokens") or 0),  # absent where a request was aborted in the queue
+    )
+
+
+def _logprobs(meta: Mapping[str, Any], token_ids: list[int]) -> tuple[float, ...]:
+    entries = meta.get("output_token_logprobs")
+    if entries is None and not token_ids:  # aborted in the queue
+        return ()
+    if not isinstance(entries, list) or len(entries) != len(token_ids):
+        raise EngineError(
+            f"SGLang must answer with one of output_token_logprobs per output id ({len(token_ids)}), "
+            f"got {shorten(entries)}"
+        )
+    logprobs = []
+    for place, (entry, token_id) in enumerate(zip(entries, token_ids, strict=True)):
+        if not isinstance(entry, list | tuple) or len(entry) < 2:
+            raise EngineError(f"an entry of output_token_logprobs must be [logprob, id, text], got {shorten(entry)}")
+        if entry[1] != token_id:
+            raise EngineError(f"SGLang's logprob {place} is of id {entry[1]!r}, but output id {place} is {token_id}")
+        if not isinstance(entry[0], int | float) or not math.isfinite(entry[0]):
+            raise EngineError(f"SGLang's logprob {place} must be a finite number, got {entry[0]!r} (NaN in the model?)")
+        logprobs.append(float(entry[0]))
+    return tuple(logprobs)
+
+
+def _finish_reason(meta: Mapping[str, Any], token_ids: list[int], params: SamplingParams) -> FinishReason:
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, Mapping) else None
+    if kind == "abort":
+        return FinishReason.ABORT
+    if kind == "stop" and isinstance(reason, Mapping):
+        matched = reason.get("matched")
+        if not token_ids or matched != token_ids[-1]:
+            # No stop strings are ever sent; SGLang says "NaN happened" here when the sampled id is not one.
+            raise EngineError(f"SGLang stopped on {matched!r}, which is not the last of its ids")
+        return FinishReason.STOP
+    if kind == "length":
+        if len(token_ids) != params.max_new_tokens:
+            raise EngineError(
+                f"SGLang ended after {len(token_ids)} tokens where max_new_tokens is {params.max_new_tokens}: "
+                f"the server caps it (its memory, or SGLANG_MAX_NEW_TOKENS_LIMIT)"
+            )
+        return FinishReason.LENGTH
+    raise EngineError(f"SGLang must end with stop, length or abort, got {shorten(reason)}")
+
+
+def _weight_versions(meta: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Spread the spans over the tokens. Servers without spans tell one version, that at the end: it goes for all."""
+    spans = meta.get("weight_versions")
+    if spans is None:
+        version = meta.get("weight_version")
+        if not isinstance(version, str):
+            raise EngineError("SGLang must answer with a weight_version: use 0.5.9 or later")
+        return (version,) * count
+    versions: list[str] = []
+    try:
+        for span in spans:
+            if span["start"] != len(versions) or not isinstance(span["version"], str):
+                raise ValueError
+            versions.extend([span["version"]] * (span["end"] - span["start"]))
+        if len(versions) != count:
+            raise ValueError
+    except (TypeError, KeyError, ValueError) as error:
+        raise EngineError(f"SGLang's weight_versions do not cover its {count} tokens: {shorten(spans)}") from error
+    return tuple(versions)
+
+
+def parse_metrics(text: Any) -> dict[str, float]:
+    """Read Prometheus' text format: each sample by its name with its labels, as written.
+
+    Raises:
+        EngineError: it is not that format.
+    """
+    if not isinstance(text, str):
+        raise EngineError(f"/metrics must answer in Prometheus' text format, got {str(text)[:200]!r}")
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _SAMPLE.match(line)
+        if match is None:
+            raise EngineError(f"/metrics must answer in Prometheus' text format, got the line {line[:200]!r}")
+        samples[match["name"] + (match["labels"] or "")] = float(match["value"])
+    return samples

@@ -1,0 +1,135 @@
+"""`SGLangServer`: the engine for SGLang servers over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toolgym.rollout.engines.sglang.client import SGLangClient
+from toolgym.rollout.engines.sglang.http_transport import HttpSettings, HttpTransport
+from toolgym.rollout.engines.sglang.replicas import ReplicaState
+from toolgym.tools.errors import ConfigError, check_seconds
+
+
+class SGLangServer(SGLangClient):
+    """Generates on SGLang servers, through their token-in-token-out `/generate`.
+
+    Example:
+        >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # doctest: +SKIP
+        >>> engine = SGLangServer("http://router:8000")  # doctest: +SKIP
+
+    Several servers: requests that share an `affinity` stick to one server, for its prefix cache; new ones go to the
+    one with the least requests in flight. One that has `balance_abs_threshold` requests more than the least loaded
+    one, and more than `balance_rel_threshold` times as many, gives its trajectories away. Health checks take servers
+    out and back in. A request whose server dies is sent to another from its exact ids: none of its tokens had been
+    returned. A server that comes back with other weights than the rest (it was restarted) waits for the next update
+    of weights.
+
+    A router: its workers are asked from it, or given as `workers`; control calls and aborts go to them directly, for
+    routers do not pass them on. Start it with `--policy manual --disable-retries`.
+
+    Logprobs: SGLang reports them under the temperature-scaled distribution before top-p, top-k and min-p, and
+    unscaled at temperature 0 (`layers/sampler.py`), which is this library's meaning. A server must not run with
+    `SGLANG_RETURN_ORIGINAL_LOGPROB`, which makes all of them unscaled; no endpoint tells it.
+
+    Seeds: a server honours them only when started with `--enable-deterministic-inference`; others ignore them. Such
+    a server gives every request *without* a seed the same one (42), so this engine draws one for each. It cannot
+    combine seeds with min-p (its sampler dies), which is refused here.
+
+    Stopping: a server also stops at the model's own end-of-sequence ids when `stop_token_ids` is not empty.
+
+    Requests that start while this engine has paused the servers wait here, not there: SGLang loses the abort of a
+    request that waits for the end of a pause. An abort of a running request during a pause takes effect after it.
+
+    One engine belongs to the event loop that called `start`.
+
+    Args:
+        urls: the servers, for example "http://127.0.0.1:30000", or one router.
+        workers: the urls of a router's workers, where they cannot be asked from it.
+        aligned: what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
+            `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
+        request_timeout: seconds for one generation, waiting on the server and pauses included.
+        connect_timeout: seconds to connect.
+        control_timeout: seconds for every other call.
+        weights_timeout: seconds for an update of the weights.
+        health_interval: seconds between two health checks of a server.
+        health_timeout: seconds for one.
+        unavailable_timeout: seconds that a request waits while no server is healthy.
+        balance_abs_threshold: see above.
+        balance_rel_threshold: see above.
+        api_key: sent as a bearer token.
+        vocab_size: number of token ids, for servers whose model folder is not on this machine: SGLang does not
+            tell it.
+        routing_shape: layers, and experts per token, for `routed_experts` of such servers.
+
+    Raises:
+        ConfigError: an argument is not usable.
+    """
+
+    def __init__(
+        self,
+        *urls: str,
+        workers: Sequence[str] = (),
+        aligned: Sequence[str] = (),
+        request_timeout: float = 1800.0,
+        connect_timeout: float = 5.0,
+        control_timeout: float = 30.0,
+        weights_timeout: float = 600.0,
+        health_interval: float = 5.0,
+        health_timeout: float = 10.0,
+        unavailable_timeout: float = 30.0,
+        balance_abs_threshold: int = 32,
+        balance_rel_threshold: float = 1.5,
+        api_key: str | None = None,
+        vocab_size: int | None = None,
+        routing_shape: tuple[int, int] | None = None,
+    ) -> None:
+        check_seconds(
+            connect_timeout=connect_timeout,
+            health_interval=health_interval,
+            health_timeout=health_timeout,
+            unavailable_timeout=unavailable_timeout,
+        )
+        if balance_abs_threshold < 0:
+            raise ConfigError(f"balance_abs_threshold must be at least 0, got {balance_abs_threshold!r}")
+        if not balance_rel_threshold >= 1:
+            raise ConfigError(f"balance_rel_threshold must be at least 1, got {balance_rel_threshold!r}")
+        if vocab_size is not None and vocab_size < 1:
+            raise ConfigError(f"vocab_size must be at least 1, got {vocab_size!r}")
+        if routing_shape is not None and not (len(routing_shape) == 2 and min(routing_shape) >= 1):
+            raise ConfigError(f"routing_shape must be (layers, experts per token), got {routing_shape!r}")
+        settings = HttpSettings(
+            request_timeout=request_timeout,
+            connect_timeout=connect_timeout,
+            control_timeout=control_timeout,
+            health_interval=health_interval,
+            health_timeout=health_timeout,
+            unavailable_timeout=unavailable_timeout,
+            balance_abs_threshold=balance_abs_threshold,
+            balance_rel_threshold=balance_rel_threshold,
+            api_key=api_key,
+            vocab_size=vocab_size,
+            routing_shape=routing_shape,
+        )
+        self._http = HttpTransport(urls, workers, settings)
+        super().__init__(
+            self._http,
+            aligned=aligned,
+            request_timeout=request_timeout,
+            control_timeout=control_timeout,
+            weights_timeout=weights_timeout,
+        )
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers, or the router, as given."""
+        return self._http.urls
+
+    @property
+    def replicas(self) -> dict[str, ReplicaState]:
+        """The servers (of a router: its workers) by url, and whether each takes requests."""
+        return self._http.replicas
+
+    @property
+    def requests_in_flight(self) -> dict[str, int]:
+        """How many requests of this engine each server (or the router) has, by url."""
+        return self._http.requests_in_flight

@@ -1,0 +1,178 @@
+"""What carries requests and control calls to SGLang: over HTTP (`http_transport`) or in this process (`in_process`).
+
+`SGLangClient` knows what to ask; a transport knows where SGLang is, how to reach it, and which replica gets what. Both
+see one `ClientState`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from toolgym.rollout.engines.base import Generation, PauseMode
+from toolgym.rollout.engines.sglang.messages import ServerInfo
+from toolgym.tools.errors import EngineError
+
+Body: TypeAlias = Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None
+"""What a control call sends: the same to every replica, or a function from a replica's number to its body."""
+
+
+class InFlightRequest:
+    """One `generate` call that is on its way.
+
+    Attributes:
+        rid: the id that SGLang knows it by.
+        updates: how many updates of the weights had begun when it was sent.
+        sent: whether SGLang may know it.
+        aborted: whether it is to end early.
+        dropped: whether its answer is no longer waited for.
+        carrier: where it was sent.
+        task: the task that runs it.
+    """
+
+    def __init__(self) -> None:
+        self.rid = ""
+        self.updates = 0
+        self.sent = False
+        self.aborted = False
+        self.dropped = False
+        self.carrier: Any = None
+        self.task: asyncio.Task[Generation] | None = None
+
+    def next_rid(self) -> str:
+        """A new id for each time that it is sent, all of one length: SGLang aborts whatever *begins* with an id."""
+        self.rid = uuid.uuid4().hex
+        self.sent = True
+        return self.rid
+
+
+def _open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
+@dataclass
+class ClientState:
+    """What a client and its transport both look at.
+
+    Attributes:
+        weight_version: the newest version of the weights that is known.
+        updates_begun: how many updates of the weights have begun.
+        updates_ended: how many have ended, in whatever way.
+        pause_mode: how the engine is paused; None when it is not.
+        running: set while the engine is not paused.
+    """
+
+    weight_version: str = ""
+    updates_begun: int = 0
+    updates_ended: int = 0
+    pause_mode: PauseMode | None = None
+    running: asyncio.Event = field(default_factory=_open_gate)
+
+    async def admit(self, request: InFlightRequest, body: dict[str, Any]) -> None:
+        """Wait for the end of a pause, and mark a request with the weights that it will meet."""
+        await self.running.wait()
+        request.updates = self.updates_begun
+        # Keys and values of other weights are no context of these: the prefix cache is kept apart by version.
+        body["extra_key"] = f"weights {self.weight_version}"
+
+
+class ReplicaError(EngineError):
+    """Some replicas did not carry out a control call; the message names each.
+
+    Attributes:
+        failed: the names of those.
+        succeeded: the names of the others.
+    """
+
+    def __init__(self, message: str, failed: Sequence[str], succeeded: Sequence[str]) -> None:
+        super().__init__(message)
+        self.failed, self.succeeded = tuple(failed), tuple(succeeded)
+
+    @classmethod
+    def of(cls, path: str, failed: Mapping[str, Exception], succeeded: Sequence[str]) -> ReplicaError:
+        """Make the error of one control call that went to every replica."""
+        reasons = "; ".join(str(error) for error in failed.values())
+        many = len(failed) + len(succeeded)
+        message = reasons if many == 1 else f"{path} failed on {len(failed)} of {many} servers: {reasons}"
+        return cls(message, list(failed), succeeded)
+
+
+class SGLangTransport(Protocol):
+    """Where SGLang is, and how it is reached. `start` before the first other call and `close` after the last."""
+
+    @property
+    def name(self) -> str:
+        """What error messages call the whole."""
+        ...
+
+    @property
+    def ranks(self) -> Mapping[str, int]:
+        """Tensor-parallel ranks of each replica, by name, in order."""
+        ...
+
+    async def start(self, state: ClientState) -> ServerInfo:
+        """Connect, or start SGLang. A start that raises leaves nothing behind.
+
+        Raises:
+            EngineUnavailableError: it does not answer, or was not ready in time.
+            EngineError: what answers is not SGLang.
+            ConfigError: an argument or the model is not usable.
+        """
+        ...
+
+    async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
+        """Have one request generated, sending it again where that is safe.
+
+        Args:
+            request: its `rid`, `sent` and `carrier` are kept current here; `ClientState.admit` comes before each send.
+            body: of `/generate`, without the `rid`.
+            affinity: see `GenerationRequest`.
+
+        Returns:
+            SGLang's answer, decoded; None where the request was aborted while nothing of it was out.
+
+        Raises:
+            ConfigError: SGLang refused the request.
+            EngineError: it failed, or was lost too often.
+            EngineUnavailableError: nothing answers.
+        """
+        ...
+
+    async def abort(self, request: InFlightRequest) -> None:
+        """Ask SGLang once to end a request. Raises EngineError where it does not answer."""
+        ...
+
+    async def command(self, path: str, body: Body, *, timeout: float, all_required: bool = False) -> dict[str, Any]:
+        """Have every replica do something, at once.
+
+        Args:
+            path: the endpoint.
+            body: see `Body`.
+            timeout: seconds for each replica.
+            all_required: whether it is an error when a replica is not reachable.
+
+        Returns:
+            The answers of those that are reachable, by name.
+
+        Raises:
+            ReplicaError: one refused, or gave no answer in time; names it.
+            EngineUnavailableError: those that are needed are not reachable.
+        """
+        ...
+
+    async def query(self, path: str, *, timeout: float) -> dict[str, Any]:
+        """Ask every replica something; returns their answers by name. Raises as `command` does."""
+        ...
+
+    def mark_outdated(self, names: Sequence[str]) -> None:
+        """Take out replicas that did not take an update of the weights which others took."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; nothing is in flight any more."""
+        ...

@@ -1,0 +1,71 @@
+"""`EpisodeConfig`: how an episode is played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
+from toolgym.rollout.tokens.context_policies import ContextPolicy
+from toolgym.tools.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeConfig:
+    """How an episode is played.
+
+    Attributes:
+        sampling: how to sample each turn; `max_new_tokens` is the bound of one turn. The template's stop tokens are
+            added to `stop_token_ids`.
+        limits: budgets and deadlines.
+        history: what the policy sees of its earlier turns, a `HistoryMode` or its name: `append` (what it generated) or
+            `template` (what the chat template makes of it).
+        on_truncated_turn: what becomes of a turn that was cut, a `TruncationPolicy` or its name: `end` (the episode) or
+            `close` (the turn, and the episode goes on).
+        context: a context policy or several, asked in this order; see `toolgym.rollout.tokens.context_policies`.
+        training_step: the training step that the trajectories are recorded under, counted from 0.
+        validate: whether the trajectories are recorded as validation, not as training.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
+    """
+
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_new_tokens=512))
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    history: HistoryMode | Literal["append", "template"] = HistoryMode.APPEND
+    on_truncated_turn: TruncationPolicy | Literal["end", "close"] = TruncationPolicy.END
+    context: ContextPolicy | Sequence[ContextPolicy] = ()
+    training_step: int = 0
+    validate: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in {"sampling": SamplingParams, "limits": EpisodeLimits, "validate": bool}.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be of type {kind.__name__}, got {getattr(self, name)!r}")
+        for name, names in (("history", HistoryMode), ("on_truncated_turn", TruncationPolicy)):
+            if getattr(self, name) not in list(names):
+                known = ", ".join(repr(one.value) for one in names)
+                raise ConfigError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        if not isinstance(self.context, ContextPolicy | Sequence):
+            raise ConfigError(f"context must be a context policy or a list of them, got {self.context!r}")
+        for policy in self.context_policies:
+            if not isinstance(policy, ContextPolicy):
+                raise ConfigError(f"context must be context policies, got {policy!r}")
+        require_whole_number("training_step", self.training_step, at_least=0)
+
+    @property
+    def context_policies(self) -> tuple[ContextPolicy, ...]:
+        """`context` as a tuple."""
+        return (self.context,) if isinstance(self.context, ContextPolicy) else tuple(self.context)
+
+
+def require_whole_number(name: str, value: object, *, at_least: int) -> None:
+    """Check an argument.
+
+    Raises:
+        ConfigError: it is no `int`, or smaller.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"{name} must be a whole number, at least {at_least}, got {value!r}")

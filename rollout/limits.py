@@ -1,0 +1,69 @@
+"""The rules of an episode: what it may cost, what the policy sees of its past, what happens to a turn that was cut."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+
+from toolgym.tools.errors import ConfigError
+
+
+class HistoryMode(enum.StrEnum):
+    """What the policy sees of its earlier turns."""
+
+    APPEND = "append"
+    """What it generated, token by token. One sequence, whatever the template would do."""
+    TEMPLATE = "template"
+    """What the chat template makes of them, as at inference. Several sequences where the template rewrites history."""
+
+
+class TruncationPolicy(enum.StrEnum):
+    """What becomes of a turn that has no end: it reached its length, or was aborted and not resumed.
+
+    Either way it is marked (`Turn.truncated`). A turn that ended with a stop token of the caller's is not cut: it is
+    closed like with `CLOSE`, and unmarked.
+    """
+
+    END = "end"
+    """The episode ends, and the env is not asked: the policy never said that it was done. The stop reason is `length`,
+    `budget` where the budget left less than `max_new_tokens`, or `aborted`."""
+    CLOSE = "close"
+    """The chat's closing ids are appended as the env's tokens (never trained on), and the env is stepped with the text
+    as it was written. Where no tokens are left for the closing ids, the episode ends with `budget`."""
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Budgets and deadlines of an episode.
+
+    Attributes:
+        max_prompt_tokens: most tokens of the first prompt; None: what the engine's context holds. A longer prompt is
+            refused, never cut.
+        max_response_tokens: most tokens behind the prompt, the env's included; None: what the context holds. Where an
+            episode has several token sequences, it holds for each; and none, prompt included, gets longer than the
+            first prompt and this together.
+        max_resumes: how often one turn that the engine aborted goes on from what it had, whether it got further in
+            between or not; 0: never, so that an abort ends it for good.
+        engine_timeout: wall seconds for one request to the engine; a turn that is resumed is several.
+        env_timeout: wall seconds for one `reset` or `step` of the env.
+        context_timeout: wall seconds for one call of a context policy.
+        episode_timeout: wall seconds for the whole episode.
+
+    Raises:
+        ConfigError: a number is not positive, or `max_resumes` is negative.
+    """
+
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
+    max_resumes: int = 32
+    engine_timeout: float = 600.0
+    env_timeout: float = 600.0
+    context_timeout: float = 120.0
+    episode_timeout: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.max_resumes < 0:
+            raise ConfigError(f"max_resumes must be at least 0, got {self.max_resumes!r}")
+        for name, value in asdict(self).items():
+            if name != "max_resumes" and value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value!r}")

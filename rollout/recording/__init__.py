@@ -1,0 +1,1 @@
+"""Recording a run, and playing it again without its engine and tools."""

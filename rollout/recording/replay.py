@@ -1,0 +1,237 @@
+"""`replay`: play a recorded run again with no engine, no network and no sandbox, and compare every byte."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.registry import spec
+from toolgym.envs.tasks.sources import TaskList
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
+from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.recording.cassette import Cassette, scrubbed
+from toolgym.rollout.recording.engine import CassetteEngine
+from toolgym.rollout.recording.recorder import REBUILT, config_from_json, tokenizer_fingerprint
+from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.local import Runner
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EXEMPT = {
+    ("id",),
+    ("group_id",),
+    ("started_at",),
+    ("seconds",),
+    ("turns", "engine_seconds"),
+    ("turns", "env_seconds"),
+    ("turns", "tool_calls", "seconds"),
+}
+"""Fields of a trajectory that a replay does not repeat: random ids, and wall times. What a tool reported in its
+metrics, times among it, is repeated."""
+
+FIRST = ("messages", "sequences", "turns")
+"""Fields that are compared before the others, which follow from them."""
+AROUND = 120
+"""Characters of a text that are shown on either side of its first difference."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replayed trajectory first differs from the recorded one.
+
+    Attributes:
+        episode: which one.
+        where: the field, such as `turns[1].text`.
+        recorded: what was recorded there, as JSON, cut to 300 characters.
+        replayed: what came now.
+    """
+
+    episode: EpisodeKey
+    where: str
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        return f"{self.episode}: {self.where}\n  recorded {self.recorded}\n  replayed {self.replayed}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of a replay.
+
+    Attributes:
+        trajectories: as they were played now, ordered by task and sample.
+        compared: how many were compared with recorded ones.
+        differences: the first one of each trajectory that differs, in order.
+        unfinished: episodes that were not finished when the recording ended; they were played as far as it goes.
+        not_made: episodes whose env could not be made; a replay can make it, so they are not compared.
+        misses: one line for each request that was not recorded, in the order in which they came.
+    """
+
+    trajectories: list[Trajectory]
+    compared: int
+    differences: list[Difference]
+    unfinished: list[EpisodeKey]
+    not_made: list[EpisodeKey]
+    misses: list[str]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every finished episode came out the same, byte for byte (see `EXEMPT`)."""
+        return not self.differences
+
+
+async def replay(
+    recording: Cassette | str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    env: Callable[[], BaseEnv] | None = None,
+    config: RunConfig | None = None,
+) -> Replay:
+    """Play a recorded run again, and compare each trajectory with the recorded one.
+
+    Envs are made anew, with tools that answer from the recording. An env that is no `ToolEnv` does its own work again,
+    and so do context policies of yours. Nothing waits for recorded times, but for an episode that its own deadline
+    ended: it waits for the deadline again.
+
+    Args:
+        recording: the recording, or its path.
+        tokenizer: the one of the recorded run.
+        env: makes an env, where the recorded run had no env id.
+        config: the run's config, where the recording could not hold it.
+
+    Raises:
+        ConfigError: the recording holds no run; the tokenizer or its chat template is another one; `env` or `config`
+            is needed and missing.
+    """
+    cassette = recording if isinstance(recording, Cassette) else Cassette.load(recording)
+    run = cassette.run
+    if run is None:
+        raise ConfigError(f"{cassette.path} holds no run (an engine by itself): use CassetteEngine with it")
+    _check_tokenizer(cassette, run, tokenizer)
+    if config is None:
+        if run["config_left_out"]:
+            raise ConfigError(
+                f"{cassette.path} could not hold all of the run's config ({', '.join(run['config_left_out'])}): replay "
+                "it from Python, with toolgym.rollout.replay(..., config=...) and the config of the recorded run"
+            )
+        # Recordings of the first versions have the parser among the env's arguments.
+        config = config_from_json({"parser": run["env_kwargs"].get("parser"), **run["config"]})
+    tasks = [Task.from_row(row) for row in run["tasks"]]
+    if env is None and not run["env_is_id"]:
+        raise ConfigError(f"the recorded run made its envs with the function {run['env']!r}: pass it as env=...")
+
+    factory = EnvFactory(run["env"], env if env is not None else lambda: _make(run, tasks, cassette))
+    async with CassetteEngine(cassette) as engine:
+        runner = Runner(
+            factory.changed(lambda made: replay_tools(made, cassette)), engine, tokenizer=tokenizer, config=config
+        )
+        played = await runner.run(tasks)
+    differences, unfinished, not_made, compared = [], [], [], 0
+    for trajectory in played:
+        name = EpisodeKey(trajectory.task_index, trajectory.sample_index)
+        recorded = cassette.trajectories.get(name)
+        if recorded is None:
+            unfinished.append(name)
+        elif Trajectory.from_json(recorded).stop_reason is StopReason.ENV_CREATE_FAILED:
+            not_made.append(name)
+        else:
+            compared += 1
+            replayed = scrubbed(trajectory.to_json())
+            found = first_difference(_as_version_3(recorded, replayed), replayed)
+            if found is not None:
+                differences.append(Difference(name, *found))
+    return Replay(played, compared, differences, unfinished, not_made, list(cassette.misses))
+
+
+def _as_version_3(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recorded trajectory in the present format; what older ones do not say is taken from the replayed one."""
+    if recorded["format_version"] == replayed["format_version"]:
+        return recorded
+    upgraded = Trajectory.from_json(recorded).to_json()
+    for turn, again in zip(upgraded["turns"], replayed["turns"], strict=False):
+        turn["seed"] = again["seed"]
+        if turn["reward"] == 0.0 and again["reward"] is None:  # older ones have 0 where the env was not stepped
+            turn["reward"] = None
+    return upgraded
+
+
+def _check_tokenizer(cassette: Cassette, run: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    given = tokenizer_fingerprint(tokenizer)
+    for part, name in (("tokenizer", "tokenizer"), ("chat_template", "chat template")):
+        if given[part] != run["tokenizer"][part]:
+            source = run["tokenizer"].get("source")
+            raise ConfigError(
+                f"{cassette.path} was recorded with another {name} (sha256 {run['tokenizer'][part][:12]}, given "
+                f"{given[part][:12]})" + (f"; it was that of {source!r}" if source else "")
+            )
+
+
+def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> BaseEnv:
+    """Make the recorded env from recorded tools and tasks, so that it makes none of its own."""
+    found = spec(run["env"])
+    known = inspect.signature(found.load()).parameters
+    kwargs = {name: value for name, value in found.kwargs.items() if name not in REBUILT} | run["env_kwargs"]
+    if "tools" in known and cassette.tools is not None:
+        kwargs["tools"] = [ReplayedTool(schema, cassette) for schema in cassette.tools]
+    if "tasks" in known:
+        kwargs["tasks"] = TaskList(tasks)
+    return found.build(kwargs)
+
+
+def first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Compare two trajectories as JSON, but for `EXEMPT`.
+
+    Returns:
+        The field and its two values; None when they are equal byte for byte.
+    """
+    order = [*FIRST, *(name for name in [*recorded, *replayed] if name not in FIRST)]
+    one, other = ({name: value[name] for name in order if name in value} for value in (recorded, replayed))
+    return next(_differences(one, other, "", ()), None)
+
+
+def _differences(one: Any, other: Any, where: str, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    if path in EXEMPT:
+        return
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in [*one, *(name for name in other if name not in one)]:
+            if name not in one or name not in other:
+                yield f"{where}.{name}".lstrip("."), _shown(one, name), _shown(other, name)
+            else:
+                yield from _differences(one[name], other[name], f"{where}.{name}".lstrip("."), (*path, name))
+    elif isinstance(one, list) and isinstance(other, list):
+        for place, (left, right) in enumerate(zip(one, other, strict=False)):
+            yield from _differences(left, right, f"{where}[{place}]", path)
+        if len(one) != len(other):
+            yield f"{where} (length)", str(len(one)), str(len(other))
+    elif json.dumps(one) != json.dumps(other):  # not ==: 1 is not 1.0 here, nor -0.0 0.0, and NaN is NaN
+        yield where, *_pair(one, other)
+
+
+def _pair(one: Any, other: Any) -> tuple[str, str]:
+    if not isinstance(one, str) or not isinstance(other, str):
+        return _text(one), _text(other)
+    place = next((n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), None)
+    start = max(0, (min(len(one), len(other)) if place is None else place) - AROUND)
+    cut = "..." if start else ""
+    return _text(cut + one[start : start + 2 * AROUND]), _text(cut + other[start : start + 2 * AROUND])
+
+
+def _shown(value: Mapping[str, Any], name: str) -> str:
+    return _text(value[name]) if name in value else "(nothing)"
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,0 +1,155 @@
+"""`RecordedTool` records each call of a tool; `ReplayedTool` answers from a cassette."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.rollout.episode_key import current_episode
+from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, described, make_error, redacted, tool_key
+from toolgym.rollout.recording.outcome import record_outcome
+from toolgym.rollout.trajectory import plain
+from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.concurrency.deadline import DeadlineError
+from toolgym.tools.errors import shorten
+from toolgym.wrappers.base import Wrapper
+
+T = TypeVar("T")
+
+
+class RecordedTool(BaseTool):
+    """Passes every call on to the tool inside, and records it with its outcome.
+
+    `release` and `close` are passed on and not recorded: nothing in a trajectory depends on them. The tool's
+    configuration is not recorded either.
+
+    Args:
+        inside: the tool.
+        cassette: where to record.
+        deadline: wall seconds after which the env gives up a call.
+    """
+
+    def __init__(self, inside: BaseTool, cassette: CassetteWriter, deadline: float) -> None:
+        super().__init__({}, inside.tool_schema)
+        self.inside = inside
+        self._cassette, self._deadline = cassette, deadline
+
+    async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
+        call = self.inside.create(instance_id, **create_kwargs)
+        return await self._record("create", None, create_kwargs, call, lambda instance: None)
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        call = self._execute(instance_id, parameters, execute_kwargs)
+        return await self._record("execute", parameters, execute_kwargs, call, _result_to_json)
+
+    async def _execute(self, instance_id: str, parameters: dict[str, Any], kwargs: dict[str, Any]) -> ToolResult:
+        return ToolResult.of(await self.inside.execute(instance_id, parameters, **kwargs))
+
+    async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
+        call = self.inside.calc_reward(instance_id, **calc_reward_kwargs)
+        return await self._record("calc_reward", None, calc_reward_kwargs, call, plain)
+
+    async def fork(self, instance_id: str) -> str:
+        return await self._record("fork", None, {}, self.inside.fork(instance_id), lambda instance: None)
+
+    async def release(self, instance_id: str, **release_kwargs: Any) -> None:
+        await self.inside.release(instance_id, **release_kwargs)
+
+    async def close(self) -> None:
+        await self.inside.close()
+
+    async def _record(
+        self,
+        name: str,
+        arguments: Any,
+        kwargs: Mapping[str, Any],
+        call: Coroutine[Any, Any, T],
+        to_json: Callable[[T], Any],
+    ) -> T:
+        episode = current_episode()
+        asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
+        number = self._cassette.count(tool_key(episode, **asked))
+
+        def record(**outcome: Any) -> None:
+            self._cassette.write("tool", episode=episode, number=number, **asked, **outcome)
+
+        return await record_outcome(call, self._deadline, to_json, record)
+
+
+def _result_to_json(result: ToolResult) -> dict[str, Any]:
+    return {"text": result.text, "reward": plain(result.reward), "metrics": plain(result.metrics)}
+
+
+class ReplayedTool(BaseTool):
+    """Answers each call as the recorded tool did. It opens nothing and runs nothing.
+
+    Args:
+        tool_schema: the recorded tool's schema in the OpenAI shape.
+        cassette: the recording.
+    """
+
+    def __init__(self, tool_schema: Mapping[str, Any], cassette: Cassette) -> None:
+        super().__init__({}, tool_schema)
+        self._cassette = cassette
+
+    async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
+        await self._replay("create", None, create_kwargs)
+        return instance_id if instance_id is not None else uuid.uuid4().hex
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        reply = await self._replay("execute", parameters, execute_kwargs)
+        return ToolResult(reply["text"], reply["reward"], reply["metrics"])
+
+    async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
+        reward: float = await self._replay("calc_reward", None, calc_reward_kwargs)
+        return reward
+
+    async def fork(self, instance_id: str) -> str:
+        await self._replay("fork", None, {})
+        return uuid.uuid4().hex
+
+    async def _replay(self, name: str, arguments: Any, kwargs: Mapping[str, Any]) -> Any:
+        episode = current_episode()
+        asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
+        place = described(episode)
+        found = self._cassette.find(tool_key(episode, **asked))
+        if found is None:
+            known = [
+                f"line {one.line}: {shorten(one.asked['arguments'], 200)}"
+                for one in self._cassette.requests(episode)
+                if (one.asked.get("tool"), one.asked.get("call")) == (self.name, name)
+            ]
+            raise self._cassette.miss(
+                f"{place}: {self.name}.{name} with {shorten(asked['arguments'], 200)} is not in {self._cassette.path}; "
+                f"recorded for this episode: {', '.join(known) or 'none'}"
+            )
+        if "error" in found.outcome:
+            raise make_error(found.outcome["error"])
+        ended = found.outcome.get("ended")
+        if ended is not None:
+            if ended["by"] == "deadline":
+                raise DeadlineError(ended["seconds"], stuck=False)
+            if episode not in self._cassette.trajectories:
+                raise self._cassette.miss(
+                    f"{place}: the recording stopped while {self.name}.{name} ran (line {found.line})"
+                )
+            await asyncio.Event().wait()
+        return found.outcome["reply"]
+
+
+def tool_env(env: BaseEnv) -> ToolEnv | None:
+    """The `ToolEnv` that an env is, or wraps; None for another kind of env."""
+    inner = env.unwrapped if isinstance(env, Wrapper) else env
+    return inner if isinstance(inner, ToolEnv) else None
+
+
+def replay_tools(env: BaseEnv, cassette: Cassette) -> None:
+    """Let each recorded tool of an env, wrapped or not, answer from the cassette."""
+    inner = tool_env(env)
+    if inner is not None and cassette.tools is not None:
+        schemas = {one["function"]["name"]: one for one in cassette.tools}
+        inner.decorate_tools(lambda made: ReplayedTool(schemas[made.name], cassette) if made.name in schemas else made)

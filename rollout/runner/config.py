@@ -1,0 +1,48 @@
+"""`RunConfig`: how a run is played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.rollout.episode_config import EpisodeConfig, require_whole_number
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.parsers import Parser, get_parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(EpisodeConfig):
+    """How a run is played, beside what `EpisodeConfig` says of each of its episodes.
+
+    Attributes:
+        group_size: episodes per task.
+        max_concurrent: most episodes in flight; each has an env of its own.
+        seed: makes tasks, envs and (where the engine can) sampling reproducible; None does not.
+        template_kwargs: further variables for the chat template.
+        parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function; None
+            for what the chat template shows.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
+        UnknownNameError: no parser has that name.
+    """
+
+    group_size: int = 1
+    max_concurrent: int = 64
+    seed: int | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    parser: str | Parser | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole_number("group_size", self.group_size, at_least=1)
+        require_whole_number("max_concurrent", self.max_concurrent, at_least=1)
+        if not isinstance(self.seed, int | None) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
+        if not isinstance(self.template_kwargs, Mapping):
+            raise ConfigError(f"template_kwargs must map names to values, got {self.template_kwargs!r}")
+        if isinstance(self.parser, str):
+            get_parser(self.parser)
+        elif self.parser is not None and not callable(self.parser):
+            raise ConfigError(f"parser must be a parser's name or a function, got {self.parser!r}")

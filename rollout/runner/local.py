@@ -1,0 +1,257 @@
+"""`Runner`: the runner of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
+from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.episode import Episode
+from toolgym.rollout.episode_config import require_whole_number
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.admission import Admission
+from toolgym.rollout.runner.base import RunnerProtocol
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.env_pool import EnvPool
+from toolgym.rollout.runner.scheduler import GroupsInOrder, Scheduler
+from toolgym.rollout.runner.sinks import Sink
+from toolgym.rollout.runner.stream import BoundedStream
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory import Failure, Trajectory
+from toolgym.tools.concurrency.rate_limit import Lease
+from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.schema import ToolSchema
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+class Runner(RunnerProtocol):
+    """Plays many episodes at once in this process, on one event loop, each with an env of its own.
+
+    Example:
+        >>> runner = Runner("CodeInterpreter-v0", engine, config=RunConfig(group_size=4))  # doctest: +SKIP
+        ... async for trajectory in runner.stream(tasks):
+        ...     print(trajectory.reward)
+
+    Args:
+        env: an env id, a function that makes an env, or an `EnvFactory`.
+        engine: started; it stays the caller's to close.
+        tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        sinks: get each trajectory before the consumer does, in this order.
+        config: see `RunConfig`.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind, `env_kwargs` were given with another than an id, or the engine
+            has no tokenizer and none was given.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[[], BaseEnv] | EnvFactory,
+        engine: Engine,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        sinks: Sequence[Sink] = (),
+        config: RunConfig | None = None,
+    ) -> None:
+        self.env = EnvFactory.of(env, env_kwargs)
+        if not isinstance(engine, Engine):
+            raise ConfigError(f"engine must be an Engine (`await open_engine('tiny')` gives one), got {engine!r}")
+        if not isinstance(config, RunConfig | None):
+            raise ConfigError(f"config must be a RunConfig, got {config!r}")
+        self.engine = engine
+        self.tokenizer = _tokenizer(tokenizer, engine)
+        self.sinks = tuple(sinks)
+        for sink in self.sinks:
+            if not isinstance(sink, Sink):
+                raise ConfigError(f"a sink must have a method `write(trajectory)`, got {sink!r}")
+        self.config = config or RunConfig()
+        self._renderers: dict[str, ChatRenderer] = {}
+
+    async def stream(self, tasks: Sequence[Task] | Scheduler) -> AsyncGenerator[Trajectory, None]:
+        scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config)
+        first = await scheduler.next()
+        if first is None:
+            return
+        envs = EnvPool(self.env)
+        try:
+            # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
+            env = envs.take()
+            self._renderer(env.tool_schemas)
+            envs.give_back(env)
+            run = _Run(self, scheduler, envs)
+            playing = asyncio.create_task(run.play(first))
+            try:
+                async for trajectory in run.finished:
+                    for sink in self.sinks:
+                        sink.write(trajectory)
+                    yield trajectory
+            finally:
+                playing.cancel()
+                await asyncio.gather(playing, return_exceptions=True)
+        finally:
+            await envs.close()
+
+    def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
+        key = json.dumps([schema.to_openai() for schema in schemas], sort_keys=True)
+        if key not in self._renderers:
+            made = ChatRenderer(self.tokenizer, schemas, self.config.template_kwargs, parser=self.config.parser)
+            made.require_parser()
+            self._renderers[key] = made
+        return self._renderers[key]
+
+
+class _Run:
+    """One call of `Runner.stream`: starts the episodes and hands their trajectories to `finished`."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, envs: EnvPool) -> None:
+        self._runner, self._scheduler, self._envs = runner, scheduler, envs
+        self._admission = Admission(episodes=runner.config.max_concurrent)
+        self.finished: BoundedStream[Trajectory] = BoundedStream(runner.config.max_concurrent)
+
+    async def play(self, job: Job) -> None:
+        """Play this job and all that follow, and end the stream; with an error where it was not the runner who ended
+        an episode."""
+        async with asyncio.TaskGroup() as episodes:
+            try:
+                await self._start(job, episodes)
+            except asyncio.CancelledError:
+                self.finished.end(EngineError("the run was cancelled from outside"))
+                raise
+            except BaseException as error:
+                self.finished.end(error)
+                raise
+        self.finished.end()
+
+    async def _start(self, job: Job | None, episodes: asyncio.TaskGroup) -> None:
+        """Start an episode whenever there is a lease, until there are no more jobs."""
+        lease = await self._admission.episodes.acquire()
+        while job is not None:
+            task = episodes.create_task(self._play(job, lease), name=f"toolgym episode of {job.key}")
+            task.add_done_callback(self._on_done)
+            lease = await self._admission.episodes.acquire()
+            job = await self._scheduler.next()
+        lease.release()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """Let an error reach the consumer; without this, a cancelled episode would be waited for, for ever."""
+        if task.cancelled():  # if the runner itself cancelled it, nothing reads the stream any more
+            self.finished.end(EngineError("an episode of the run was cancelled from outside"))
+        elif (error := task.exception()) is not None:
+            self.finished.end(error)
+
+    async def _play(self, job: Job, lease: Lease) -> None:
+        try:
+            trajectory = await self._trajectory(job)
+            for one in self._scheduler.finished(job, trajectory):
+                await self.finished.send(one)
+            if self._scheduler.over:
+                self.finished.end()
+        finally:
+            lease.release()
+
+    async def _trajectory(self, job: Job) -> Trajectory:
+        try:
+            env = self._envs.take()
+        except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
+            _log.debug("making an env failed", exc_info=True)
+            return self._not_made(job, error)
+        runner = self._runner
+        episode = Episode(job, runner.config, env, runner.engine, runner._renderer, env_id=runner.env.env_id)
+        trajectory = await episode.run()
+        if trajectory.failed:  # the env's state is unknown: the next episode gets a fresh one
+            await self._envs.discard(env)
+        else:
+            self._envs.give_back(env)
+        return trajectory
+
+    def _not_made(self, job: Job, error: Exception) -> Trajectory:
+        """The trajectory of an episode whose env could not be made."""
+        return Trajectory(
+            id=f"{job.group_id}-{job.key.sample_index}-not-made",
+            env_id=self._runner.env.env_id,
+            task_id=job.task.id,
+            source=job.task.source,
+            group_id=job.group_id,
+            task_index=job.key.task_index,
+            sample_index=job.key.sample_index,
+            messages=job.task.messages,
+            tools=(),
+            sequences=(),
+            reward=0.0,
+            stop_reason=StopReason.ENV_CREATE_FAILED,
+            ground_truth=job.task.ground_truth,
+            error=Failure(f"{type(error).__name__}: {error}", 0),
+            training_step=self._runner.config.training_step,
+            validate=self._runner.config.validate,
+        )
+
+
+def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:
+    tokenizer = engine.tokenizer if given is None else given
+    if tokenizer is None:
+        raise ConfigError(
+            f"this {type(engine).__name__} knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)"
+        )
+    if not callable(getattr(tokenizer, "apply_chat_template", None)):
+        raise ConfigError(f"tokenizer must be a Hugging Face tokenizer (`load_tokenizer` loads one), got {tokenizer!r}")
+    return tokenizer
+
+
+async def rollout(
+    env: str | Callable[[], BaseEnv] | EnvFactory,
+    engine: Engine,
+    tasks: Sequence[Task] | TaskSource | None = None,
+    *,
+    num_tasks: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    config: RunConfig | None = None,
+) -> list[Trajectory]:
+    """Play tasks and return the trajectories, ordered by task and sample.
+
+    Example:
+        >>> engine = await open_engine("tiny")  # doctest: +SKIP
+        >>> trajectories = await rollout("CodeInterpreter-v0", engine, num_tasks=8)  # doctest: +SKIP
+
+    Args:
+        env: an env id, a function that makes an env, or an `EnvFactory`.
+        engine: started; it stays the caller's to close.
+        tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
+        num_tasks: how many tasks to draw from a source, with the config's seed; of a sequence, how many to play at
+            most.
+        tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        config: see `RunConfig`.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind, or `num_tasks` is missing for a source.
+    """
+    runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config)
+    return await runner.run(await _chosen(tasks, num_tasks, runner))
+
+
+async def _chosen(tasks: Sequence[Task] | TaskSource | None, num_tasks: int | None, runner: Runner) -> Sequence[Task]:
+    if num_tasks is not None:
+        require_whole_number("num_tasks", num_tasks, at_least=1)
+    if tasks is not None and not isinstance(tasks, TaskSource):
+        return tasks[:num_tasks] if num_tasks is not None and isinstance(tasks, Sequence) else tasks
+    if num_tasks is None:
+        raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
+    source = await runner.env.tasks() if tasks is None else tasks
+    return source.take(num_tasks, seed=runner.config.seed or 0)

@@ -1,0 +1,54 @@
+"""`BoundedStream`: from many producers to one consumer, with room for so much and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class BoundedStream(Generic[T]):
+    """A queue that makes producers wait while it is full. The consumer iterates over it with `async for`.
+
+    Args:
+        room: most items that wait for the consumer.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._items: deque[T] = deque()
+        self._room = asyncio.Semaphore(room)
+        self._news = asyncio.Event()
+        self._ended = False
+        self._error: BaseException | None = None
+
+    async def send(self, item: T) -> None:
+        """Hand an item to the consumer; wait for room. Behind `end`, items are dropped."""
+        if not self._ended:
+            await self._room.acquire()
+        if self._ended:
+            self._room.release()
+            return
+        self._items.append(item)
+        self._news.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the stream: the consumer gets the items that wait, then `error`, if any. Only the first call counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._news.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        self._room.release()
+        return self._items.popleft()

@@ -1,0 +1,341 @@
+"""`Segment` and `TokenSequence`: the exact tokens of an episode, as arrays.
+
+Tokens are stored once, in the order in which the context grew; every mask and layout is derived from them. What belongs
+to single tokens (log-probabilities, weight versions, payloads such as the experts that a router chose) is kept beside
+them and is cut, joined and stored together with them.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from toolgym.tools.errors import ConfigError
+
+Ids = NDArray[np.int32]
+"""Token ids, int32 `[tokens]`, read-only."""
+
+LogProbs = NDArray[np.float64]
+"""Natural-log probabilities, float64 `[tokens]`, read-only."""
+
+VersionRuns = tuple[tuple[str, int], ...]
+"""Weight versions as pairs of a version and the number of tokens in a row that it sampled."""
+
+KINDS = "biuf"
+"""Kinds of NumPy dtypes that a payload may have: booleans, integers and floats (of at most 64 bits)."""
+
+_VERSION = operator.itemgetter(0)
+
+
+def version_runs(versions: Iterable[str]) -> VersionRuns:
+    """Weight versions, one per token, as runs."""
+    return tuple((version, len(list(run))) for version, run in itertools.groupby(versions))
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _ids(values: ArrayLike) -> Ids:
+    array = np.asarray(values)
+    if array.shape == (0,):
+        array = array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < 2**31):
+        raise ConfigError(f"token ids must be whole numbers from 0 to 2**31 - 1 in one dimension, got {values!r:.200}")
+    return _frozen(array.astype(np.int32, copy=False))
+
+
+def _payload(name: str, values: ArrayLike) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.dtype.kind not in KINDS or array.dtype.itemsize > 8:
+        raise ConfigError(f"payload {name!r} must be an array of booleans, integers or floats, got {array.dtype}")
+    return _frozen(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A run of tokens behind the prompt, all sampled by the policy or all put there by the env.
+
+    `Segment.policy` and `Segment.env` make one from any sequences. The arrays are read-only views of those given.
+
+    Attributes:
+        token_ids: int32 `[tokens]`, the ids in order.
+        is_policy: whether the policy sampled them.
+        logprobs: float64 `[tokens]`, the engine's log-probability of each id; empty for the env's tokens.
+        version_runs: the versions of the weights that sampled the ids, as runs; empty for the env's tokens.
+        aligned: further values per token by name, such as `routed_experts`; the first axis of each array is the
+            segment's tokens. The engine names them (see `Generation.aligned`); only a policy's segment has them.
+
+    Raises:
+        ConfigError: an array does not have one value per token.
+    """
+
+    token_ids: Ids
+    is_policy: bool
+    logprobs: LogProbs = field(default_factory=lambda: np.zeros(0))
+    version_runs: VersionRuns = ()
+    aligned: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "token_ids", _ids(self.token_ids))
+        set_field(self, "logprobs", _frozen(np.asarray(self.logprobs, dtype=np.float64)))
+        set_field(self, "version_runs", tuple((version, count) for version, count in self.version_runs))
+        set_field(self, "aligned", {name: _payload(name, values) for name, values in self.aligned.items()})
+        expected = len(self.token_ids) if self.is_policy else 0
+        versions = sum(count for _, count in self.version_runs)
+        if (
+            self.logprobs.shape != (expected,)
+            or versions != expected
+            or any(count < 1 for _, count in self.version_runs)
+        ):
+            raise ConfigError(
+                f"a segment of {len(self.token_ids)} {'policy' if self.is_policy else 'env'} tokens needs {expected} "
+                f"logprobs and weight versions, got {len(self.logprobs)} and {versions}"
+            )
+        for name, array in self.aligned.items():
+            if not self.is_policy:
+                raise ConfigError(f"a segment of the env has no payloads, got {name!r}")
+            if array.shape[:1] != (expected,):
+                raise ConfigError(f"payload {name!r} of {expected} tokens must be [{expected}, ...], got {array.shape}")
+
+    @classmethod
+    def policy(
+        cls,
+        token_ids: ArrayLike,
+        logprobs: ArrayLike,
+        weight_versions: Iterable[str],
+        aligned: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Segment:
+        """Tokens that the policy sampled, with one log-probability and one weight version per id."""
+        return cls(_ids(token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or {})
+
+    @classmethod
+    def env(cls, token_ids: ArrayLike) -> Segment:
+        """Tokens that the env put there."""
+        return cls(_ids(token_ids), False)
+
+    @classmethod
+    def merge(cls, segments: Sequence[Segment]) -> Segment:
+        """Join segments that follow each other, as the parts of a resumed turn do.
+
+        Raises:
+            ConfigError: there are none, some are the policy's and some the env's, or one lacks a payload that another
+                has. A missing payload is never filled in: no value of a router or a sampler means "unknown".
+        """
+        if len({segment.is_policy for segment in segments}) != 1:
+            raise ConfigError("segments to merge must be all the policy's or all the env's, and at least one")
+        names = dict.fromkeys(name for segment in segments for name in segment.aligned)
+        runs = itertools.chain.from_iterable(segment.version_runs for segment in segments)
+        joined = [(version, sum(count for _, count in same)) for version, same in itertools.groupby(runs, _VERSION)]
+        return cls(
+            np.concatenate([segment.token_ids for segment in segments]),
+            segments[0].is_policy,
+            np.concatenate([segment.logprobs for segment in segments]),
+            tuple(joined),
+            {name: joined_payload(name, segments) for name in names},
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __getitem__(self, part: slice) -> Segment:
+        """A part of the segment with everything that belongs to its tokens, as `segment[2:5]`.
+
+        Raises:
+            ConfigError: the slice has a step.
+        """
+        start, stop, step = part.indices(len(self))
+        if step != 1:
+            raise ConfigError(f"a segment is cut in order, without a step; got step {step}")
+        runs, at = [], 0
+        for version, count in self.version_runs:
+            kept = min(stop, at + count) - max(start, at)
+            runs += [(version, kept)] if kept > 0 else []
+            at += count
+        aligned = {name: array[start:stop] for name, array in self.aligned.items()}
+        return Segment(self.token_ids[start:stop], self.is_policy, self.logprobs[start:stop], tuple(runs), aligned)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all ids, log-probabilities, versions and payloads are equal, the payloads' dtypes included."""
+        if not isinstance(other, Segment):
+            return NotImplemented
+        return (
+            self.is_policy == other.is_policy
+            and np.array_equal(self.token_ids, other.token_ids)
+            and np.array_equal(self.logprobs, other.logprobs)
+            and self.version_runs == other.version_runs
+            and self.aligned.keys() == other.aligned.keys()
+            and all(_same(array, other.aligned[name]) for name, array in self.aligned.items())
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.is_policy, self.token_ids.tobytes()))
+
+    @property
+    def weight_versions(self) -> tuple[str, ...]:
+        """The version of the weights that sampled each id; empty for the env's tokens."""
+        return tuple(version for version, count in self.version_runs for _ in range(count))
+
+    def to_json(self) -> dict[str, Any]:
+        """The segment as JSON can hold it; `from_json` reads it back equal, to the last bit."""
+        return {
+            "token_ids": self.token_ids.tolist(),
+            "is_policy": self.is_policy,
+            "logprobs": self.logprobs.tolist(),
+            "version_runs": [list(run) for run in self.version_runs],
+            "aligned": {name: array_to_json(array) for name, array in self.aligned.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Segment:
+        """Read what `to_json` made.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        aligned = {name: array_from_json(one) for name, one in value["aligned"].items()}
+        runs = tuple((version, count) for version, count in value["version_runs"])
+        return cls(_ids(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
+
+
+def joined_payload(name: str, segments: Sequence[Segment]) -> NDArray[Any]:
+    """A payload of segments that follow each other, as one array.
+
+    Raises:
+        ConfigError: a segment lacks it, or has it in another dtype or shape.
+    """
+    for segment in segments:
+        if name not in segment.aligned:
+            raise ConfigError(f"{len(segment)} of the policy's tokens have no payload {name!r}, which others have")
+    arrays = [segment.aligned[name] for segment in segments]
+    kinds = {f"{array.dtype} {['tokens', *array.shape[1:]]}" for array in arrays}
+    if len(kinds) > 1:
+        raise ConfigError(f"payload {name!r} comes in different forms: {', '.join(sorted(kinds))}")
+    return np.concatenate(arrays)
+
+
+def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def array_to_json(array: NDArray[Any]) -> dict[str, Any]:
+    """An array as JSON can hold it, to the last bit: dtype, shape, and the little-endian bytes in C order as base64."""
+    raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": base64.b64encode(raw).decode("ascii")}
+
+
+def array_from_json(value: Mapping[str, Any]) -> NDArray[Any]:
+    """Read what `array_to_json` made.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    dtype = np.dtype(value["dtype"])
+    raw = base64.b64decode(value["base64"], validate=True)
+    return np.frombuffer(raw, dtype=dtype.newbyteorder("<")).reshape(value["shape"])
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSequence:
+    """One context from its prompt to its end: what an engine was sent and produced, and one row of a batch.
+
+    A later sequence holds the turns of earlier ones in its prompt, if at all, so no sampled token is in the segments
+    of two sequences.
+
+    Attributes:
+        prompt_ids: int32 `[tokens]`, the ids up to the first turn that was sampled in this sequence.
+        segments: what came after, in order.
+        start_reason: why it began: `start` (the episode's first), `template` (the chat template renders the
+            conversation otherwise than what was there), or the name of the context policy that changed the messages.
+
+    Raises:
+        ConfigError: `prompt_ids` are no token ids.
+    """
+
+    prompt_ids: Ids
+    segments: tuple[Segment, ...]
+    start_reason: str = "start"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_ids", _ids(self.prompt_ids))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenSequence):
+            return NotImplemented
+        return (
+            np.array_equal(self.prompt_ids, other.prompt_ids)
+            and self.segments == other.segments
+            and self.start_reason == other.start_reason
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.prompt_ids.tobytes(), self.segments))
+
+    @property
+    def response_ids(self) -> Ids:
+        """int32 `[response]`, all ids behind the prompt, the policy's and the env's."""
+        return np.concatenate([_ids(()), *(segment.token_ids for segment in self.segments)])
+
+    @property
+    def response_mask(self) -> NDArray[np.int8]:
+        """int8 `[response]`, 1 for each id that the policy sampled, 0 for each of the env's."""
+        hands = np.array([segment.is_policy for segment in self.segments], dtype=np.int8)
+        return np.repeat(hands, np.array([len(segment) for segment in self.segments], dtype=np.int64))
+
+    @property
+    def logprobs(self) -> LogProbs:
+        """float64 `[response]`, the engine's log-probability of each id; 0.0 for the env's."""
+        parts = (segment.logprobs if segment.is_policy else np.zeros(len(segment)) for segment in self.segments)
+        return np.concatenate([np.zeros(0), *parts])
+
+    @property
+    def weight_versions(self) -> list[str | None]:
+        """Version of the weights behind each id; None for the env's. Same length as `response_ids`."""
+        return [
+            version
+            for segment in self.segments
+            for version in (segment.weight_versions if segment.is_policy else (None,) * len(segment))
+        ]
+
+    @property
+    def response_tokens(self) -> int:
+        """Number of ids behind the prompt."""
+        return sum(map(len, self.segments))
+
+    @property
+    def policy_segments(self) -> tuple[Segment, ...]:
+        """The segments that the policy sampled."""
+        return tuple(segment for segment in self.segments if segment.is_policy)
+
+    @property
+    def policy_tokens(self) -> int:
+        """Number of ids that the policy sampled."""
+        return sum(map(len, self.policy_segments))
+
+    def to_json(self) -> dict[str, Any]:
+        """The sequence as JSON can hold it; `from_json` reads it back equal."""
+        return {
+            "prompt_ids": self.prompt_ids.tolist(),
+            "segments": [segment.to_json() for segment in self.segments],
+            "start_reason": self.start_reason,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TokenSequence:
+        """Read what `to_json` made.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        segments = tuple(Segment.from_json(one) for one in value["segments"])
+        return cls(_ids(value["prompt_ids"]), segments, value["start_reason"])

@@ -1,0 +1,212 @@
+"""Context policies: what of a long conversation the policy goes on seeing.
+
+Two moments are a policy's. `admit` looks at each new message before the model reads it and may shorten it; that only
+makes the next tokens fewer. `revise` looks at the whole conversation before each turn and may give another one in its
+place; then the present token sequence is over and a new one begins (see `toolgym.rollout.tokens.conversation`). The
+trajectory's `messages` keep every message.
+
+    config = RunConfig(context=[CutToolResults(max_tokens=2000), KeepToolResults(last=3)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolgym.rollout.tokens.chat_template import ROLES
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.safe_encoder import SafeEncoder
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message
+
+
+@dataclass(frozen=True)
+class ContextState:
+    """Where the conversation stands when a policy is asked.
+
+    Attributes:
+        tokens: tokens that the context would have if the messages stayed as they are.
+        budget: most tokens that a context may have.
+    """
+
+    tokens: int
+    budget: int
+
+
+class ContextPolicy:
+    """Decides what the policy goes on seeing. One instance serves all episodes, so it keeps nothing between calls.
+
+    An error in either method fails the episode with the kind `context`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What `TokenSequence.start_reason` says of the sequences that it began."""
+        return type(self).__name__
+
+    def admit(self, message: Message, renderer: ChatRenderer) -> Message:
+        """The new message as the model is to read it. Called once for each message that the env gives in a step.
+
+        Args:
+            message: the message; not to be changed.
+            renderer: the episode's renderer; its `tokenizer` counts tokens.
+        """
+        return message
+
+    async def revise(self, messages: Sequence[Message], state: ContextState) -> Sequence[Message]:
+        """The conversation as the model is to see it from here on, the new messages included.
+
+        Called before each turn but the first. What is returned unchanged goes on without a new sequence. It has
+        `Limits.context_timeout` seconds.
+
+        Args:
+            messages: the conversation; not to be changed.
+            state: its size.
+        """
+        return messages
+
+
+@dataclass(frozen=True)
+class KeepToolResults(ContextPolicy):
+    """Replaces all tool results but the last ones by a short placeholder.
+
+    Each change begins a new sequence, whose prompt the engine has to read anew; `slack` makes that rarer.
+
+    Attributes:
+        last: how many results are kept. Each message of a tool counts, those of parallel calls too.
+        slack: how many results more may pile up before all but the last ones are replaced at once.
+        placeholder: what stands for the others.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    last: int
+    slack: int = 0
+    placeholder: str = "[An earlier tool result was left out here.]"
+
+    def __post_init__(self) -> None:
+        if self.last < 1 or self.slack < 0:
+            raise ConfigError(
+                f"last must be at least 1 and slack at least 0, got last={self.last!r} and slack={self.slack!r}"
+            )
+
+    async def revise(self, messages: Sequence[Message], state: ContextState) -> Sequence[Message]:
+        whole = [
+            index
+            for index, message in enumerate(messages)
+            if message["role"] == "tool" and message["content"] != self.placeholder
+        ]
+        if len(whole) <= self.last + self.slack:
+            return messages
+        replaced = set(whole[: -self.last])
+        return [
+            {**message, "content": self.placeholder} if index in replaced else message
+            for index, message in enumerate(messages)
+        ]
+
+
+@dataclass(frozen=True)
+class CutToolResults(ContextPolicy):
+    """Cuts the middle out of long tool results as they arrive; a note in its place says how many tokens were there.
+
+    Nothing that the model has read is changed, so no new sequence begins.
+
+    Attributes:
+        max_tokens: most tokens of a result, the note included.
+        head: share of what is kept that comes from the result's beginning; the rest comes from its end.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    max_tokens: int
+    head: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 64:
+            raise ConfigError(
+                f"max_tokens must be at least 64, so that more than the note is left, got {self.max_tokens!r}"
+            )
+        if not 0 <= self.head <= 1:
+            raise ConfigError(f"head must be a share between 0 and 1, got {self.head!r}")
+
+    def admit(self, message: Message, renderer: ChatRenderer) -> Message:
+        content = message["content"]
+        if message["role"] != "tool" or not isinstance(content, str):
+            return message  # a content that is no text is refused by the renderer, in its own words
+        encoder = SafeEncoder.of(renderer.tokenizer)
+        if len(encoder.encode(encoder.protect(content))) <= self.max_tokens:
+            return message
+        places = renderer.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        kept = min(self.max_tokens, len(places))
+        while True:
+            head = round(kept * self.head)
+            tail = kept - head
+            start = places[head - 1][1] if head else 0
+            end = max(start, places[len(places) - tail][0]) if tail else len(content)
+            note = f"\n[... {len(places) - kept} tokens were left out here ...]\n"
+            text = content[:start] + note + content[end:]
+            # Counted as the prompt will have it: a control token's text is several tokens there.
+            excess = len(encoder.encode(encoder.protect(text))) - self.max_tokens
+            if excess <= 0 or kept == 0:
+                return {**message, "content": text}
+            kept = max(0, kept - excess)
+
+
+Summary = Callable[[list[Message]], Awaitable[Sequence[Message]]]
+"""From the conversation to the one that takes its place."""
+
+
+@dataclass(frozen=True)
+class Summarize(ContextPolicy):
+    """Lets a function of yours write a shorter conversation when the context fills up.
+
+    Attributes:
+        callback: gets copies of the messages, from the first to those the model has not read yet, and returns those
+            that take their place. They are rendered as a prompt, so they usually end with a message of a user or a
+            tool; tool results need the assistant's message that called.
+        share: the share of the budget from which on it is called, before each turn.
+
+    Raises:
+        ConfigError: `share` is out of range.
+    """
+
+    callback: Summary
+    share: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share must be above 0 and at most 1, got {self.share!r}")
+
+    async def revise(self, messages: Sequence[Message], state: ContextState) -> Sequence[Message]:
+        if state.tokens <= self.share * state.budget:
+            return messages
+        return await self.callback([message.copy() for message in messages])
+
+
+def checked_messages(policy: ContextPolicy, messages: Any) -> list[Message]:
+    """What a policy returned, if it is a conversation.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(f"the context policy {policy.name} must return a list of messages, got {messages!r}")
+    for message in messages:
+        if (
+            not isinstance(message, dict)
+            or message.get("role") not in ROLES
+            or not isinstance(message.get("content"), str)
+        ):
+            raise ConfigError(
+                f"the context policy {policy.name} must return messages with a role out of {', '.join(ROLES)} and a "
+                f"text content, got {message!r}"
+            )
+    if messages[-1]["role"] == "assistant":
+        raise ConfigError(
+            f"the context policy {policy.name} returned a conversation that ends with the assistant's message; the "
+            "policy speaks next, so it must end with another's"
+        )
+    return list(messages)

@@ -1,0 +1,281 @@
+"""`Conversation`: the messages and the exact tokens of one episode, as they grow.
+
+The tokens of a conversation are one sequence as long as each turn only adds to it. With `history="append"` that is
+always so: what was generated stays, and the renderer's delta is put behind it. With `history="template"` the chat
+template renders the whole conversation before every turn, as an inference server would, with thinking and tool calls
+taken out of the text. As long as that rendering begins with the ids that are there, the sequence goes on. Where it does
+not (templates drop earlier thinking; what a policy spelled in odd tokens is encoded in the usual ones), the sequence is
+over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse two calls
+at once) stays text. Where it refuses the whole (a result behind a call that could not be read), an inference server
+could send nothing at all, and the sequence goes on by the delta.
+
+Context policies change the messages and go the same way. A sequence that has begun is never changed, so each is exactly
+what the engine was sent and produced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from toolgym.rollout.engines.base import Generation
+from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.token_sequence import Segment, TokenSequence
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.parsers import ParsedTurn, split_reasoning
+
+
+@dataclass(frozen=True)
+class Extension:
+    """How a conversation would go on: messages and the tokens that they lead to.
+
+    Attributes:
+        messages: the conversation as the policy is to see it.
+        added: ids to append to the present sequence; None where a new one begins.
+        prompt: the new sequence's prompt; None where the present one goes on.
+        start_reason: why a new sequence begins; empty where the present one goes on.
+        tokens: tokens of the whole context with the extension.
+    """
+
+    messages: list[Message]
+    added: list[int] | None
+    prompt: list[int] | None
+    start_reason: str
+    tokens: int
+
+    @property
+    def begins_sequence(self) -> bool:
+        """Whether a new sequence begins."""
+        return self.prompt is not None
+
+
+class Conversation:
+    """Messages and tokens of one episode.
+
+    One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `close_turn`, `parse_turn` and
+    `set_message`; then `apply` puts the observation behind it.
+
+    Args:
+        renderer: renders the messages and parses the turns.
+        history: see `HistoryMode`.
+        messages: the conversation that the episode begins with.
+
+    Attributes:
+        messages: every message so far.
+        view: the conversation as the policy sees it: `messages`, unless a context policy changed it.
+        context: the ids of the present sequence, prompt included; what the engine is sent.
+
+    Raises:
+        TemplateError: the template cannot render the messages.
+    """
+
+    def __init__(self, renderer: ChatRenderer, history: HistoryMode, messages: Sequence[Message]) -> None:
+        self._renderer, self._history = renderer, history
+        self.messages = list(messages)
+        self.view = list(messages)
+        self.context: list[int] = renderer.prompt(messages)
+        self._done: list[TokenSequence] = []
+        self._prompt_ids = tuple(self.context)
+        self._segments: list[Segment] = []
+        self._start_reason = "start"
+        self.first_prompt_tokens = len(self.context)
+        self._turn: list[int] = []  # ids of the present turn, what closes it included
+        self._text = ""  # of the present turn, without what closes it
+        self._starts_open = renderer.leaves_thinking_open(self.context)  # the present turn begins inside of thinking
+        self._requests = 0  # of all turns so far
+        self._readings: list[_Reading] = []
+
+    @property
+    def number(self) -> int:
+        """Number of the present sequence, counted from 0."""
+        return len(self._done)
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens of the present sequence behind its prompt."""
+        return len(self.context) - len(self._prompt_ids)
+
+    @property
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """All sequences, the present one last."""
+        return (*self._done, TokenSequence(np.array(self._prompt_ids), tuple(self._segments), self._start_reason))
+
+    # ------------------------------------------------------------------ the policy's turn
+
+    def add_generation(self, generation: Generation) -> None:
+        """Keep what the engine generated, as it is."""
+        self._turn += generation.token_ids
+        if generation.token_ids:
+            self._segments.append(
+                Segment.policy(
+                    generation.token_ids, generation.logprobs, generation.weight_versions, generation.aligned
+                )
+            )
+            self.context += generation.token_ids
+
+    def add_turn(self) -> str:
+        """Keep the generations of this turn as an assistant message.
+
+        Returns:
+            The turn's text, without the token that ended it.
+        """
+        self._text = self._renderer.text(self._turn)
+        message = assistant(self._text)
+        self.messages.append(message)
+        self.view.append(message)
+        return self._text
+
+    def close_turn(self, token_ids: Sequence[int]) -> None:
+        """Put an end behind a turn that the policy did not end itself."""
+        self._turn += token_ids
+        self._append(token_ids)
+
+    def _append(self, token_ids: Sequence[int]) -> None:
+        if token_ids:
+            self._segments.append(Segment.env(token_ids))
+            self.context += token_ids
+
+    def parse_turn(self) -> ParsedTurn:
+        """Read the turn, once; its calls are numbered on from those of the turns before.
+
+        Raises:
+            TemplateError: see `ChatRenderer.require_parser`.
+        """
+        turn = self._renderer.parse_text(self._text, first_id=self._requests, starts_open=self._starts_open)
+        self._requests += len(turn.requests)
+        return turn
+
+    def set_message(self, message: Message) -> None:
+        """Put the turn's reading in the place of its text, as the history mode wants it.
+
+        Args:
+            message: the turn as an assistant message: what `parse_turn` made of it, or what the env did.
+        """
+        reading = part_reasoning(message, starts_open=self._starts_open)
+        if self._history is HistoryMode.APPEND:
+            message = self._renderer.exact_message(self._text, message)
+            if _is_text(message):
+                self._readings.append(_Reading(self._text, reading))
+        else:
+            message = self._renderable(reading)
+        self.messages[-1] = self.view[-1] = message
+
+    def _renderable(self, reading: Message) -> Message:
+        """The reading, or the turn's text where the template refuses it: some take no two calls in a turn."""
+        try:
+            self._renderer.render([user("x"), reading], generation_prompt=False, tools=False)
+        except TemplateError:
+            return part_reasoning(assistant(self._text), starts_open=self._starts_open)
+        return reading
+
+    # ------------------------------------------------------------------ the env's answer
+
+    def extended_with(self, observation: Sequence[Message]) -> Extension:
+        """How the conversation goes on with new messages. Nothing changes before `apply`.
+
+        Raises:
+            TemplateError: the template cannot render them.
+        """
+        view = [*self.view, *observation]
+        if self._history is HistoryMode.TEMPLATE:
+            with contextlib.suppress(TemplateError):  # because of what the policy wrote: it goes on, see the module
+                return self.rewritten(view, "template")
+        added = self._renderer.extend(observation, self._turn)
+        return Extension(view, added, None, "", len(self.context) + len(added))
+
+    def rewritten(self, view: list[Message], start_reason: str) -> Extension:
+        """How the conversation goes on with messages of which any may have changed. Nothing changes before `apply`.
+
+        Turns that are kept as text are rendered as they were read where the template refuses the text: some templates
+        take no tool result without a structured call before it.
+
+        Raises:
+            TemplateError: the template cannot render them.
+        """
+        try:
+            ids = self._renderer.prompt(view)
+        except TemplateError:
+            ids = self._renderer.prompt(self._structured(view))
+        if ids[: len(self.context)] == self.context:
+            return Extension(view, ids[len(self.context) :], None, "", len(ids))
+        return Extension(view, None, ids, start_reason, len(ids))
+
+    def _structured(self, view: Sequence[Message]) -> list[Message]:
+        """The messages, with its own reading in the place of each turn that is kept as text.
+
+        Turns come in the order in which they were sampled. A context policy may have dropped some, so among turns of
+        the same text the result behind the message decides.
+        """
+        left = list(self._readings)
+        structured: list[Message] = []
+        for message, behind in zip(view, [*view[1:], None], strict=True):
+            same = [one for one in left if one.text == message["content"]] if _is_text(message) else []
+            if same:
+                found = next((one for one in same if behind is not None and one.is_answered_by(behind)), same[0])
+                left.remove(found)
+                message = found.message
+            structured.append(message)
+        return structured
+
+    def renders(self, view: Sequence[Message]) -> bool:
+        """Whether the template can render such messages as a new sequence."""
+        try:
+            self.rewritten(list(view), "")
+        except TemplateError:
+            return False
+        return True
+
+    def apply(self, extension: Extension, observation: Sequence[Message]) -> None:
+        """Go on with an extension.
+
+        Args:
+            extension: from `extended_with` or `rewritten`.
+            observation: the new messages, for the record.
+        """
+        self.messages.extend(observation)
+        self.view = extension.messages
+        self._turn = []
+        if extension.prompt is None:
+            self._append(extension.added or ())
+        else:
+            self._done = list(self.sequences)
+            self._prompt_ids, self._segments = tuple(extension.prompt), []
+            self._start_reason = extension.start_reason
+            self.context = list(extension.prompt)
+        self._starts_open = self._renderer.leaves_thinking_open(self.context)
+
+
+class _Reading(NamedTuple):
+    """A turn that is kept as text, and what was read in it."""
+
+    text: str
+    message: Message
+
+    def is_answered_by(self, result: Message) -> bool:
+        """Whether the message is the result of one of the turn's calls."""
+        return any(call["id"] == result.get("tool_call_id") for call in self.message.get("tool_calls", ()))
+
+
+def _is_text(message: Message) -> bool:
+    return message["role"] == "assistant" and "tool_calls" not in message
+
+
+def part_reasoning(message: Message, *, starts_open: bool) -> Message:
+    """Move the thinking of an assistant message from its content to `reasoning_content`, as inference servers do.
+
+    Args:
+        message: the message; one that has `reasoning_content` stays as it is.
+        starts_open: the prompt had opened the thinking already.
+    """
+    if "reasoning_content" in message:
+        return message
+    reasoning, content = split_reasoning(message["content"], starts_open=starts_open)
+    if reasoning is None:
+        return message
+    return {**message, "content": content.strip(), "reasoning_content": reasoning.strip()}

@@ -1,0 +1,241 @@
+"""Where an assistant's turn ends in rendered text, found by experiment.
+
+A turn ends with the token that the policy samples when it is done. Templates differ in which token that is: the same
+one always (`<|im_end|>`), one behind an answer and another behind a tool call (gpt-oss), one that opens the tool's
+response already (Gemma 4), several in a row (Cohere 2), another one once the conversation goes on (gpt-oss again), or
+none at all, so that the next role's marker ends the turn (GLM 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from toolgym.rollout.tokens.chat_template import ChatTemplate
+from toolgym.rollout.tokens.safe_encoder import SafeEncoder
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.message import Message, assistant, tool, user
+
+PROBE_IDS = ("call00000", "call00001", "call00002")
+"""Ids of calls in rendered probes: nine letters or digits, which Mistral's templates insist on."""
+
+_ID = "\0id\0"
+"""Stands for the last call's id in what a template writes behind the call's arguments, as Mistral's do."""
+
+
+class Terminator(NamedTuple):
+    """What a template writes behind a turn's own text, up to its end.
+
+    Attributes:
+        text: all of it, `end` included; `_ID` where it holds the call's id.
+        end: the control token that ends the turn.
+    """
+
+    text: str
+    end: str
+
+
+@dataclass(frozen=True)
+class EndOfTurn:
+    """How turns end in one template.
+
+    Attributes:
+        answer: behind an answer; what the policy samples first, then other forms that the template gives it later.
+        call: behind tool calls; empty where the template does not render them.
+        ends_with_next_role: no token ends a turn, the next role's marker does.
+        call_text: where `ends_with_next_role`: what the template writes behind the arguments of the last call.
+        markers: where `ends_with_next_role`: the markers, the user's first.
+        json_arguments: the template wants arguments as JSON text.
+    """
+
+    answer: tuple[Terminator, ...]
+    call: tuple[Terminator, ...]
+    ends_with_next_role: bool
+    call_text: str | None
+    markers: tuple[str, ...]
+    json_arguments: bool
+
+    @property
+    def renders_calls(self) -> bool:
+        """Whether the template renders tool calls."""
+        return bool(self.call) or self.call_text is not None
+
+    @property
+    def history(self) -> Terminator:
+        """What closes a turn that the conversation goes on from."""
+        return self.answer[-1] if self.answer else Terminator(self.markers[0], self.markers[0])
+
+    @property
+    def sampled(self) -> tuple[str, ...]:
+        """The tokens with which the policy ends its turns."""
+        return tuple(dict.fromkeys([*(one.end for one in self.answer[:1] + self.call), *self.markers]))
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All tokens that end a turn, those that only the template writes included."""
+        return tuple(dict.fromkeys([*self.sampled, *(one.end for one in self.answer)]))
+
+    def cut(self, encoder: SafeEncoder, text: str, mark: str, turn: Message) -> tuple[str, str]:
+        """Split rendered text behind the turn whose last written word is `mark`.
+
+        Args:
+            encoder: knows the control tokens.
+            text: the rendered conversation, going on behind the turn.
+            mark: a word that occurs nowhere but in that turn.
+            turn: the turn: the mark ends its content, or is the last argument of its last tool call.
+
+        Returns:
+            The token that ends the turn, and the text behind it.
+
+        Raises:
+            TemplateError: the turn is not there, or does not end as it does elsewhere.
+        """
+        at = text.rfind(mark)
+        calls = turn.get("tool_calls")
+        call_id = calls[-1]["id"] if calls else ""
+        if at != -1:
+            at += len(mark)
+            for terminator in self.call if calls else self.answer:
+                written = terminator.text.replace(_ID, call_id)
+                if text.startswith(written, at):
+                    return terminator.end, text[at + len(written) :]
+            written = (self.call_text or "").replace(_ID, call_id) if calls else ""
+            if self.ends_with_next_role and text.startswith(written, at):
+                start = at + len(written)
+                found = encoder.first_control(text, start)
+                if found is not None and not text[start : found.start()].strip():
+                    return found.group(), text[found.end() :]
+        raise TemplateError(
+            "the chat template drops an assistant message, or ends its turn in another way, once such messages follow, "
+            "so the conversation cannot be extended turn by turn"
+        )
+
+
+def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: str = "") -> Message:
+    """An assistant message that calls tools, with the mark as argument."""
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [
+            {
+                "id": ids[number] if ids else PROBE_IDS[number],
+                "type": "function",
+                "function": {"name": name, "arguments": {"x": mark}},
+            }
+            for number, name in enumerate(names)
+        ],
+    }
+
+
+def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) -> EndOfTurn:
+    """Find how turns end.
+
+    Args:
+        template: the template; its `json_arguments` is set as found.
+        encoder: knows the control tokens.
+        name: of a tool that may be called.
+
+    Raises:
+        TemplateError: no turn could ever end, or assistant messages are not rendered.
+    """
+    mark = encoder.nonce + "m"
+    asked, again = user("x"), user("y")
+    alone = _behind(template, mark, [asked, assistant(mark)], generation_prompt=False)
+    if alone is None:
+        raise TemplateError("the chat template drops the content of assistant messages")
+    later = _try(template, mark, [asked, assistant(mark), again])
+    own, seen = _run(encoder, alone), _run(encoder, later or "")
+    shared = 0
+    while shared < min(len(own), len(seen)) and own[shared] == seen[shared]:
+        shared += 1
+    answer: tuple[Terminator, ...] = ()
+    markers: tuple[str, ...] = ()
+    if shared:
+        answer = (own[shared - 1],)
+    elif own:
+        answer = own[:1]
+        after_user = _run(encoder, _try(template, mark, [user(mark)]) or "")
+        # Another token is the turn's end too if messages of others end with it as well.
+        if seen and after_user and seen[0].end == after_user[0].end:
+            answer += seen[:1]
+    elif seen:
+        markers = (seen[0].end,)
+    else:
+        raise TemplateError(
+            "the chat template puts no special token behind an assistant message, so no turn could end; "
+            f"behind the content it rendered {alone!r}"
+        )
+
+    call: tuple[Terminator, ...] = ()
+    call_text = None
+    json_arguments = False
+    for as_json in (False, True):
+        template.json_arguments = as_json
+        ways = [_call_terminator(template, encoder, mark, [name] * count, answer) for count in (1, 2)]
+        if any(way is not None for way in ways):
+            json_arguments = as_json
+            call = tuple(dict.fromkeys(way for way in ways if way is not None and way.end))
+            call_text = next((way.text for way in ways if way is not None and not way.end), None)
+            break
+    template.json_arguments = json_arguments
+    if markers and call_text is not None:
+        after = _try(template, mark, [asked, called(mark, [name]), tool("z", tool_call_id=PROBE_IDS[0], name=name)])
+        found = encoder.first_control(after or "", len(call_text.replace(_ID, PROBE_IDS[0])))
+        if found is not None:
+            markers = tuple(dict.fromkeys([*markers, found.group()]))
+    return EndOfTurn(answer, call, bool(markers), call_text, markers, json_arguments)
+
+
+def _call_terminator(
+    template: ChatTemplate, encoder: SafeEncoder, mark: str, names: Sequence[str], answer: Sequence[Terminator]
+) -> Terminator | None:
+    """What stands behind the last call; without an end where the template has none, None where it renders no calls."""
+    message = called(mark, names)
+    results = [tool("z", tool_call_id=PROBE_IDS[number], name=name) for number, name in enumerate(names)]
+    alone = _try(template, mark, [user("x"), message], generation_prompt=False)
+    later = _try(template, mark, [user("x"), message, *results])
+    if alone is None or later is None:
+        return None
+    alone, later = (text.replace(results[-1]["tool_call_id"], _ID) for text in (alone, later))
+    if not answer:
+        return Terminator(alone, "") if later.startswith(alone) else None
+    shared = shared_beginning(alone, later)
+    at = shared.find(answer[0].end)
+    if at != -1:
+        return Terminator(shared[: at + len(answer[0].end)], answer[0].end)
+    controls = encoder.all_controls(shared)
+    return Terminator(shared[: controls[-1].end()], controls[-1].group()) if controls else None
+
+
+def shared_beginning(one: str, other: str) -> str:
+    """The longest text that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return one[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))]
+
+
+def _run(encoder: SafeEncoder, text: str) -> tuple[Terminator, ...]:
+    """The control tokens that a text begins with, nothing but white space between them."""
+    run: list[Terminator] = []
+    at = 0
+    while (found := encoder.first_control(text, at)) is not None and not text[at : found.start()].strip():
+        at = found.end()
+        run.append(Terminator(text[:at], found.group()))
+    return tuple(run)
+
+
+def _behind(
+    template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+) -> str | None:
+    text = template.render(cast(Sequence[Message], messages), generation_prompt=generation_prompt)
+    _, found, tail = text.rpartition(mark)
+    return tail if found else None
+
+
+def _try(
+    template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+) -> str | None:
+    try:
+        return _behind(template, mark, messages, generation_prompt=generation_prompt)
+    except TemplateError:
+        return None

@@ -1,0 +1,340 @@
+"""Exact tokens: a conversation as token ids that only ever grows.
+
+Three rules make sure that what the policy saw is what the trainer gets:
+
+1. Generated ids are kept as generated; they are never decoded and encoded again.
+2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's end
+   and the next generation. Its cost depends neither on the history nor on the tools. That it is the delta of the whole
+   conversation is proven for each template when a `ChatRenderer` is made (`toolgym.rollout.tokens.template_analysis`).
+3. Text from tools, users and tasks never becomes a control token (`toolgym.rollout.tokens.safe_encoder`).
+
+How a model writes its tool calls is part of its chat template too, so the renderer also reads generated ids back into a
+`ParsedTurn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, cast
+
+from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
+from toolgym.rollout.tokens.safe_encoder import SafeEncoder
+from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze, delta_kind, probe_conversation
+from toolgym.tools.errors import TemplateError, missing_extra
+from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_template, parser_names
+from toolgym.tools.schema import ToolSchema
+
+try:
+    from transformers import PreTrainedTokenizerBase
+except ImportError as error:
+    raise missing_extra("rollout", "Exact tokens", error) from error
+
+__all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
+
+_OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
+"""What an assistant's message holds of the policy's own writing."""
+
+_OPENS_THINKING = "<think>"
+_OPENING_IDS = 16
+"""How many ids at the end of a context are looked at for what opens thinking: enough for a tag and white space."""
+
+
+class ChatRenderer:
+    """Turns messages into token ids, and generated ids into a `ParsedTurn`, for one chat template and set of tools.
+
+    It holds no conversation, so one object serves any number of them at once. The way through one:
+
+        ids = renderer.prompt(messages)
+        while True:
+            turn = generate(ids, stop_token_ids=renderer.stop_token_ids)
+            ids += turn
+            result = await env.step(renderer.parse(turn))
+            ids += renderer.extend(result.obs, turn)
+
+    Args:
+        tokenizer: a Hugging Face fast tokenizer with a chat template.
+        tools: the tools that the template offers to the policy.
+        template_kwargs: further variables for the template, for example `{"enable_thinking": False}`.
+        parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function;
+            default: as the chat template shows it.
+        now: the date for templates that write one; default: the present one. It stays the same for this object.
+
+    Attributes:
+        tools: the tools in the OpenAI shape.
+        parser: reads turns. None where there are tools and the chat template does not show how to call them. Without
+            tools, such a template's turns are content.
+        opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
+        facts: what was proven about the template.
+        end_of_turn: the text of the token with which the policy ends an answer.
+        end_of_turn_id: its id.
+        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and the tokenizer's end of
+            sequence.
+
+    Raises:
+        TemplateError: the tokenizer has no chat template, or the template marks no end of turn that can be sampled.
+        UnknownNameError: there is no parser of that name.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tools: Sequence[ToolSchema] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        parser: str | Parser | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise TemplateError(
+                f"a fast tokenizer is needed (one with a tokenizer.json), got {type(tokenizer).__name__}"
+            )
+        self.tokenizer = tokenizer
+        self.tools = [schema.to_openai() for schema in tools]
+        variables = dict(template_kwargs or {})
+        self._encoder = encoder = SafeEncoder.of(tokenizer)
+        shown = [_map_strings(one, encoder.protect_whole) for one in self.tools]
+        self._template = ChatTemplate(tokenizer, shown, variables, now)
+        analysis = analyze(self._template, encoder, variables)
+        self._ends = ends = analysis.ends
+        self.facts = analysis.facts
+        self._schemas = {schema.name: schema for schema in tools}
+        if parser is None:
+            parser = parser_for_template(self._template.source) or (None if tools else _read_as_content)
+        self.parser: Parser | None = get_parser(parser) if isinstance(parser, str) else parser
+        self.opens_thinking = _opens_thinking(self.facts.generation_prompt)
+        self._mark = encoder.nonce + "m"
+        self._head = self._template.render([user("x")], tools=())
+        self._end_ids = frozenset(map(encoder.id_of, ends.known))
+        stops = list(map(encoder.id_of, ends.sampled))
+        if tokenizer.eos_token_id is not None:
+            stops.append(int(tokenizer.eos_token_id))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.end_of_turn = ends.sampled[0]
+        self.end_of_turn_id = encoder.id_of(self.end_of_turn)
+        self._stops = frozenset(self.stop_token_ids)
+        self._closing_ids = encoder.encode(ends.history.text)
+        self._answer_ends = frozenset(encoder.id_of(one.end) for one in ends.answer)
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of all control tokens: special tokens, and added ones that are no ordinary words."""
+        return self._encoder.control_ids
+
+    # ------------------------------------------------------------------ tokens
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation up to the point where the policy speaks.
+
+        Args:
+            messages: all messages so far. Contents of assistant messages are the policy's own writing and may contain
+                control tokens; nothing else may.
+
+        Raises:
+            TemplateError: a message holds something else than text, or the template refuses the conversation.
+        """
+        return self._encoder.encode(self._template.render(self._safe(messages)))
+
+    def extend(self, messages: Sequence[Message], turn: Sequence[int] | None = None) -> list[int]:
+        """Token ids to append after a turn of the policy.
+
+        Args:
+            messages: the new messages, not the assistant's own: all tool results of the turn at once (some templates
+                put them into one common frame), or a user's, or both; a system message where the template takes one.
+            turn: the ids of the turn. If it does not end with the token that the template expects before these
+                messages (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to
+                have ended as expected, or to be closed by `close_turn`.
+
+        Returns:
+            What the template puts between the end of the turn and the next generation, both separators included.
+
+        Raises:
+            TemplateError: a message holds something else than text, or the template cannot go on with such messages.
+        """
+        if any(message.get("role") == "assistant" for message in messages):
+            raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
+        end, rest = self._delta(self._safe(messages))
+        end_id = self._encoder.id_of(end)
+        # Encoded behind the turn's end, for an end that swallows the white space behind it.
+        ids = self._encoder.encode(end + rest)[1:]
+        if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
+            return ids if end_id in self._end_ids else [end_id, *ids]
+        if turn and turn[-1] == end_id:
+            return ids
+        return (self._missing(turn) if end_id in self._answer_ends else [end_id]) + ids
+
+    def close_turn(self, token_ids: Sequence[int]) -> list[int]:
+        """The ids that close a turn which stopped without its end, because of a limit or an abort.
+
+        They are the template's, not the policy's: no trainer may count them as sampled.
+
+        Args:
+            token_ids: the turn as generated, maybe empty.
+
+        Returns:
+            What the template writes at the end of an answer, or as much of it as is missing; nothing if the turn ends
+            with a token that ends turns. Where turns have no end of their own, the marker of the user's next message.
+        """
+        return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids)
+
+    def ends_turn(self, token_ids: Sequence[int]) -> bool:
+        """Whether generated ids end with one of `stop_token_ids`."""
+        return bool(token_ids) and token_ids[-1] in self._stops
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of a generated turn, without the token that ended it."""
+        return self.decode(token_ids[:-1] if self.ends_turn(token_ids) else token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of any ids, special tokens included."""
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _missing(self, turn: Sequence[int]) -> list[int]:
+        """What a turn lacks of the closing of an answer."""
+        closing = self._closing_ids
+        if turn and turn[-1] in self._answer_ends:
+            return []
+        have = next((size for size in range(len(closing), 0, -1) if list(turn[-size:]) == closing[:size]), 0)
+        return closing[have:]
+
+    # ------------------------------------------------------------------ turns
+
+    def require_parser(self) -> Parser:
+        """`parser`, where there is one.
+
+        Raises:
+            TemplateError: there are tools, and the chat template does not show how its model calls them.
+        """
+        if self.parser is None:
+            raise TemplateError(
+                "the chat template shows no known tool-call format, or more than one, so calls of the tools "
+                f"({', '.join(self._schemas)}) could not be read: name the model's parser with RunConfig(parser=...) "
+                f"or --parser; known: {', '.join(parser_names())}, and sglang:NAME for those of SGLang"
+            )
+        return self.parser
+
+    def parse(self, token_ids: Sequence[int], *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
+        """Read a generated turn: its text, and the calls in it.
+
+        Args:
+            token_ids: the turn as generated, with or without the token that ended it.
+            first_id: number in the id of the turn's first call: how many calls, malformed ones included, the
+                conversation had before.
+            starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
+
+        Raises:
+            TemplateError: see `require_parser`.
+        """
+        return self.parse_text(self.text(token_ids), first_id=first_id, starts_open=starts_open)
+
+    def parse_text(self, text: str, *, first_id: int = 0, starts_open: bool | None = None) -> ParsedTurn:
+        """Read a turn whose text is known. See `parse`; the text has no end-of-turn token.
+
+        Raises:
+            TemplateError: see `require_parser`.
+        """
+        starts_open = self.opens_thinking if starts_open is None else starts_open
+        return self.require_parser()(text, first_id=first_id, schemas=self._schemas, starts_open=starts_open)
+
+    def leaves_thinking_open(self, context: Sequence[int]) -> bool:
+        """Whether a turn that goes on from these ids begins inside of thinking.
+
+        It may differ from `opens_thinking`: some templates open thinking for a user's message, and not for a result.
+        """
+        return _opens_thinking(self.decode(context[-_OPENING_IDS:]))
+
+    # ------------------------------------------------------------------ text
+
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
+        """What the template makes of messages, as text. Foreign text is rendered as it is."""
+        shown = None if tools else ()
+        rendered = self._template.render(messages, generation_prompt=generation_prompt, tools=shown)
+        return self._encoder.restore(rendered)
+
+    def exact_message(self, text: str, message: Message) -> Message:
+        """The assistant message to store for a turn, such that the template renders it to what was generated.
+
+        Args:
+            text: the turn's text as generated.
+            message: the env's reading of it.
+
+        Returns:
+            `message` where the template renders it exactly to `text`; otherwise the text itself as content.
+        """
+        if message.get("content") == text and "tool_calls" not in message:
+            return message
+        head = self._head
+        try:
+            rendered = self._template.render([user("x"), message], generation_prompt=False, tools=())
+        except TemplateError:  # templates refuse what they do not know, such as two calls in one turn
+            return assistant(text)
+        if rendered.startswith(head + text):
+            behind = rendered[len(head) + len(text) :]
+            if behind.startswith(self._ends.sampled) or (not behind and self._ends.ends_with_next_role):
+                return message
+        return assistant(text)
+
+    def _delta(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The token that ends the turn before some safe messages, and the text from there to the next generation."""
+        kind = delta_kind(messages)
+        plan = self.facts.plans.get(kind)
+        if plan is None:
+            raise TemplateError(self.facts.unsupported[kind])
+        conversation = probe_conversation(messages, self._mark, plan.calls)
+        text = self._template.render(conversation, tools=None if plan.tools else ())
+        return self._ends.cut(self._encoder, text, self._mark, conversation[1])
+
+    def _safe(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as the template may see them: nothing but the policy's own writing holds control tokens."""
+        for message in messages:
+            check_message(message)
+        return [self._safe_message(message) for message in messages]
+
+    def _safe_message(self, message: Message) -> Message:
+        protect = self._encoder.protect
+        own = _OWN if message["role"] == "assistant" else ()
+        safe: dict[str, Any] = {}
+        value: Any
+        for key, value in message.items():
+            if key == "role" or key in own:
+                safe[key] = value
+            elif isinstance(value, str):
+                safe[key] = protect(value)
+            elif key == "tool_calls" and value:
+                safe[key] = [_safe_call(call, protect) for call in value]
+            elif value is not None:
+                safe[key] = _map_strings(value, self._encoder.protect_whole)
+        return cast(Message, safe)
+
+
+def _opens_thinking(text: str) -> bool:
+    return text.rstrip().endswith(_OPENS_THINKING)
+
+
+def _read_as_content(
+    text: str, *, first_id: int = 0, schemas: Mapping[str, ToolSchema] | None = None, starts_open: bool = False
+) -> ParsedTurn:
+    """The parser of a model without tools whose template shows no format."""
+    return ParsedTurn(text, text, [], [])
+
+
+def _safe_call(call: Mapping[str, Any], protect: Callable[[str], str]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = _map_strings(function.get("arguments", {}), protect)
+    named = {"id": protect(call["id"])} if "id" in call else {}
+    return {**call, **named, "function": {"name": protect(function["name"]), "arguments": arguments}}
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of plain data with a function applied to every string in it, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_map_strings(item, change) for item in value]
+    if isinstance(value, Mapping):
+        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
+    return value

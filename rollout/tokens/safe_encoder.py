@@ -1,0 +1,280 @@
+"""From rendered text to token ids, such that only the chat template can write control tokens.
+
+A tokenizer reads `<|im_end|>` as one control token wherever it stands, also in a web page that a tool fetched. Here
+every control token gets a name that no author of a text can guess: a nonce, drawn when the encoder is made. The encoder
+works with a copy of the tokenizer that knows the control tokens by these names only.
+
+1. Before rendering, `protect` looks for control tokens in foreign text (also for pieces of one that the text around
+   could complete) and replaces one character of each by a placeholder.
+2. After rendering, every control token that stands in the text was written by the template. `encode` replaces it by its
+   name, the placeholders by their characters, and hands the whole text to the copy. Text that merely looks like a
+   control token means nothing to the copy, whatever its normaliser or its vocabulary make of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from toolgym.tools.errors import TemplateError, missing_extra
+
+try:
+    from tokenizers import Encoding, Tokenizer
+    from transformers import PreTrainedTokenizerBase
+except ImportError as error:
+    raise missing_extra("rollout", "Exact tokens", error) from error
+
+_made: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[Any, ...], SafeEncoder]]
+_made = weakref.WeakKeyDictionary()
+
+
+class SafeEncoder:
+    """Encodes rendered text in which only the template's own control tokens count.
+
+    A *control token* is an added token of the tokenizer, special or not, but for those that are plain vocabulary: runs
+    of white space, and words of letters and digits that are not special.
+
+    Args:
+        tokenizer: a fast tokenizer. It is not changed.
+
+    Attributes:
+        control_ids: ids of all control tokens.
+        nonce: the random part of all names and placeholders. No foreign text that went through `protect` holds it.
+
+    Raises:
+        TemplateError: the tokenizer cannot be copied with its control tokens renamed.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        added = tokenizer.added_tokens_decoder
+        self._ids: dict[str, int] = {token.content: index for index, token in added.items() if _is_control(token)}
+        self._contents = {index: content for content, index in self._ids.items()}
+        self._alone = frozenset(token.content for token in added.values() if token.single_word)
+        self.control_ids = frozenset(self._contents)
+        self.nonce = _draw_nonce(self._ids)
+        self._names = {content: f"{self.nonce}y{number}z" for number, content in enumerate(self._ids)}
+        self._copy, self._remap = _renamed(tokenizer, self._names)
+
+        self._by_name = {name: content for content, name in self._names.items()}
+        self._named = re.compile(f"{self.nonce}y[0-9]+z")
+        self._copy_ids = frozenset(map(self._copy.token_to_id, self._by_name))
+        self._may_miss = self._copy.normalizer is not None and any(
+            token.normalized for token in added.values() if token.content in self._ids
+        )
+
+        # Of each control token: all beginnings, all ends, and the whole as one long text, to find pieces of it.
+        self._beginnings = frozenset(text[:end] for text in self._ids for end in range(1, len(text)))
+        self._ends = frozenset(text[at:] for text in self._ids for at in range(1, len(text)))
+        self._firsts = frozenset(text[0] for text in self._ids)
+        self._lasts = frozenset(text[-1] for text in self._ids)
+        self._joined = "\0".join(self._ids)
+        self._longest = max(map(len, self._ids), default=0)
+
+        controls = _any_of(self._ids)
+        self._control = re.compile(controls)
+        self._written = re.compile(f"{self.nonce}x([0-9a-f]+)z|{controls}")
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> SafeEncoder:
+        """The encoder of a tokenizer, made once and again only when its added tokens change."""
+        added = tokenizer.added_tokens_decoder
+        state = tuple((index, str(token.content), token.special) for index, token in added.items())
+        found = _made.get(tokenizer)
+        if found is None or found[0] != state:
+            found = _made[tokenizer] = (state, cls(tokenizer))
+        return found[1]
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """The texts of all control tokens."""
+        return tuple(self._ids)
+
+    def id_of(self, content: str) -> int:
+        """The id of the control token with this text."""
+        return self._ids[content]
+
+    def first_control(self, text: str, start: int = 0) -> re.Match[str] | None:
+        """The first control token in a text from `start` on."""
+        return self._control.search(text, start) if self._ids else None
+
+    def all_controls(self, text: str) -> list[re.Match[str]]:
+        """All control tokens in a text, in order."""
+        return list(self._control.finditer(text)) if self._ids else []
+
+    def without_controls(self, text: str) -> str:
+        """A text with all control tokens taken out."""
+        return self._control.sub("", text) if self._ids else text
+
+    # ------------------------------------------------------------------ before rendering
+
+    def protect(self, text: str) -> str:
+        """Foreign text as the template may see it; `encode` turns it back into itself.
+
+        It is the same text unless it holds a control token, or begins, ends or consists of a piece of one (which the
+        text that the template puts around it could complete).
+
+        Raises:
+            TemplateError: it holds the encoder's nonce, which only an attack can contain.
+        """
+        if not text or not self._ids:
+            return text
+        if self.nonce in text:
+            raise TemplateError("the text holds the random letters that stand for control tokens in this process")
+        text = self.protect_whole(text)
+        core = text.strip()
+        if not core:
+            return text
+        size = self._longest - 1
+        head, tail = core[:size], core[-size:] if size else ""
+        last = not self._firsts.isdisjoint(tail) and any(
+            tail[-length:] in self._beginnings for length in range(1, len(tail) + 1)
+        )
+        first = (len(core) <= size and core in self._joined) or (
+            not self._lasts.isdisjoint(head) and any(head[:length] in self._ends for length in range(1, len(head) + 1))
+        )
+        start, end = text.index(core), text.index(core) + len(core) - 1
+        if last and not (first and start == end):
+            text = text[:end] + self._hide(text[end:])
+        if first:
+            text = text[:start] + self._hide(text[start:])
+        return text
+
+    def protect_whole(self, text: str) -> str:
+        """The same for whole control tokens only; for text whose short words the template itself looks at."""
+        while self._ids and self._control.search(text) is not None:  # taking one apart may leave another
+            text = self._control.sub(lambda match: self._hide(match.group()), text)
+        return text
+
+    def _hide(self, text: str) -> str:
+        return f"{self.nonce}x{ord(text[0]):x}z{text[1:]}"
+
+    # ------------------------------------------------------------------ after rendering
+
+    def restore(self, rendered: str) -> str:
+        """Rendered text as a person would read it, with the foreign text's own characters."""
+        if self.nonce not in rendered:
+            return rendered
+        return self._written.sub(lambda match: chr(int(match[1], 16)) if match[1] else match.group(), rendered)
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of rendered text; no beginning-of-sequence token is added.
+
+        Args:
+            rendered: what a template made of messages whose foreign texts went through `protect`.
+
+        Raises:
+            TemplateError: the text holds a lone surrogate, which no tokenizer takes.
+        """
+        if self._ids:
+            rendered = self._written.sub(self._name, rendered)
+        try:
+            encoding = self._copy.encode(rendered, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
+        if self._may_miss:
+            encoding = self._without_missed(rendered, encoding)
+        ids: list[int] = encoding.ids
+        return [self._remap.get(one, one) for one in ids] if self._remap else ids
+
+    def _without_missed(self, text: str, encoding: Encoding) -> Encoding:
+        """Encode again, as plain text, the control tokens that the tokenizer itself does not recognise where they are.
+
+        A normaliser that puts a space in front of everything does so with added tokens as well, and then finds them
+        behind a space only.
+        """
+        spans = zip(encoding.offsets, encoding.ids, strict=True)
+        found = {at for (start, end), one in spans if one in self._copy_ids for at in range(start, end)}
+        missed = [one for one in self._named.finditer(text) if found.isdisjoint(range(*one.span()))]
+        if not missed:
+            return encoding
+        for match in reversed(missed):
+            text = text[: match.start()] + self._by_name[match.group()] + text[match.end() :]
+        return self._copy.encode(text, add_special_tokens=False)
+
+    def _name(self, match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        content = match.group()
+        if content in self._alone:  # such a token counts only where no word touches it
+            before, after = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+            if re.match(r"\w", before) or re.match(r"\w", after):
+                return content
+        return self._names[content]
+
+
+def _is_control(token: Any) -> bool:
+    core = token.content.replace("\u2581", "").strip()  # sentencepiece's sign for a space
+    return bool(core) and (token.special or not core.isalnum())
+
+
+def _draw_nonce(contents: Iterable[str]) -> str:
+    """Random letters that hold no control token, nor does anything that is made with them."""
+    contents = tuple(contents)
+    for _ in range(100):
+        nonce = "q" + "".join(secrets.choice("ghjkmnpqrstuvw") for _ in range(17))
+        if not any(content in f"{nonce}xyz0123456789abcdef" for content in contents):
+            return nonce
+    raise TemplateError(
+        "the tokenizer has special tokens of one or two ordinary letters: foreign text could not differ from them"
+    )
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A regular expression for any of the texts, the longest where several fit, quick for thousands of them."""
+    trie: dict[str, Any] = {}
+    for text in texts:
+        node = trie
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _trie_pattern(trie) if trie else r"(?!)"
+
+
+def _trie_pattern(node: Mapping[str, Any]) -> str:
+    single = ""
+    while len(node) == 1 and "" not in node:  # a run without branches; recursion is for branches only
+        [(char, node)] = node.items()
+        single += re.escape(char)
+    if set(node) <= {""}:
+        return single
+    branches = "|".join(re.escape(char) + _trie_pattern(below) for char, below in node.items() if char)
+    return f"{single}(?:{branches})" + ("?" if "" in node else "")
+
+
+def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> tuple[Tokenizer, dict[int, int]]:
+    """A copy of the tokenizer that knows control tokens by other names, and its ids that have to be mapped back."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state.update(truncation=None, padding=None, post_processor=None)
+    for token in state["added_tokens"]:
+        if token["content"] in names:
+            token.update(content=names[token["content"]], single_word=False)
+    model = state["model"]
+    # The vocabulary may list control tokens as words, which plain text could be merged into.
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
+    elif isinstance(model.get("vocab"), list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if model.get("merges"):
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        gone = names.keys()
+        model["merges"] = [
+            pair for pair in pairs if not (pair[0] in gone or pair[1] in gone or pair[0] + pair[1] in gone)
+        ]
+    try:
+        copy = Tokenizer.from_str(json.dumps(state))
+    except Exception as error:  # the library raises plain exceptions
+        raise TemplateError(f"the tokenizer cannot be copied with its control tokens renamed: {error}") from error
+    remap = {}
+    for index, token in tokenizer.added_tokens_decoder.items():
+        found = copy.token_to_id(names.get(token.content, token.content))
+        if found is None:
+            raise TemplateError(f"the tokenizer's copy lost the added token {token.content!r}")
+        if found != index:
+            remap[found] = index
+    return copy, remap

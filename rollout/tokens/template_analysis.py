@@ -1,0 +1,363 @@
+"""What a chat template does with a conversation that grows, proven by rendering it.
+
+A delta is what the template puts between the end of a turn and the next generation. It is taken from a short *probe*
+conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
+conversation would show is a property of the template. It is proven here for each *kind* of new messages: the template
+renders a set of real conversations (with system prompts, tools, earlier turns, odd contents), and the probe has to
+give the same text behind the turn's end, character by character. If one form of probe fails, the next is tried; if all
+fail, that kind of messages is not supported, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from toolgym.rollout.tokens.chat_template import ChatTemplate
+from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, EndOfTurn, called, find_end_of_turn, shared_beginning
+from toolgym.rollout.tokens.safe_encoder import SafeEncoder
+from toolgym.tools.errors import TemplateError
+from toolgym.tools.message import Message, assistant, system, tool, user
+
+DeltaKind = Literal["one result", "several results", "user", "system", "results and user"]
+"""What new messages are, as far as a template could care."""
+
+_CONTENTS = ("toolgym probe", "", "two\nlines: ü🦊 ")
+_REMEMBERED: OrderedDict[Any, TemplateAnalysis] = OrderedDict()
+_MOST_REMEMBERED = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A form of probe that was proven right for a kind of new messages.
+
+    Attributes:
+        calls: how many tools the probe's assistant calls: one per result, one at all, or none.
+        tools: whether the probe shows the tools, which makes a delta's cost depend on them.
+    """
+
+    calls: Literal["each", "one", "none"]
+    tools: bool
+
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """What was proven about a template with its tools and variables.
+
+    `append_only_*`: rendering the longer conversation changes nothing of what it showed up to the end of the last turn.
+    None where the template cannot render such a conversation. `thinking`: the turns carry reasoning.
+
+    Attributes:
+        append_only_tool_cycle: results follow a call.
+        append_only_second_tool_cycle: another call and its results follow.
+        append_only_user_turn: a user message follows an answer.
+        append_only_thinking_tool_cycle: the first, with thinking.
+        append_only_thinking_user_turn: a user message follows a tool cycle with thinking and its answer.
+        generation_prompt: what the template writes for the policy to go on from.
+        generation_prompt_is_prefix: whether a rendered turn begins with that text.
+        ends_of_turn: the tokens with which the policy ends its turns.
+        end_of_turn_in_history: what the template writes there once the conversation goes on.
+        end_of_turn_is_marker: turns have no end of their own; the next role's marker ends them.
+        merged_results: results of one turn share a frame, so they must be added together.
+        parallel_calls: several calls in one message can be rendered.
+        tool_calls_rendered: structured calls are rendered; if not, they must be kept as text.
+        tools_rendered: the template tells the policy of the tools; None if there are none.
+        json_arguments: arguments of calls are given as JSON text.
+        default_system: the template writes a system prompt of its own.
+        uses_date: the template writes the date. A `ChatRenderer` keeps the date of its making.
+        plans: kinds of new messages that are supported, and the form of probe for each.
+        unsupported: the other kinds, and why.
+    """
+
+    append_only_tool_cycle: bool | None
+    append_only_second_tool_cycle: bool | None
+    append_only_user_turn: bool | None
+    append_only_thinking_tool_cycle: bool | None
+    append_only_thinking_user_turn: bool | None
+    generation_prompt: str
+    generation_prompt_is_prefix: bool
+    ends_of_turn: tuple[str, ...]
+    end_of_turn_in_history: str
+    end_of_turn_is_marker: bool
+    merged_results: bool | None
+    parallel_calls: bool
+    tool_calls_rendered: bool
+    tools_rendered: bool | None
+    json_arguments: bool
+    default_system: bool
+    uses_date: bool
+    plans: Mapping[DeltaKind, Plan] = field(default_factory=dict)
+    unsupported: Mapping[DeltaKind, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TemplateAnalysis:
+    """How turns end, and the facts."""
+
+    ends: EndOfTurn
+    facts: TemplateFacts
+
+
+def delta_kind(messages: Sequence[Message]) -> DeltaKind:
+    """The kind of some new messages."""
+    roles = {message["role"] for message in messages}
+    if "system" in roles:
+        return "system"
+    if roles == {"tool"}:
+        return "one result" if len(messages) == 1 else "several results"
+    return "results and user" if "tool" in roles else "user"
+
+
+def probe_conversation(messages: Sequence[Message], mark: str, calls: str) -> list[Message]:
+    """The short conversation that new messages are rendered in.
+
+    Args:
+        messages: the new messages.
+        mark: the last word of the probe's assistant.
+        calls: see `Plan.calls`.
+    """
+    answered = [message for message in messages if message["role"] == "tool"] if calls != "none" else []
+    if not answered:
+        return [user("x"), assistant(mark), *messages]
+    if calls == "one":
+        answered = answered[:1]
+    names = [message.get("name", "") for message in answered]
+    return [user("x"), called(mark, names, [message.get("tool_call_id", "") for message in answered]), *messages]
+
+
+def analyze(template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str, Any]) -> TemplateAnalysis:
+    """Find out what the template does; remembered, so that a process analyzes the same template once.
+
+    Args:
+        template: the template with its tools. Its `json_arguments` is set.
+        encoder: of the same tokenizer.
+        variables: the template's further variables, for the memory.
+
+    Raises:
+        TemplateError: no turn could ever end, or assistant messages are not rendered.
+    """
+    parts = (template.source, template.tools, dict(variables), template.special_tokens, encoder.contents)
+    key = json.dumps(parts, sort_keys=True, default=repr)
+    analysis = _REMEMBERED.get(key)
+    if analysis is None:
+        analysis = _Analyzer(template, encoder).analysis()
+        _REMEMBERED[key] = analysis
+        if len(_REMEMBERED) > _MOST_REMEMBERED:
+            _REMEMBERED.popitem(last=False)
+    _REMEMBERED.move_to_end(key)
+    template.json_arguments = analysis.ends.json_arguments
+    return analysis
+
+
+class _Analyzer:
+    def __init__(self, template: ChatTemplate, encoder: SafeEncoder) -> None:
+        self.template, self.encoder = template, encoder
+        self.mark = encoder.nonce + "m"
+        self.name = str(template.tools[0]["function"]["name"]) if template.tools else "tool"
+        self.ends = find_end_of_turn(template, encoder, self.name)
+        self.few = template.tools[:1]
+
+    def analysis(self) -> TemplateAnalysis:
+        plans: dict[DeltaKind, Plan] = {}
+        unsupported: dict[DeltaKind, str] = {}
+        for kind, news in self._new_messages().items():
+            try:
+                plans[kind] = self._plan(kind, news)
+            except TemplateError as error:
+                unsupported[kind] = str(error)
+        return TemplateAnalysis(self.ends, self._facts(plans, unsupported))
+
+    def _results(self, *contents: str) -> list[Message]:
+        return [tool(text, tool_call_id=PROBE_IDS[at], name=self.name) for at, text in enumerate(contents)]
+
+    def _new_messages(self) -> dict[DeltaKind, list[list[Message]]]:
+        one, none, odd = _CONTENTS
+        return {
+            "one result": [self._results(text) for text in _CONTENTS],
+            "several results": [self._results(one, "second probe"), self._results(none, odd, one)],
+            "user": [[user(text)] for text in _CONTENTS] + [[]],
+            "system": [[system(one)], [system(odd), user(one)]],
+            "results and user": [[*self._results(one), user("second probe")], [*self._results(odd, none), user(one)]],
+        }
+
+    # ------------------------------------------------------------------ probes
+
+    def _plan(self, kind: DeltaKind, news: Sequence[Sequence[Message]]) -> Plan:
+        """The first form of probe that gives the same delta as every real conversation."""
+        truths: list[tuple[Sequence[Message], tuple[str, str]]] = []
+        refusal: TemplateError | None = None
+        for number, new in enumerate(news):
+            for head in self._heads():
+                for content in ("", "Let me see. "):
+                    # All tools once for each kind; the cost of a rendering grows with them.
+                    tools = None if not truths and number == 0 else self.few
+                    try:
+                        delta = self._real(head, content, new, tools)
+                    except TemplateError as error:
+                        refusal = refusal or error
+                        continue
+                    self._check_complete(kind, new, delta[1])
+                    truths.append((new, delta))
+        if refusal is not None and not any(list(new) == list(news[0]) for new, _ in truths):
+            raise refusal
+        for plan in self._candidates(kind):
+            try:
+                if all(self._probed(new, plan) == delta for new, delta in truths):
+                    return plan
+            except TemplateError:
+                continue
+        raise TemplateError(
+            f"what the chat template writes for new messages ({kind}) depends on the earlier conversation, "
+            "so it cannot be added without rendering everything again"
+        )
+
+    def _heads(self) -> list[list[Message]]:
+        """Conversations that a turn may follow, as far as the template takes them."""
+        heads = [
+            [user("Hello?")],
+            [system("Be brief."), user("Hello?")],
+            [system("Be brief."), user("Hello?"), assistant("Yes."), user("What is it?")],
+        ]
+        return [head for head in heads if self._renders(head)]
+
+    def _candidates(self, kind: DeltaKind) -> list[Plan]:
+        calls: tuple[Literal["each", "one", "none"], ...] = ("none",)
+        if kind != "user" and self.ends.renders_calls:
+            calls = ("each", "one", "none")
+        return [Plan(one, tools) for tools in (False, True) for one in calls]
+
+    def _real(
+        self, head: Sequence[Message], content: str, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[str, str]:
+        """The delta of a whole conversation: the token that ends the turn, and what follows it."""
+        turn = self._turn(new, content)
+        text = self.template.render([*head, turn, *new], tools=tools)
+        if content.strip() not in text[: text.rfind(self.mark)]:
+            # Gemma 4 does. Such a turn is kept as text, because that is how the policy wrote it.
+            raise TemplateError("the chat template shows the text of a turn behind the calls that the turn ends with")
+        return self.ends.cut(self.encoder, text, self.mark, turn)
+
+    def _turn(self, new: Sequence[Message], content: str) -> Message:
+        """An assistant's turn that the new messages may follow."""
+        results = sum(message["role"] == "tool" for message in new)
+        if results and self.ends.renders_calls:
+            turn = called(self.mark, [self.name] * results, content=content)
+            if results == 1 or self._renders([user("x"), turn]):
+                return turn
+        return assistant(content + self.mark)
+
+    def _probed(self, new: Sequence[Message], plan: Plan) -> tuple[str, str]:
+        messages = probe_conversation(new, self.mark, plan.calls)
+        text = self.template.render(messages, tools=None if plan.tools else ())
+        return self.ends.cut(self.encoder, text, self.mark, messages[1])
+
+    def _check_complete(self, kind: DeltaKind, new: Sequence[Message], delta: str) -> None:
+        """Refuse a template that shows a new message elsewhere, or not at all."""
+        missing = [one for one in new if one["content"].strip().split("\n")[0] not in delta]
+        if missing:
+            raise TemplateError(
+                f"the chat template does not write a new {missing[0]['role']} message ({kind}) behind the turn: "
+                "it moves it to an earlier place, or leaves it out"
+            )
+
+    def _renders(self, messages: Sequence[Message]) -> bool:
+        try:
+            self.template.render(messages, tools=self.few)
+        except TemplateError:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ facts
+
+    def _facts(self, plans: Mapping[DeltaKind, Plan], unsupported: Mapping[DeltaKind, str]) -> TemplateFacts:
+        few, mark = self.few, self.mark
+        question = [user("Hello?")]
+        pair = called(mark, [self.name] * 2)
+        call, call2 = called("earlier", [self.name]), called(mark, [self.name])
+        result, final = self._results("7"), assistant(f"Done. {mark}")
+        thought = {"reasoning_content": "Hm.\nLet me think."}
+        thought_call: Message = {**call, **thought}  # type: ignore[typeddict-item]
+        thought_call2: Message = {**call2, **thought}  # type: ignore[typeddict-item]
+        thought_final: Message = {**final, **thought}  # type: ignore[typeddict-item]
+        asked = self.template.render(question, tools=few)
+        prompt = self._generation_prompt()
+
+        def keeps(head: Sequence[Message], turn: Message, new: Sequence[Message]) -> bool | None:
+            if "tool_calls" in turn and not self.ends.renders_calls:
+                turn = assistant(turn["content"] + mark)
+            return self._keeps(head, turn, new, prompt)
+
+        def shown(text: Callable[[], str]) -> str | None:
+            try:
+                return text()
+            except TemplateError:
+                return None
+
+        begun = shown(lambda: self.template.render([*question, assistant(mark)], tools=few, generation_prompt=False))
+        one = shown(lambda: self._real(question, "", self._results("7"), few)[1])
+        two = shown(lambda: self._real(question, "", self._results("7", "8"), few)[1])
+        merged = None if one is None or two is None else not two.startswith(one.removesuffix(prompt))
+        return TemplateFacts(
+            append_only_tool_cycle=keeps(question, call2, result),
+            append_only_second_tool_cycle=keeps([*question, call, *result], call2, result),
+            append_only_user_turn=keeps(question, final, [user("And?")]),
+            append_only_thinking_tool_cycle=keeps(question, thought_call2, result),
+            append_only_thinking_user_turn=keeps([*question, thought_call, *result], thought_final, [user("And?")]),
+            generation_prompt=prompt,
+            generation_prompt_is_prefix=begun is not None and begun.startswith(asked),
+            ends_of_turn=self.ends.sampled,
+            end_of_turn_in_history=self.ends.history.text,
+            end_of_turn_is_marker=self.ends.ends_with_next_role,
+            merged_results=merged,
+            parallel_calls=(shown(lambda: self.template.render([*question, pair], tools=few)) or "").count(mark) == 2,
+            tool_calls_rendered=self.ends.renders_calls,
+            tools_rendered=self.name in asked if self.template.tools else None,
+            json_arguments=self.ends.json_arguments,
+            default_system=self._has_default_system(),
+            uses_date=self.template.uses_date,
+            plans=dict(plans),
+            unsupported=dict(unsupported),
+        )
+
+    def _keeps(self, head: Sequence[Message], turn: Message, new: Sequence[Message], prompt: str) -> bool | None:
+        try:
+            before = self.template.render(head, tools=self.few)
+            alone = self.template.render([*head, turn], tools=self.few, generation_prompt=False)
+            whole = self.template.render([*head, turn, *new], tools=self.few)
+            behind = self.ends.cut(self.encoder, whole, self.mark, turn)[1]
+        except TemplateError:
+            return None
+        grown = whole[: len(whole) - len(behind)]
+        if self.ends.ends_with_next_role:  # the marker belongs to the next message
+            grown = grown[: grown.rindex(self.mark)]
+        return grown.startswith(before.removesuffix(prompt)) and alone.startswith(grown)
+
+    def _generation_prompt(self) -> str:
+        """What the template adds behind a user's message for the policy to speak."""
+        asked = [user(self.mark)]
+        tail, closed = (
+            self.template.render(asked, tools=(), generation_prompt=wanted).rpartition(self.mark)[2]
+            for wanted in (True, False)
+        )
+        if tail.startswith(closed):
+            return tail[len(closed) :]
+        # Something else stands there instead; a control token that begins alike is not half shared.
+        at = len(shared_beginning(tail, closed))
+        starts = [found.start() for found in self.encoder.all_controls(tail) if found.start() <= at]
+        return tail[starts[-1] if starts else at :]
+
+    def _has_default_system(self) -> bool:
+        """Whether the template writes text of its own in front of the first message."""
+        front = self.template.render([user(self.mark)], tools=()).rpartition(self.mark)[0]
+        try:
+            later = self.template.render([user("x"), assistant("x"), user(self.mark)], tools=())
+        except TemplateError:
+            return False
+        back = later.rpartition(self.mark)[0]
+        front, back = (self.encoder.without_controls(text) for text in (front, back))
+        while front and back and front[-1] == back[-1]:
+            front, back = front[:-1], back[:-1]
+        return any(char.isalnum() for char in front)

@@ -1,0 +1,122 @@
+"""Deadlines stand still while code queues for a permit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from toolgym.envs import Task, ToolEnv
+from toolgym.tools import BaseTool, ToolResult, ToolSchema
+from toolgym.tools.concurrency.deadline import DeadlineError, queueing, with_deadline
+from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter, RateLimiter
+
+
+class Limited(BaseTool):
+    """Sleeps while it holds the only permit."""
+
+    default_schema = ToolSchema("limited", "", {"type": "object", "properties": {"seconds": {"type": "number"}}})
+
+    def __init__(self, limiter=None):
+        super().__init__()
+        self.limiter = limiter or LocalRateLimiter(1)
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        async with self.limiter.permit():
+            await asyncio.sleep(parameters["seconds"])
+        return ToolResult("done")
+
+
+def turn(count, seconds):
+    return f'<tool_call>{{"name": "limited", "arguments": {{"seconds": {seconds}}}}}</tool_call>' * count
+
+
+def env_of(limited, **kwargs):
+    return ToolEnv([limited], [Task(({"role": "user", "content": "go"},))], **kwargs)
+
+
+def statuses(result):
+    return [record.status for record in result.info["tool_calls"]]
+
+
+async def test_a_call_that_waits_for_others_keeps_its_time():
+    async with env_of(Limited(), tool_timeout=1.5) as env:
+        await env.reset()
+        assert statuses(await env.step(turn(5, 0.4))) == ["ok"] * 5  # the last waited for 1.6 s
+
+
+async def test_a_call_that_overruns_after_it_waited_is_stopped():
+    async with env_of(Limited(), tool_timeout=0.8) as env:
+        await env.reset()
+        result = await env.step(turn(1, 0.3) + turn(1, 60) + turn(1, 0))
+        assert statuses(result) == ["ok", "timeout", "ok"]
+        assert "did not finish within 0.8 seconds" in result.obs[1]["content"]
+
+
+@pytest.mark.parametrize("tool_timeout", [0.2, 60])
+async def test_waiting_has_a_deadline_of_its_own(tool_timeout):
+    limiter = LocalRateLimiter(1)
+    await limiter.acquire()
+    async with env_of(Limited(limiter), tool_timeout=tool_timeout, queue_timeout=0.5) as env:
+        await env.reset()
+        result = await env.step(turn(1, 0))
+        [record] = result.info["tool_calls"]
+        assert (record.status, record.infra_failure) == ("timeout", True)
+        assert "did not get its turn within 0.5 seconds" in record.text
+    assert limiter.waiting == 0
+
+
+async def test_limiters_of_others_count_their_waiting_as_queueing_too():
+    class Own(RateLimiter):
+        async def acquire(self):
+            await asyncio.sleep(0.8)
+            return Lease(lambda: None)
+
+    async with env_of(Limited(Own()), tool_timeout=0.6) as env:
+        await env.reset()
+        assert statuses(await env.step(turn(1, 0))) == ["ok"]
+
+
+async def test_deadlines_inside_of_each_other_all_stand_still():
+    async def inner():
+        with queueing(), queueing():
+            await asyncio.sleep(0.8)
+        return 3
+
+    async def outer():
+        return await with_deadline(inner(), 0.6, queue=5)
+
+    assert await with_deadline(outer(), 0.6, queue=5) == 3
+    with pytest.raises(DeadlineError) as error:
+        await with_deadline(outer(), 0.6)  # without a time for the queue, it has the same
+    assert error.value.queued
+
+
+async def test_waiting_on_another_event_loop_is_queueing_too():
+    """As the sandbox that all event loops of a process share does it, which has one of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    limiter = LocalRateLimiter(1)
+    lease = await limiter.acquire()
+    asyncio.get_running_loop().call_later(0.9, lease.release)
+
+    async def there():
+        async with limiter.permit():
+            return 5
+
+    async def here():
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), loop))
+
+    try:
+        assert await with_deadline(here(), 0.6, queue=10) == 5
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def test_queueing_outside_of_a_deadline_is_nothing():
+    with queueing():
+        assert await with_deadline(asyncio.sleep(0, 7), 1) == 7

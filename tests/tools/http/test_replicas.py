@@ -1,0 +1,156 @@
+"""The pool: the least loaded server, health, backoff, probes and affinity."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from toolgym.tools.http import replicas
+from toolgym.tools.http.replicas import Replica, ReplicaPool, ReplicaState
+from toolgym.tools.http.retries import AttemptError
+
+HEALTHY, UNHEALTHY, SUSPENDED = ReplicaState
+
+
+@pytest.fixture
+async def make():
+    """Makes pools of replicas, whose probes give what `outcome` says of them."""
+    pools = []
+
+    def one(count, **options):
+        async def probe(replica):
+            found = outcome[replica.url]
+            if isinstance(found, str) and not isinstance(found, ReplicaState):
+                raise AttemptError(found, sent=False)
+            return found
+
+        outcome = {f"http://{n}": HEALTHY for n in range(count)}
+        pool = ReplicaPool([Replica(url) for url in outcome], probe, **options)
+        pools.append(pool)
+        return pool, outcome
+
+    yield one
+    for pool in pools:
+        await pool.close()
+
+
+async def test_the_least_loaded_one_is_chosen(make):
+    pool, _ = make(3)
+    first, second, third = pool.all
+    with first.working(), second.working(10), third.working(5):
+        assert pool.choose() is first
+        with first.working():
+            assert pool.choose() is third, "as many calls as the second, and they weigh less"
+    assert [(one.in_flight, one.weight) for one in pool.all] == [(0, 0)] * 3
+
+
+async def test_one_that_was_not_tried_and_is_not_busy_comes_first(make):
+    pool, _ = make(3)
+    first, second, third = pool.all
+    second.full(60)
+    with third.working():
+        assert pool.choose(tried={first}) is third
+        assert pool.has_room({first})
+        assert not pool.has_room({first, third})
+        assert pool.choose(tried=pool.all) in (first, third)
+    assert pool.choose(among=[second]) is second
+
+
+async def test_one_that_failed_is_left_alone_until_a_probe_finds_it_well(make, monkeypatch):
+    monkeypatch.setattr(replicas, "FIRST_OUT", 0.01)
+    pool, outcome = make(2)
+    first, second = pool.all
+    outcome[first.url] = "no answer"
+    left = first.left
+    first.failed("it broke off")
+    first.failed("it broke off")
+    assert (first.failures, left.is_set(), first.left.is_set()) == (1, True, False), "failures together count once"
+    assert await pool.take() is second, "and no probe is due yet"
+    await asyncio.sleep(0.02)
+    assert await pool.take() is second
+    await first.probe
+    assert (first.state, first.failures, first.trouble) == (UNHEALTHY, 2, "no answer")
+    outcome[first.url] = HEALTHY
+    await pool.begin_probe(first)
+    assert first.healthy
+    first.answered()
+    assert first.failures == 0
+
+
+async def test_where_none_is_healthy_the_call_waits_for_a_probe(make):
+    pool, outcome = make(2)
+    for one in pool.all:
+        one.failed("gone")
+    outcome |= dict.fromkeys(outcome, "connection refused")
+    with pytest.raises(AttemptError, match="does not answer properly: connection refused") as found:
+        await pool.take()
+    assert not found.value.sent
+    outcome |= dict.fromkeys(outcome, HEALTHY)
+    assert (await pool.take()).healthy
+
+
+async def test_the_time_out_of_use_grows(make):
+    pool, _ = make(1)
+    [one] = pool.all
+    now = asyncio.get_running_loop().time()
+    pauses = []
+    for _ in range(9):
+        one.probe_at = 0.0
+        one.failed("gone")
+        pauses.append(round(one.probe_at - now, 1))
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+async def test_a_suspended_one_answers_and_takes_no_calls(make):
+    pool, outcome = make(2)
+    first, second = pool.all
+    first.failed("gone")
+    outcome[first.url] = SUSPENDED
+    await pool.begin_probe(first)
+    assert first.state is SUSPENDED
+    assert {pool.choose() for _ in range(20)} == {second}
+
+
+async def test_calls_of_one_affinity_stay_together(make):
+    pool, _ = make(3)
+    chosen = {key: pool.choose(affinity=key) for key in "abcdef"}
+    with chosen["a"].working():
+        for key, replica in chosen.items():
+            assert pool.choose(affinity=key) is replica
+    chosen["a"].failed("gone")
+    moved = pool.choose(affinity="a")
+    assert moved is not chosen["a"]
+    chosen["a"].answered()
+    assert pool.choose(affinity="a") is moved, "it does not move back"
+    assert sum(one.assigned for one in pool.all) == 7
+
+
+async def test_an_affinity_leaves_a_server_that_is_overloaded(make):
+    pool, _ = make(2, balance_abs_threshold=2, balance_rel_threshold=1.5)
+    home = pool.choose(affinity="a")
+    with home.working(), home.working():
+        assert pool.choose(affinity="a") is home
+        with home.working():
+            assert pool.choose(affinity="a") is not home
+
+
+async def test_the_oldest_affinity_is_forgotten(make, monkeypatch):
+    monkeypatch.setattr(replicas, "MAX_AFFINITIES", 2)
+    pool, _ = make(2)
+    first = pool.choose(affinity="a")
+    for key in "bc":
+        pool.choose(affinity=key)
+    with first.working():
+        assert pool.choose(affinity="a") is not first
+
+
+async def test_closing_ends_probes():
+    async def probe(replica):
+        await asyncio.sleep(60)
+
+    pool = ReplicaPool([Replica("http://0")], probe)
+    task = pool.begin_probe(pool.all[0])
+    assert pool.begin_probe(pool.all[0]) is task, "one probe at a time"
+    await pool.close()
+    assert task.cancelled()

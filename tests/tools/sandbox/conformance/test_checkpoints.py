@@ -1,0 +1,82 @@
+"""Checkpoints: many forks, what they free, and where there is no room, beside the suite of all sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+from abuse.scene import Scene
+from sandbox_makers import BRANCHING, ISOLATED, LIMITS, MAKERS, gone, named, seen
+
+from toolgym.tools.errors import (
+    SandboxBusyError,
+    SandboxUnsupportedError,
+)
+from toolgym.tools.sandbox.base import Session
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LOOK = "x, open('f').read()"
+
+
+async def close(sessions: list[Session]) -> None:
+    await asyncio.gather(*(one.close() for one in sessions))
+
+
+async def test_thirty_two_forks_at_once(keeping):
+    async with await keeping.session() as session:
+        await session.run_cell("x = [1]\nopen('f', 'w').write('old')")
+        await session.checkpoint("before")
+        await session.run_cell("x.append(2)")
+        forks = await session.fork("before", n=32)
+        assert len({fork.id for fork in [session, *forks]}) == 33
+        await asyncio.gather(*(fork.run_cell(f"x.append({at})") for at, fork in enumerate(forks)))
+        shown = await asyncio.gather(*(fork.run_cell(LOOK) for fork in forks))
+        assert [one.result for one in shown] == [f"([1, {at}], 'old')" for at in range(32)]
+        await close(forks)
+
+
+async def test_checkpoints_are_freed_with_their_session_or_earlier(keeping):
+    async with await keeping.session() as session:
+        dropped, replaced, kept = Scene().mark, Scene().mark, Scene().mark
+        for mark, name in ((dropped, "a"), (replaced, "b"), (kept, "c")):
+            await session.run_cell(named(mark))
+            await session.checkpoint(name)
+        await session.run_cell(named(Scene().mark))
+        assert await seen(dropped)
+        await session.drop_checkpoint("a")
+        assert await gone(dropped)
+        assert await seen(replaced)
+        await session.checkpoint("b")
+        assert await gone(replaced)
+        assert await seen(kept)
+        fork = await session.fork("c")
+    assert session.checkpoints == ()
+    assert (await fork.run_cell("1 + 1")).result == "2"
+    assert await seen(kept), "the fork is alive"
+    await fork.close()
+    assert await gone(kept)
+
+
+@pytest.mark.parametrize("maker", BRANCHING)
+async def test_where_there_is_no_room_nothing_is_left_behind(maker):
+    async with MAKERS[maker](limits=dataclasses.replace(LIMITS, processes=8)) as made, await made.session() as session:
+        await session.run_cell("x = 3")
+        await session.checkpoint("here")
+        with pytest.raises(SandboxBusyError, match="cannot be forked"):
+            await session.fork("here", n=20)
+        forks = await session.fork("here", n=5)
+        assert [(await fork.run_cell("x")).result for fork in forks] == ["3"] * 5
+        await close(forks)
+
+
+@pytest.mark.parametrize("maker", [name for name in ISOLATED if name not in BRANCHING])
+async def test_a_sandbox_without_forks_has_no_checkpoints(maker):
+    async with MAKERS[maker]() as made, await made.session() as session:
+        with pytest.raises(SandboxUnsupportedError, match="fork only at the level 'namespaces'"):
+            await session.checkpoint("a")
+        with pytest.raises(SandboxUnsupportedError):
+            await session.fork(n=2)
+        assert session.checkpoints == ()
+        assert (await session.run_cell("1 + 1")).result == "2"

@@ -1,0 +1,190 @@
+"""The zygote, which forks the children: its parts by themselves, and the sandbox after it was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
+from toolgym.tools.sandbox.local.kernel import syscalls
+
+pytestmark = pytest.mark.skipif(
+    syscalls.MACHINE not in ("x86_64", "aarch64"), reason=f"no numbers of system calls for {syscalls.MACHINE}"
+)
+
+
+def printed(program: str) -> str:
+    """What a program prints in a process of its own, which has one thread as these things need."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == "", done.stderr
+    return done.stdout.strip()
+
+
+def test_a_sibling_has_the_same_parent_and_its_thread_knows_its_number():
+    said = printed("""
+        import ctypes, os
+        from toolgym.tools.sandbox.local.kernel import syscalls
+        parent = os.getpid()
+        zygote = os.fork()
+        if zygote == 0:
+            place = syscalls.thread_id_address()
+            number = ctypes.c_int.from_address(place)
+            assert number.value == os.getpid()
+            sibling = syscalls.fork_sibling(place)
+            if sibling == 0:
+                os._exit(7 if os.getppid() == parent and number.value == os.getpid() else 8)
+            try:
+                os.waitpid(sibling, 0)
+            except ChildProcessError:
+                os._exit(3)  # it is no child of this process
+            os._exit(4)
+        ends = sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2))
+        print(ends)
+    """)
+    assert said == "[3, 7]"
+
+
+def test_pinned_pages_are_copied_at_the_fork_and_others_are_not():
+    said = printed("""
+        import ctypes, mmap, os, signal
+        from toolgym.tools.sandbox.local.zygote import prefaulted_pages
+        room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(4):
+            room[page * mmap.PAGESIZE] = 1
+        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
+        if prefaulted_pages.pin({first, first + 2}) == 0:
+            print("not allowed")
+            raise SystemExit
+        snapshot = prefaulted_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        snapshot.take()
+        alone = snapshot.unshared()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print([page in alone for page in range(first, first + 4)])
+    """)
+    if said == "not allowed":
+        pytest.skip("no io_uring, or too little locked memory, is allowed here")
+    assert said == "[True, False, True, False]"
+
+
+def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
+    said = printed("""
+        import ctypes, mmap, os, signal
+        from toolgym.tools.sandbox.local.zygote import prefaulted_pages
+        room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(4):
+            room[page * mmap.PAGESIZE] = 1
+        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
+        snapshot = prefaulted_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
+        ready, done = os.pipe()
+        child = os.fork()
+        if child == 0:
+            room[mmap.PAGESIZE] = 2
+            os.write(done, b".")
+            signal.pause()
+        room[3 * mmap.PAGESIZE] = 2
+        os.read(ready, 1)
+        snapshot.take()
+        alone = snapshot.unshared()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print([page in alone for page in range(first, first + 4)])
+    """)
+    assert said == "[False, True, False, True]"
+
+
+def test_joined_libraries_are_fewer_mappings_and_work():
+    said = printed("""
+        import os, json, decimal, hashlib, sqlite3, zlib
+        from toolgym.tools.sandbox.local.zygote import memory_maps
+        proc = os.open("/proc", os.O_RDONLY)
+        before = [mapping for mapping in memory_maps.mappings(proc) if ".so" in mapping.file]
+        memory_maps.join(proc)
+        after = [mapping for mapping in memory_maps.mappings(proc) if ".so" in mapping.file]
+        import ctypes, csv, lzma
+        print(len(after) <= 0.6 * len(before), before[0].start == after[0].start, before[-1].end == after[-1].end)
+        print(decimal.Decimal(1) / 3, hashlib.sha256(b"x").hexdigest()[:8], json.loads("[1]"), zlib.crc32(b"x"))
+    """)
+    assert said.splitlines() == ["True True True", "0.3333333333333333333333333333 2d711642 [1] 2363233923"]
+
+
+async def test_a_template_process_without_its_zygote_is_replaced():
+    async with LocalSandbox(preload=()) as sandbox:
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+        session = await sandbox.session()
+        (template,) = sandbox.template_ids
+        # The zygote's parent is the jail's first process, or the template process itself where there is no jail.
+        family = [template]
+        for one in family:
+            family += _children(one)
+        zygotes = [one for one in family if one != template and _looks_like_a_zygote(one, family)]
+        os.kill(zygotes[0], signal.SIGKILL)
+        results = await asyncio.gather(*(sandbox.run(f"print({number})") for number in range(20)))
+        assert [one.status for one in results] == [ExecutionStatus.OK] * 20, results
+        assert [one.stdout for one in results] == [f"{number}\n" for number in range(20)]
+        assert sandbox.template_ids != [template]
+        cell = await session.run_cell("1")
+        assert (cell.status, cell.alive) == (ExecutionStatus.SANDBOX_ERROR, False)
+
+
+async def test_a_child_that_is_killed_while_it_is_forked_costs_no_call():
+    """Whichever process is killed during a fork, no call fails in the sandbox, though its own child may be killed."""
+    async with LocalSandbox(preload=()) as sandbox:
+        await sandbox.run("pass")
+        (template,) = sandbox.template_ids
+        parent = template
+        while len(_children(parent)) < 2:
+            parent = _children(parent)[0]
+        known = set(_children(parent))
+        over = threading.Event()
+
+        def kill_some() -> int:
+            killed = 0
+            while not over.is_set():
+                for one in set(_children(parent)) - known:
+                    known.add(one)
+                    if len(known) % 7 == 0:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(one, signal.SIGKILL)
+                            killed += 1
+            return killed
+
+        killing = asyncio.create_task(asyncio.to_thread(kill_some))
+        try:
+            results = await asyncio.gather(*(sandbox.run("print(1)") for _ in range(300)))
+        finally:
+            over.set()
+        assert await killing > 0
+        statuses = {one.status for one in results}
+        assert statuses <= {ExecutionStatus.OK, ExecutionStatus.KILLED}, [one for one in results if not one.ok][:3]
+        assert (await sandbox.run("print(2)")).stdout == "2\n"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _looks_like_a_zygote(pid: int, family: list[int]) -> bool:
+    """Whether it is the oldest child of the process that has the children: the zygote is there before all of them."""
+    for parent in family:
+        children = _children(parent)
+        if len(children) > 1:
+            return pid == children[0]
+    return False

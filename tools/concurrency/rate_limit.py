@@ -1,0 +1,150 @@
+"""A limit on how many things happen at once, strictly first come, first served.
+
+`asyncio.Semaphore` belongs to one event loop; a process that trains may well have several (a Gymnasium env has its
+own, a runner another), and a global limit must hold across all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+
+from toolgym.tools.concurrency.deadline import queueing
+from toolgym.tools.errors import ConfigError
+
+
+class Lease:
+    """One permit that is held. `release` gives it back; releasing twice gives it back once.
+
+    Args:
+        give_back: called at the first `release`. It does not wait: an event loop that shuts down may never come back to
+            a coroutine.
+    """
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = [give_back]
+
+    @property
+    def held(self) -> bool:
+        """Whether the permit was not given back yet."""
+        return bool(self._give_back)
+
+    def release(self) -> None:
+        """Give the permit back."""
+        with contextlib.suppress(IndexError):  # `pop` is atomic: of two threads, one gives back
+            self._give_back.pop()()
+
+
+class RateLimiter(ABC):
+    """A bounded number of permits. Use `async with limiter.permit():`."""
+
+    @abstractmethod
+    async def acquire(self) -> Lease:
+        """Wait for a permit and return the lease on it.
+
+        Waiters are served in the order in which they came; cancelling gives up the place.
+        """
+
+    @contextlib.asynccontextmanager
+    async def permit(self) -> AsyncIterator[None]:
+        """Hold one permit for the length of the block, and give it back however the block ends.
+
+        While the caller waits for it, deadlines of `toolgym.tools.concurrency.deadline.with_deadline` stand still.
+        """
+        with queueing():
+            lease = await self.acquire()
+        try:
+            yield
+        finally:
+            lease.release()
+
+
+class LocalRateLimiter(RateLimiter):
+    """Permits for this process, shared by all its event loops and threads.
+
+    Args:
+        limit: how many permits there are.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if not isinstance(limit, int) or limit < 1:
+            raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
+        self.limit = limit
+        self._free = limit
+        # Re-entrant: a garbage collection inside it may find a forgotten waiter, which gives its permit back.
+        self._lock = threading.RLock()
+        self._waiters: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = collections.deque()
+
+    @property
+    def in_use(self) -> int:
+        """How many permits are held right now."""
+        return self.limit - self._free
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait right now."""
+        return len(self._waiters)
+
+    async def acquire(self) -> Lease:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._free and not self._waiters:
+                self._free -= 1
+                return Lease(self._hand_on)
+            place = (loop, loop.create_future())
+            self._waiters.append(place)
+        try:
+            await place[1]
+        except BaseException:  # cancelled, or forgotten together with its event loop
+            with self._lock:
+                if place in self._waiters:
+                    self._waiters.remove(place)
+                    raise
+            # The permit was already handed to us, on this loop or on its way here: pass it on.
+            self._hand_on()
+            raise
+        return Lease(self._hand_on)
+
+    def _hand_on(self) -> None:
+        """Give a permit to the first waiter, or back to the free ones."""
+        with self._lock:
+            while self._waiters:
+                loop, future = self._waiters.popleft()
+                try:
+                    loop.call_soon_threadsafe(_wake, future)
+                except RuntimeError:  # that waiter's event loop has been closed
+                    continue
+                return
+            self._free += 1
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+_named: weakref.WeakValueDictionary[str, LocalRateLimiter] = weakref.WeakValueDictionary()
+_named_lock = threading.Lock()
+
+
+def global_limiter(name: str, limit: int) -> LocalRateLimiter:
+    """The process-wide limiter of that name, made at first use and forgotten with its last user.
+
+    Raises:
+        ConfigError: it exists with another limit, so that two configurations contradict each other.
+    """
+    with _named_lock:
+        found = _named.get(name)
+        if found is None:
+            found = _named[name] = LocalRateLimiter(limit)
+    if found.limit != limit:
+        raise ConfigError(
+            f"the global rate limit {name!r} is already {found.limit} in this process, and {limit} was asked for; "
+            "use the same rate_limit everywhere, or set enable_global_rate_limit to false"
+        )
+    return found

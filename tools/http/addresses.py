@@ -1,0 +1,44 @@
+"""The one check of a server's URL."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from yarl import URL
+
+from toolgym.tools.errors import ConfigError
+
+
+def is_address(url: object) -> bool:
+    """Whether this is the URL of an HTTP server."""
+    if not isinstance(url, str):
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, an open bracket
+        return False
+
+
+def check_address(url: object, what: str = "a server") -> str:
+    """Return a server's URL in its normal form, without slashes at its end.
+
+    Args:
+        url: a scheme (http or https), a host, maybe a port and a path; nothing else.
+        what: the server's name in error messages, with its article: "a sandbox server".
+
+    Raises:
+        ConfigError: it is not the URL of an HTTP server, or it has a query, a fragment, a user or a password.
+    """
+    stripped = url.strip() if isinstance(url, str) else url
+    if not isinstance(stripped, str) or not is_address(stripped):
+        raise ConfigError(f"the address of {what} must look like http://host:8080, got {url!r}")
+    try:
+        parsed = URL(stripped)
+    except ValueError as error:
+        raise ConfigError(f"the address of {what} must look like http://host:8080, got {url!r}: {error}") from None
+    if parsed.user is not None or parsed.password is not None:
+        raise ConfigError(f"the address of {what} must hold no user or password; give a token instead")
+    if parsed.query_string or parsed.fragment:
+        raise ConfigError(f"the address of {what} must be a scheme, a host and maybe a path, got {url!r}")
+    return str(parsed).rstrip("/")

@@ -1,0 +1,256 @@
+"""One call from beginning to end: choose a server, send, repeat where that is safe, give up in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.http.replicas import R, ReplicaPool, ReplicaState, least_loaded
+from toolgym.tools.http.retries import AttemptError, FullError, Retries, repeat, retry_after
+from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, Reply
+
+T = TypeVar("T")
+
+UNKNOWN = "unknown outcome: it may have run, wholly or in part, and is not sent again"
+"""What a failed call's message says where it cannot be known how far the call came."""
+
+
+class CallError(ToolgymError):
+    """A call failed, and what was called for is not to blame.
+
+    Args:
+        message: what happened, for people and models.
+        unreached: whether no server was reached in any attempt.
+        busy: whether the time was up while the servers were full.
+    """
+
+    def __init__(self, message: str, *, unreached: bool = False, busy: bool = False) -> None:
+        super().__init__(message)
+        self.unreached = unreached
+        self.busy = busy
+
+
+class GarbledError(ToolgymError):
+    """An answer that makes no sense."""
+
+
+class ClientClosedError(ToolgymError):
+    """The client was closed before or during the call."""
+
+
+class Request(NamedTuple):
+    """What to send.
+
+    Attributes:
+        method: HTTP method.
+        path: path on the server, percent-encoded.
+        body: what to send.
+        own: seconds that the call itself may take once it runs.
+        repeatable: whether it may be sent again though it may have been carried out.
+        content_type: of the body.
+    """
+
+    method: str
+    path: str
+    body: bytes | None = None
+    own: float = 0.0
+    repeatable: bool = True
+    content_type: str = "application/json"
+
+
+class HttpClient(Generic[R]):
+    """Calls equal servers from one event loop. `close` ends what is under way.
+
+    Args:
+        replicas: the servers, at least one.
+        retries: how patient to be.
+        session: sends; closed with the client.
+        health_path: path that a server answers below 500 when it is well, without being asked for a token.
+        prepare: awaited with a server before each attempt; raises as an attempt may.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[R],
+        retries: Retries,
+        session: HttpSession,
+        *,
+        health_path: str,
+        prepare: Callable[[R], Awaitable[object]] | None = None,
+    ) -> None:
+        self.pool: ReplicaPool[R] = ReplicaPool(replicas, self._probe)
+        self._retries = retries
+        self._session = session
+        self._health_path = health_path
+        self._prepare = prepare
+        self._closed = False
+
+    async def close(self) -> None:
+        """Break off what is under way, and close all connections."""
+        self._closed = True
+        await self.pool.close()
+        await self._session.close()
+
+    async def call(
+        self,
+        request: Request,
+        read: Callable[[Reply], T],
+        at: R | None = None,
+        *,
+        attempts: int | None = None,
+        among: Callable[[], Sequence[R]] | None = None,
+        load: Callable[[R], tuple[Any, ...]] = least_loaded,
+    ) -> tuple[T, R]:
+        """Have a server answer.
+
+        Args:
+            request: what to send.
+            read: what the answer says; raises `GarbledError` for one that makes no sense. What else it raises ends the
+                call: `CallError` for a failure that another attempt would not mend, `ConfigError` for a mistake of the
+                caller.
+            at: the only server that will do; None: any.
+            attempts: instead of the retries'.
+            among: returns the servers that would do, asked before each attempt; None: all.
+            load: what to order the servers by.
+
+        Returns:
+            What `read` returned, and the server that answered.
+
+        Raises:
+            CallError: no server answered properly, or the time is up.
+            ClientClosedError: the client is closed.
+        """
+        tried: set[R] = set()
+        progress = _Progress()
+
+        async def attempt() -> tuple[T, R]:
+            if self._closed:
+                raise ClientClosedError("the client is closed")
+            try:
+                able = among() if among is not None else None
+                replica = at if at is not None else await self.pool.take(among=able, tried=tried, load=load)
+                tried.add(replica)
+                return await self._attempt(replica, request, read, progress, sticky=at is not None), replica
+            except AttemptError as error:
+                progress.last, progress.full = str(error), isinstance(error, FullError)
+                progress.reached |= error.sent or isinstance(error, FullError)
+                if self._closed:
+                    raise ClientClosedError("the client was closed during the call") from None
+                raise
+
+        limit = request.own + self._retries.patience
+        most = attempts or self._retries.attempts
+        try:
+            async with asyncio.timeout(limit):
+                return await repeat(
+                    attempt,
+                    self._retries,
+                    repeatable=request.repeatable,
+                    attempts=most,
+                    elsewhere=lambda: at is None and self.pool.has_room(tried),
+                )
+        except AttemptError as error:
+            if error.sent and not request.repeatable:
+                raise CallError(f"{error}; {UNKNOWN}") from None
+            times = f" ({most} attempts)" if most > 1 else ""
+            raise CallError(f"{error}{times}", unreached=not progress.reached) from None
+        except TimeoutError:
+            unknown = f"; {UNKNOWN}" if progress.sending and not request.repeatable else ""
+            last = f" (at last: {progress.last})" if progress.last else ""
+            raise CallError(f"no server answered within {limit:g} s{last}{unknown}", busy=progress.full) from None
+
+    async def exchange(self, replica: R, request: Request, limit: float) -> Reply:
+        """Send one request once. What goes wrong counts against the server.
+
+        Args:
+            replica: the server.
+            request: what to send.
+            limit: seconds for all of it.
+
+        Raises:
+            AttemptError: the server was not reached, broke off, is full or cannot answer now.
+            CallError: it redirects elsewhere.
+        """
+        url = replica.url + request.path
+        try:
+            reply = await self._session.exchange(request.method, url, request.body, limit, request.content_type)
+        except NotSentError as error:
+            replica.failed(str(error))
+            raise AttemptError(f"{replica.url} cannot be reached: {error}", sent=False) from None
+        except BrokenError as error:
+            replica.failed(str(error))
+            raise AttemptError(f"{replica.url} broke off: {error}", sent=True) from None
+        after = retry_after(reply.headers.get("Retry-After"))
+        if reply.status == 429:
+            replica.full(min(after or self._retries.first_delay, self._retries.max_retry_after))
+            raise FullError(f"{replica.url} is full", after)
+        if reply.status in (502, 503, 504):
+            # One that says when to come back has not begun; a proxy that lost its server cannot say.
+            promised = reply.status == 503 and after is not None
+            answered = f"{replica.url} answered {reply.status}: {excerpt(reply.body)}"
+            replica.failed(answered)
+            raise AttemptError(answered, sent=not promised, after=after)
+        if 300 <= reply.status < 400:
+            where = reply.headers.get("Location", "nowhere")
+            raise CallError(f"{replica.url} redirects to {where[:200]!r}: give the final address")
+        return reply
+
+    async def _attempt(
+        self, replica: R, request: Request, read: Callable[[Reply], T], progress: _Progress, *, sticky: bool
+    ) -> T:
+        with replica.working():
+            if self._prepare is not None:
+                await self._prepare(replica)
+            progress.sending = True
+            try:
+                reply = await self.exchange(replica, request, request.own + self._retries.attempt_margin)
+            except AttemptError:
+                progress.sending = False
+                raise
+            progress.sending = False
+        try:
+            found = read(reply)
+        except GarbledError as error:
+            replica.failed(str(error))
+            raise AttemptError(f"{replica.url}: {error}", sent=True) from None
+        except Exception as error:
+            # A server that fails at once has the least load and would get every call. A pinned call is different: what
+            # a session cannot do says nothing about its server.
+            if reply.status >= 500 and not sticky:
+                replica.failed(str(error))
+            raise
+        replica.answered()
+        return found
+
+    async def _probe(self, replica: R) -> ReplicaState:
+        """Find out whether a server answers. Anything below 500 will do."""
+        try:
+            url = replica.url + self._health_path
+            reply = await self._session.exchange("GET", url, None, self._retries.connect_timeout)
+        except (NotSentError, BrokenError) as error:
+            raise AttemptError(str(error), sent=False) from None
+        if reply.status >= 500:
+            raise AttemptError(f"it answered {reply.status}: {excerpt(reply.body)}", sent=False)
+        return ReplicaState.HEALTHY
+
+
+class _Progress:
+    """How far a call has come, for the message when it fails."""
+
+    last = ""
+    full = False
+    sending = False
+    reached = False
+
+
+def json_body(message: Mapping[str, Any]) -> bytes:
+    """Return a request's body. Lone surrogates go as escapes, so that a Python server can report them."""
+    return json.dumps(message).encode()
+
+
+def excerpt(body: bytes) -> str:
+    """Return the beginning of an answer, for a message."""
+    return body[:300].decode("utf-8", "replace").strip() or "nothing"

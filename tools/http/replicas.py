@@ -1,0 +1,229 @@
+"""A pool of equal servers: which one takes a call, and which ones are left alone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from toolgym.tools.http.retries import AttemptError
+
+FIRST_OUT = 0.5
+"""Seconds that a server is left alone after its first failure; twice as long after each further one."""
+
+LONGEST_OUT = 30.0
+"""The most that this grows to."""
+
+MAX_AFFINITIES = 65_536
+"""Most affinities that a pool remembers; it forgets the one that was used longest ago first."""
+
+
+class ReplicaState(enum.StrEnum):
+    """Whether a replica takes calls."""
+
+    HEALTHY = "healthy"
+    """It does."""
+    UNHEALTHY = "unhealthy"
+    """It failed; a probe finds out when it answers again."""
+    SUSPENDED = "suspended"
+    """It answers, but takes no calls until its owner says so, for example because its weights are old."""
+
+
+class Replica:
+    """One server, its state and its load. Times are those of the running event loop's clock.
+
+    Attributes:
+        url: its address, without a slash at the end.
+        state: whether it takes calls.
+        trouble: what was wrong with it at last, for error messages.
+        in_flight: calls of this client that it works on.
+        weight: what those calls weigh together, for example in tokens.
+        assigned: affinities that were ever assigned to it.
+        failures: failures since it last answered a call properly.
+        probe_at: when the next probe of an unhealthy one is due.
+        busy_until: before that it wants no more calls.
+        left: set when it becomes unhealthy, for calls that wait for its answer; another event takes its place.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.state = ReplicaState.HEALTHY
+        self.trouble = ""
+        self.in_flight = 0
+        self.weight = 0
+        self.assigned = 0
+        self.failures = 0
+        self.probe_at = 0.0
+        self.busy_until = 0.0
+        self.left = asyncio.Event()
+        self.probe: asyncio.Task[None] | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it takes calls."""
+        return self.state is ReplicaState.HEALTHY
+
+    @contextlib.contextmanager
+    def working(self, weight: int = 0) -> Iterator[None]:
+        """Count a call while the server works on it."""
+        self.in_flight += 1
+        self.weight += weight
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self.weight -= weight
+
+    def failed(self, trouble: str) -> None:
+        """Leave it alone for a while: it did not answer properly. Calls that fail together are one failure."""
+        now = asyncio.get_running_loop().time()
+        if self.state is ReplicaState.UNHEALTHY and now < self.probe_at:
+            return
+        self.failures += 1
+        self.trouble = trouble
+        self.state = ReplicaState.UNHEALTHY
+        self.probe_at = now + min(LONGEST_OUT, FIRST_OUT * 2.0 ** min(self.failures - 1, 30))
+        left, self.left = self.left, asyncio.Event()
+        left.set()
+
+    def answered(self) -> None:
+        """Let it take calls: it answered one properly."""
+        self.failures = 0
+        self.state = ReplicaState.HEALTHY
+
+    def full(self, seconds: float) -> None:
+        """Send it no more calls for so many seconds while another server is free."""
+        self.busy_until = asyncio.get_running_loop().time() + seconds
+
+
+R = TypeVar("R", bound=Replica)
+
+
+def least_loaded(replica: Replica) -> tuple[Any, ...]:
+    """Order replicas by calls in flight, then by their weight."""
+    return replica.in_flight, replica.weight
+
+
+class ReplicaPool(Generic[R]):
+    """Chooses among replicas. Belongs to the event loop that it is used on; `close` ends its probes.
+
+    Args:
+        replicas: at least one.
+        probe: asks a replica whether it is well and returns the state that it comes back with. Any `AttemptError`
+            means that it is not well. Has a deadline of its own.
+        balance_abs_threshold: calls that the replica of an affinity may have in flight beyond the least loaded one's.
+        balance_rel_threshold: how many times the least loaded one's calls it may have; both must be exceeded for the
+            affinity to move. (The thresholds of `sglang-router`, by its names.)
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[R],
+        probe: Callable[[R], Awaitable[ReplicaState]],
+        *,
+        balance_abs_threshold: int = 64,
+        balance_rel_threshold: float = 1.5,
+    ) -> None:
+        self.all = list(replicas)
+        self._probe = probe
+        self._abs, self._rel = balance_abs_threshold, balance_rel_threshold
+        self._affinities: OrderedDict[str, R] = OrderedDict()
+
+    async def close(self) -> None:
+        """End the probes that are under way."""
+        probes = [one.probe for one in self.all if one.probe is not None]
+        for task in probes:
+            task.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+
+    def has_room(self, tried: Collection[R] = ()) -> bool:
+        """Whether a server that was not tried could take a call at once."""
+        now = asyncio.get_running_loop().time()
+        return any(one.healthy and one.busy_until <= now and one not in tried for one in self.all)
+
+    def choose(
+        self,
+        *,
+        among: Sequence[R] | None = None,
+        tried: Collection[R] = (),
+        load: Callable[[R], tuple[Any, ...]] = least_loaded,
+        affinity: str | None = None,
+    ) -> R | None:
+        """Return the server for a call; None where none is healthy.
+
+        Of the healthy ones it is one that the call has not tried, that is not busy, and has the least load.
+
+        Args:
+            among: the replicas that would do; None: all.
+            tried: servers that failed or refused this call before.
+            load: what to order the servers by.
+            affinity: calls of one affinity stay with one server, for its caches, while it is healthy, untried and not
+                overloaded.
+        """
+        ready = [one for one in (self.all if among is None else among) if one.healthy]
+        if not ready:
+            return None
+        now = asyncio.get_running_loop().time()
+        least = min(ready, key=lambda one: (one in tried, one.busy_until > now, *load(one), random.random()))
+        return least if affinity is None else self._sticky(affinity, ready, tried, least)
+
+    async def take(
+        self,
+        *,
+        among: Sequence[R] | None = None,
+        tried: Collection[R] = (),
+        load: Callable[[R], tuple[Any, ...]] = least_loaded,
+        affinity: str | None = None,
+    ) -> R:
+        """Choose as `choose` does. Where none is healthy, the one whose probe is due first is probed now.
+
+        Unhealthy servers whose probe is due are probed meanwhile and come back when they are well.
+
+        Raises:
+            AttemptError: none of them is well.
+        """
+        able = self.all if among is None else among
+        chosen = self.choose(among=able, tried=tried, load=load, affinity=affinity)
+        if chosen is not None:
+            now = asyncio.get_running_loop().time()
+            for one in able:
+                if one.state is ReplicaState.UNHEALTHY and one.probe_at <= now:
+                    self.begin_probe(one)
+            return chosen
+        one = min(able, key=lambda one: one.probe_at)
+        await asyncio.wait({self.begin_probe(one)})
+        if not one.healthy:
+            raise AttemptError(f"{one.url} does not answer properly: {one.trouble}", sent=False)
+        return one
+
+    def begin_probe(self, replica: R) -> asyncio.Task[None]:
+        """Return the probe of a replica that is under way; begin one where there is none."""
+        if replica.probe is None or replica.probe.done():
+            replica.probe = asyncio.create_task(self._run_probe(replica))
+        return replica.probe
+
+    async def _run_probe(self, replica: R) -> None:
+        try:
+            replica.state = await self._probe(replica)
+        except AttemptError as error:
+            replica.probe_at = 0.0
+            replica.failed(str(error))
+            replica.trouble = str(error)
+
+    def _sticky(self, affinity: str, ready: Sequence[R], tried: Collection[R], least: R) -> R:
+        chosen = self._affinities.get(affinity)
+        if chosen is None or chosen not in ready or chosen in tried or self._overloaded(chosen, least):
+            chosen = least
+            chosen.assigned += 1
+        self._affinities[affinity] = chosen
+        self._affinities.move_to_end(affinity)
+        if len(self._affinities) > MAX_AFFINITIES:
+            self._affinities.popitem(last=False)
+        return chosen
+
+    def _overloaded(self, chosen: R, least: R) -> bool:
+        return chosen.in_flight - least.in_flight > self._abs and chosen.in_flight > self._rel * least.in_flight

@@ -1,0 +1,79 @@
+"""Parsers by name."""
+
+from __future__ import annotations
+
+import importlib
+
+from toolgym.tools.errors import UnknownNameError, nearest
+from toolgym.tools.parsers.base import Parser
+
+_HOME = "toolgym.tools.parsers."
+_PARSERS = {
+    "hermes": "hermes:parse_hermes",
+    "qwen3_coder": "qwen3_coder:parse_qwen3_coder",
+    "llama3": "llama3:parse_llama3",
+    "pythonic": "pythonic:parse_pythonic",
+    "mistral": "mistral:parse_mistral",
+    "deepseekv3": "deepseek:parse_deepseek_v3",
+    "deepseekv31": "deepseek:parse_deepseek_v31",
+    "deepseekv32": "dsml:parse_deepseek_v32",
+    "deepseekv4": "dsml:parse_deepseek_v4",
+    "glm45": "glm:parse_glm",
+    "kimi_k2": "kimi:parse_kimi",
+    "gpt_oss": "gpt_oss:parse_gpt_oss",
+}
+_ALIASES = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "step3p5": "qwen3_coder",
+    "nanbeige": "qwen3_coder",
+    "lfm2": "pythonic",
+    "glm": "glm45",
+    "glm47": "glm45",
+    "gpt-oss": "gpt_oss",
+}
+_SGLANG = "sglang:"
+
+
+def parser_names() -> list[str]:
+    """The names that `get_parser` knows, aliases included; those of SGLang come on top, as `sglang:NAME`."""
+    return [*_PARSERS, *_ALIASES]
+
+
+def get_parser(name: str) -> Parser:
+    """Find a parser by name.
+
+    Args:
+        name: the format. Names are those of SGLang's `--tool-call-parser`. `sglang:NAME` is SGLang's own parser.
+
+            | name | models | also called |
+            | --- | --- | --- |
+            | `hermes` | Hermes, Qwen 2.5, Qwen 3 | `qwen`, `qwen25` |
+            | `qwen3_coder` | Qwen 3 Coder, Qwen 3.5 and later, Nemotron 3 | `step3p5`, `nanbeige` |
+            | `llama3` | Llama 3.1, 3.2, 3.3 | |
+            | `pythonic` | Llama 4, Llama 3.2 with such a prompt, LFM2 | `lfm2` |
+            | `mistral` | Mistral and Ministral, old and new form | |
+            | `deepseekv3`, `deepseekv31` | DeepSeek V3 and R1; V3.1, V3.2-Exp | |
+            | `deepseekv32`, `deepseekv4` | DeepSeek V3.2, V4 | |
+            | `glm45` | GLM 4.5, 4.6, 4.7 | `glm`, `glm47` |
+            | `kimi_k2` | Kimi K2, K2 Thinking, K2.5 | |
+            | `gpt_oss` | gpt-oss | `gpt-oss` |
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        MissingExtraError: a parser of SGLang was asked for, and SGLang is not installed.
+    """
+    if name.startswith(_SGLANG):
+        from toolgym.tools.parsers.sglang import sglang_parser
+
+        return sglang_parser(name.removeprefix(_SGLANG))
+    known = parser_names()
+    place = _PARSERS.get(_ALIASES.get(name, name))
+    if place is None:
+        raise UnknownNameError(
+            f"no tool-call parser {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}, "
+            "and sglang:NAME for those of SGLang."
+        )
+    module, _, attribute = place.partition(":")
+    parser: Parser = getattr(importlib.import_module(_HOME + module), attribute)
+    return parser

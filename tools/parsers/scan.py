@@ -1,0 +1,199 @@
+"""What all parsers share: collecting what a turn asks for, and walking over its text past what was only thought."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
+
+MAX_REQUESTS = 256
+"""Calls and malformed calls that are read of one turn; what follows is one error. It keeps parsing linear."""
+
+THINKING = (("<think>", "</think>"),)
+"""Pairs of tags that enclose thinking, for most formats."""
+
+
+class TurnBuilder:
+    """Collects content, calls and errors in the order in which a parser finds them.
+
+    Args:
+        first_id: number in the id of the first call.
+        call_id: makes an id of a number, for formats whose chat templates want ids of a certain form.
+    """
+
+    def __init__(self, first_id: int, call_id: Callable[[int], str] = "call_{}".format) -> None:
+        self.calls: list[ToolCall] = []
+        self.errors: list[ToolCallError] = []
+        self._content: list[str] = []
+        self._first_id = first_id
+        self._call_id = call_id
+        self._ids: set[str] = set()
+
+    @property
+    def requests(self) -> int:
+        """Calls and errors so far."""
+        return len(self.calls) + len(self.errors)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more requests are read."""
+        return self.requests >= MAX_REQUESTS
+
+    def say(self, text: str) -> None:
+        """Add content."""
+        self._content.append(text)
+
+    def call(self, name: str, arguments: dict[str, Any], call_id: str = "") -> None:
+        """Add a well-formed call. `call_id` is the one that the model wrote, used unless the turn has it already."""
+        self.calls.append(ToolCall(self._id(call_id), name, arguments, self.requests))
+
+    def error(self, problem: CallProblem, message: str, raw: str, name: str = "", call_id: str = "") -> None:
+        """Add a malformed call: what the model is to read, and what it wrote."""
+        self.errors.append(ToolCallError(problem, message, raw, self._id(call_id), self.requests, name))
+
+    def overfull(self, raw: str) -> None:
+        """Add the error for everything behind the last request that is read."""
+        message = f"Only the first {MAX_REQUESTS} tool calls of the turn were read. Send fewer in one turn."
+        self.error(CallProblem.TOO_MANY_CALLS, message, raw)
+
+    def forget(self, thought: str) -> None:
+        """Everything up to here turned out to be thought: its calls are none, and its text stays as content."""
+        self.calls.clear()
+        self.errors.clear()
+        self._ids.clear()
+        self._content[:] = [thought]
+
+    def parsed(self, text: str, reasoning: str | None = None) -> ParsedTurn:
+        """What was collected of a turn with this text."""
+        return ParsedTurn(text, "".join(self._content), self.calls, self.errors, reasoning)
+
+    def _id(self, wanted: str) -> str:
+        found = wanted if wanted and wanted not in self._ids else self._call_id(self._first_id + self.requests)
+        self._ids.add(found)
+        return found
+
+
+Read = Callable[[str, "re.Match[str]", TurnBuilder], int]
+"""Reads the request at an opener's match into the turn; returns where to go on."""
+
+
+def scan(
+    text: str,
+    turn: TurnBuilder,
+    opener: str,
+    read: Read,
+    *,
+    thinking: Sequence[tuple[str, str]] = THINKING,
+    starts_open: bool = False,
+) -> ParsedTurn:
+    """Walk over a turn: thinking and other text are content, and `read` is called at every opener outside of thinking.
+
+    * A closed block of thinking is content, and calls in it are none. Where nothing but such calls is left of the turn,
+      that is an error for the model to read, so that the turn does not end in silence.
+    * A call inside of thinking that never closes is an error.
+    * A closing tag before any opening one means that the text began inside of thinking: generation prompts of many
+      models open it. Inside of a call that can be read it is data.
+
+    Args:
+        text: the turn.
+        turn: collects.
+        opener: regular expression of what begins a request.
+        read: reads one.
+        thinking: pairs of tags.
+        starts_open: whether the text is known to begin inside of thinking (of the first pair).
+    """
+    opens = dict(thinking)
+    closes = [close for _, close in thinking]
+    marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
+    opened = re.compile(f"(?m:{opener})")
+    closing = re.compile("|".join(map(re.escape, closes)))
+    at = thoughts = 0  # `thoughts` is where the last block of thinking with a call in it ends
+    outside = starts_open  # whether the text is known not to have begun inside of thinking that closed further on
+    if starts_open:
+        close = thinking[0][1]
+        at = _past_thinking(text, 0, 0, thinking[0], turn, opened)
+        thoughts = at if opened.search(text, 0, max(0, at - len(close))) else 0
+    while mark := marks.search(text, at):
+        found = mark.group()
+        if found in opens:
+            outside = True
+            turn.say(text[at : mark.start()])
+            end = _past_thinking(text, mark.start(), mark.end(), (found, opens[found]), turn, opened)
+            if opened.search(text, mark.end(), end):
+                thoughts = end
+            at = end
+        elif found in closes and outside:
+            turn.say(text[at : mark.end()])
+            at = mark.end()
+        elif found in closes:
+            outside = True
+            if turn.requests or opened.search(text, 0, mark.start()):
+                thoughts = mark.end()
+            turn.forget(text[: mark.end()])
+            at = mark.end()
+        elif turn.full:
+            turn.say(text[at : mark.start()])
+            turn.overfull(text[mark.start() :])
+            return turn.parsed(text)
+        else:
+            turn.say(text[at : mark.start()])
+            errors = len(turn.errors)
+            at = read(text, mark, turn)
+            # A thought may mention a call's marks: what looked like a call gone wrong then holds the thought's end.
+            if not outside and len(turn.errors) > errors and (closed := closing.search(text, mark.end(), at)):
+                outside = True
+                at = thoughts = closed.end()
+                turn.forget(text[:at])
+    turn.say(text[at:])
+    if thoughts and not turn.requests and not text[thoughts:].strip():
+        message = (
+            "The tool call was not run: it stands inside your thinking, and nothing follows. "
+            f"Close your thinking with {thinking[0][1]} first, then send the call."
+        )
+        turn.error(CallProblem.CALL_IN_THINKING, message, text)
+    return turn.parsed(text)
+
+
+def _past_thinking(
+    text: str, start: int, inside: int, tags: tuple[str, str], turn: TurnBuilder, opened: re.Pattern[str]
+) -> int:
+    """Add a block of thinking to the content; return where it ends."""
+    end = text.find(tags[1], inside)
+    if end != -1:
+        end += len(tags[1])
+        turn.say(text[start:end])
+        return end
+    turn.say(text[start:])
+    if call := opened.search(text, inside):
+        message = (
+            f"The tool call was not run: it stands inside {tags[0]}, which was never closed. "
+            f"Close it with {tags[1]} first, then send the call."
+        )
+        turn.error(CallProblem.OPEN_THINKING, message, text[call.start() :])
+    return len(text)
+
+
+def skip_space(text: str, at: int) -> int:
+    """Where the white space that begins at `at` ends."""
+    match = _SPACE.match(text, at)
+    assert match is not None  # the pattern matches the empty string
+    return match.end()
+
+
+def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool]:
+    """Where a request that could not be read ends: before its closing tag, or where the next one begins.
+
+    Returns:
+        The end, and whether the closing tag stands there.
+    """
+    end = text.find(close, at)
+    nexts = [found for opener in openers if (found := text.find(opener, at, None if end == -1 else end)) != -1]
+    if nexts:
+        return min(nexts), False
+    return (len(text), False) if end == -1 else (end, True)
+
+
+_SPACE = re.compile(r"\s*")

@@ -1,0 +1,1 @@
+"""The process that passes requests and answers between the host and the children."""

@@ -1,0 +1,454 @@
+"""The broker: passes the host's requests on to children, passes their answers back, and ends children that go too far.
+
+One thread, one loop. It talks to the host over a socket, and to each child over a control socket and two pipes; see
+`messages` for what is said. Children are forked ahead of time and wait for their first request, hardened already: a
+*run* uses one up, a *session* keeps it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
+from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
+from toolgym.tools.sandbox.local.broker.host_link import HostLink
+from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
+from toolgym.tools.sandbox.local.broker.runs import Runs
+from toolgym.tools.sandbox.local.broker.session_fork import MAX_REASON, Forks
+from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Watchdog
+from toolgym.tools.sandbox.local.kernel import landlock, syscalls
+from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
+
+SOFT_KILL = 0.5
+"""Seconds between the interrupt of a cell at its deadline and the kill."""
+
+YOUNG = 0.25
+"""Seconds after which a cell has surely begun to listen to interrupts."""
+
+FINAL_READS = 8
+"""Reads from the control socket of a process that has ended. That is all it can have left there; other processes may
+go on writing to the same socket."""
+
+MAX_BACKLOG = 8 * 1024 * 1024
+"""Bytes that may wait for the host before further files are read."""
+
+PACKED = ("cell", "exec", "read", "write")
+"""Requests that a session answers with a packed answer; to all others it sends notes."""
+
+MAX_FORK_FAILURES = 3
+"""Children in a row that could not be forked: then the broker forks none ahead any more, and a request has failed."""
+
+
+class Broker:
+    """Passes requests on to children, and answers back.
+
+    Args:
+        host: the socket to the host.
+        spec: how children are made.
+        zygote: a socket to the process that has the libraries loaded and forks the children.
+        zygote_pid: its process id.
+        warm: how many children wait, forked ahead.
+        can_fork: whether programs may start processes.
+        monitor: how children are watched.
+        pinned: how many pages are copied at each fork; see `prefaulted_pages`.
+    """
+
+    def __init__(
+        self,
+        host: socket.socket,
+        spec: ChildSpec,
+        zygote: socket.socket,
+        zygote_pid: int,
+        *,
+        warm: int,
+        can_fork: bool,
+        monitor: MonitorConfig,
+        pinned: int,
+    ) -> None:
+        self._spec, self._want_warm, self._can_fork, self._monitor = spec, warm, can_fork, monitor
+        self._pinned = pinned
+        self._fork_failures = 0
+        self._watchdog = Watchdog(monitor)
+        self._reactor = Reactor()
+        self._host = HostLink(host, self._reactor, self._on_request, lambda: self._pool.kill_all())
+        self._deadlines: Deadlines[Channel] = Deadlines()
+        self._pool = ChildPool(self._reactor, spec, zygote, zygote_pid, self._on_forked, self._on_fork_failed)
+        self._runs = Runs(self._host, self._pool, self._deadlines, spec, monitor)
+        self._sessions: dict[str, Channel] = {}
+        self._forks = Forks(self._host, self._reactor, spec.hardening, monitor.proc, self._adopt, self._drop)
+        self._ended: dict[str, tuple[Status, str]] = {}  # sessions that ended between two requests: how, and why
+        self._asked: set[Channel] = set()  # of the sessions' channels: all that have a request, and some that had one
+
+    def serve(self) -> NoReturn:
+        """Serve until the host's socket closes."""
+        gc.collect()
+        syscalls.trim_heap()
+        gc.freeze()
+        gc.disable()
+        self._host.send({"ready": True, "pid": os.getpid(), "layers": self._layers()})
+        while True:
+            self._fork_ahead()
+            fetches = self._runs.fetching and self._host.backlog < MAX_BACKLOG
+            patience = self._patience()
+            self._reactor.turn(0.0 if fetches else patience)
+            if fetches:
+                self._runs.fetch_more()
+
+    def _layers(self) -> Layers:
+        hardening, cgroups = self._spec.hardening, self._spec.cgroups
+        return {
+            "landlock": landlock.abi() if hardening.landlock is not None else 0,
+            "seccomp": hardening.filter is not None,
+            "fresh_proc": hardening.fresh_proc,
+            "watched": self._watchdog.watches,
+            "pinned": self._pinned,
+            "cgroup": cgroups.layers if cgroups is not None else None,
+        }
+
+    def _fork_ahead(self) -> None:
+        while self._pool.warm < self._want_warm and self._fork_failures < MAX_FORK_FAILURES:
+            try:
+                self._watch_channel(self._pool.spawn_warm())
+            except OSError:
+                # Too many descriptors are open: the children there are come before new ones.
+                self._fork_failures = MAX_FORK_FAILURES
+
+    def _patience(self) -> float | None:
+        """Do what is due. Returns how many seconds the next wait may take; None: for ever."""
+        for channel in self._deadlines.due():
+            self._on_deadline(channel)
+        until = self._deadlines.patience()
+        waits = [] if until is None else [until]
+        if self._watchdog.watches and (self._runs.running or self._sessions):
+            if self._watchdog.is_due():
+                self._asked = {channel for channel in self._asked if channel.request}
+                busy = {channel.child: None for channel in (*self._runs.running.values(), *self._asked)}
+                for child, kill in self._watchdog.look(busy, self._sessions):
+                    for channel in child.channels:
+                        channel.blame(kill.reason, kill.detail)
+                    child.kill()
+            waits.append(self._watchdog.pace(bool(self._runs.running or self._asked)))
+        return min(waits, default=None)
+
+    # ------------------------------------------------------------------ requests
+
+    def _on_request(self, request: dict[str, Any]) -> None:
+        self._OPERATIONS[request["op"]](self, request)
+
+    def _run(self, request: dict[str, Any]) -> None:
+        channel = self._take()
+        channel.begin(request)
+        self._set_memory(channel.child, request.get("compile_memory_mb") or request["memory_mb"])
+        self._runs.running[request["id"]] = channel
+        channel.send({**request, "fork": self._can_fork})
+        self._deadlines.arm(channel, request["compile_timeout"] if request.get("compile") else request["timeout"])
+
+    def _open(self, request: dict[str, Any]) -> None:
+        channel = self._take()
+        channel.begin(request)
+        self._asked.add(channel)
+        self._set_memory(channel.child, request["memory_mb"])
+        channel.session = request["session"]
+        self._sessions[channel.session] = channel
+        channel.send({**request, "op": "session", "fork": self._can_fork})
+        self._deadlines.arm(channel, request["timeout"])
+
+    def _set_memory(self, child: Child, memory_mb: int) -> None:
+        child.memory_mb = memory_mb
+        if self._spec.cgroups is not None:
+            try:
+                self._spec.cgroups.limit(child.slot, memory_mb)
+            except OSError:
+                child.kill()
+                raise
+
+    def _ask_session(self, request: dict[str, Any]) -> None:
+        """Pass a request on to its session."""
+        channel = self._sessions.get(request["session"])
+        if channel is None:
+            status, detail = self._ended.pop(request["session"], ("sandbox_error", "no such session"))
+            self._host.answer(request, {"status": status, "alive": False, "message": detail})
+            return
+        if channel.request is not None:
+            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": "the session is busy"})
+            return
+        channel.begin(request)
+        self._asked.add(channel)
+        if request["op"] == "fork":
+            channel.copying.fork = Fork(request, channel)
+        channel.send(request)
+        self._deadlines.arm(channel, request["timeout"])
+
+    def _fork(self, request: dict[str, Any]) -> None:
+        if not self._spec.hardening.namespaces:
+            why = "sessions fork only at the level 'namespaces'; elsewhere both would have the same user and folder"
+            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": why})
+            return
+        self._ask_session(request)
+
+    def _close(self, request: dict[str, Any]) -> None:
+        channel = self._sessions.get(request["session"])
+        if channel is not None:
+            self._drop(channel, KillReason.CLOSED)
+        self._ended.pop(request["session"], None)
+        self._host.answer(request, {"status": "ok"})
+
+    def _cancel(self, request: dict[str, Any]) -> None:
+        channel = self._runs.running.get(request["of"])
+        if channel is not None:
+            channel.killed = Kill(KillReason.CANCELLED)
+            channel.child.kill()
+            return
+        for channel in self._sessions.values():
+            if channel.request is not None and channel.request.get("id") == request["of"]:
+                channel.request["cancelled"] = True
+                fork = channel.copying.fork
+                if fork is not None:
+                    self._forks.cancel(fork)  # the session itself goes on
+                    if not fork.parted:
+                        self._deadlines.arm(fork.origin, SOFT_KILL)
+                else:
+                    self._on_deadline(channel)
+                return
+
+    _OPERATIONS: ClassVar[Mapping[str, Callable[[Broker, dict[str, Any]], None]]] = {
+        "run": _run,
+        "open": _open,
+        "cell": _ask_session,
+        "exec": _ask_session,
+        "read": _ask_session,
+        "write": _ask_session,
+        "fork": _fork,
+        "close": _close,
+        "cancel": _cancel,
+    }
+
+    # ------------------------------------------------------------------ children
+
+    def _take(self) -> Channel:
+        """A hardened child that waits for its first request."""
+        channel, new = self._pool.take()
+        if new:
+            self._watch_channel(channel)
+        return channel
+
+    def _on_forked(self, child: Child) -> None:
+        self._fork_failures = 0
+        self._reactor.watch(child.pidfd, lambda _: self._on_exit(child))
+
+    def _watch_channel(self, channel: Channel) -> None:
+        self._reactor.watch(channel.control.fileno(), lambda event: self._on_control(channel, event))
+        for stream, fd in channel.pipes.items():
+            self._reactor.watch(fd, lambda _, stream=stream: channel.read_output(stream))  # type: ignore[misc]
+
+    def _on_control(self, channel: Channel, event: int) -> bool:
+        """Read what a control socket has. Returns whether there may be more."""
+        if event & select.EPOLLOUT:
+            channel.flush()
+        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return False
+        request = None
+        try:
+            data = channel.receive()
+            if data is None:
+                return False
+            if channel.killed is not None and channel.killed.reason is KillReason.PROTOCOL:
+                return bool(data)  # read and dropped
+            if not data:
+                self._pool.read_replies()  # the child may never have been forked
+                if channel.control.fileno() < 0:
+                    return False
+                self._reactor.unwatch(channel.control.fileno())
+                if channel.session:
+                    self._drop(channel, None)
+                return False
+            for message in channel.decoder.feed(data):
+                request = channel.request
+                if isinstance(message, frames.AnswerChunk):
+                    self._on_answer_chunk(channel, message)
+                else:
+                    self._on_note(channel, message)
+                if channel.control.fileno() < 0:
+                    break  # the message ended the child
+        except Exception:  # noqa: BLE001  no program may end this process, whatever it sends
+            # User code wrote these bytes. Its request still has to be answered.
+            if request is not None and request["op"] == "run":
+                channel.request = request
+            channel.killed = Kill(KillReason.PROTOCOL)
+            channel.child.kill()
+            return False
+        return True
+
+    def _on_answer_chunk(self, channel: Channel, chunk: frames.AnswerChunk) -> None:
+        """Forward answer bytes unparsed: parsing a long answer would block every other session."""
+        request = channel.request
+        if request is None or request["op"] not in PACKED or not channel.untrusted:
+            raise ValueError("an answer to no request")
+        self._host.forward(request["id"], chunk.data, more=not chunk.last)
+        if chunk.last:
+            channel.drain()
+            status: Status = "timeout" if channel.progress.interrupted else "ok"
+            self._settle(channel, {"status": status, "alive": True, "answered": True})
+
+    def _on_note(self, channel: Channel, note: dict[str, Any]) -> None:
+        request = channel.request
+        if "broken" in note:
+            if channel.untrusted:
+                raise ValueError("a program that calls its own failure the sandbox's")
+            channel.killed = Kill(KillReason.SANDBOX_FAILURE, str(note["broken"])[:MAX_REASON])
+            channel.child.kill()
+        elif request is None:
+            raise ValueError("a note without a request")
+        elif request["op"] == "run":
+            self._runs.on_note(channel, request, note)
+        elif channel.copying.fork is not None:
+            self._pool.await_fork(channel.child)
+            self._forks.on_note(channel.copying.fork, channel, note)
+        elif "ready" in note and not channel.untrusted:
+            channel.untrusted = True
+            self._settle(channel, {"status": "ok", "alive": True})
+        else:
+            raise ValueError("an unknown note")
+
+    def _adopt(self, channel: Channel) -> None:
+        """Take over the channel of a session's copy."""
+        assert channel.request is not None
+        self._sessions[channel.session] = channel
+        self._asked.add(channel)
+        self._watch_channel(channel)
+        self._deadlines.arm(channel, channel.request["timeout"])
+
+    # ------------------------------------------------------------------ endings
+
+    def _settle(self, channel: Channel, answer: SessionAnswer) -> None:
+        """Answer a session's request, once."""
+        request = channel.request
+        if request is None:
+            return
+        channel.request = None
+        channel.deadline = 0
+        self._host.answer(request, {**answer, **channel.outputs()})
+
+    def _on_deadline(self, channel: Channel) -> None:
+        channel.deadline = 0
+        if channel.request is None:
+            return
+        progress = channel.progress
+        if channel.session and channel.request["op"] in ("cell", "exec") and not progress.last_warning:
+            # A cell that has hardly begun may still ignore interrupts: it gets another one.
+            young = time.monotonic() - progress.started < YOUNG
+            progress.interrupted, progress.last_warning = True, not young
+            channel.signal(signal.SIGINT)
+            self._deadlines.arm(channel, YOUNG / 5 if young else SOFT_KILL)
+            return
+        channel.blame(KillReason.TIMEOUT)
+        if channel.session:
+            self._drop(channel, KillReason.TIMEOUT)
+        else:
+            channel.child.kill()
+
+    def _drop(self, channel: Channel, reason: KillReason | None) -> None:
+        """End one interpreter of a session; the last one takes its namespaces along.
+
+        Args:
+            channel: to the interpreter.
+            reason: why; None: it ended by itself. A reason that is noted already comes first.
+        """
+        self._sessions.pop(channel.session, None)
+        self._asked.discard(channel)
+        channel.drain()
+        killed = channel.killed or (None if reason is None else Kill(reason))
+        if killed is None and self._spec.ran_out_of_memory(channel.child.slot):
+            killed = Kill(KillReason.MEMORY_LIMIT)
+        status: Status = "killed" if killed is None else killed.reason.status
+        detail = "" if killed is None else killed.detail
+        fork, channel.copying.fork = channel.copying.fork, None
+        if fork is not None:
+            channel.request = None
+            self._forks.on_loss(fork, channel, status, detail)
+        elif reason is not KillReason.CLOSED and (channel.request is None or "cancelled" in channel.request):
+            # No request waits for the news: the session's next one gets it.
+            self._ended[channel.session] = status, detail or "the session ended between two calls"
+        self._settle(channel, {"status": status, "alive": False, "message": detail})
+        channel.signal(signal.SIGKILL)
+        channel.free()
+        if channel in channel.child.channels:
+            channel.child.channels.remove(channel)
+        if not channel.child.channels:
+            channel.child.kill()
+
+    def _on_exit(self, child: Child) -> None:
+        """A child's process has exited; in a pid namespace, others may go on until that is ended."""
+        # The event may be stale: since it was reported, its descriptor's number may have gone to another child.
+        exited = self._pool.reap(child)
+        if exited is None:
+            return
+        code, usage = exited
+        self._reactor.unwatch(child.pidfd)
+        for channel in [one for one in child.channels if child.ended or one is child.first]:
+            self._end_channel(channel, code, usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+        if child.ended:
+            self._pool.release(child)
+            return
+        self._reactor.watch(child.init_fd, lambda _: self._on_namespace_end(child))
+        if not child.channels:
+            child.kill()
+
+    def _on_fork_failed(self, child: Child, error: str) -> None:
+        """A child could not be forked: give its request to another child. After several tries, the sandbox has failed.
+
+        The first process of its namespace may have been killed, by a machine short of memory for example. No part of
+        the request has run yet.
+        """
+        self._fork_failures += 1
+        again = None
+        for channel in list(child.channels):
+            request = channel.request
+            tries = 1 if request is None else request.get("tries", 1)
+            if request is not None and channel.killed is None and tries < MAX_FORK_FAILURES:
+                again = {**request, "tries": tries + 1}
+                channel.request = None
+                channel.deadline = 0
+                self._runs.running.pop(request["id"], None)
+                self._sessions.pop(channel.session, None)
+                channel.session = ""
+            else:
+                channel.blame(KillReason.SANDBOX_FAILURE, error)
+            self._end_channel(channel, None, 0.0, 0)
+        self._pool.release(child)
+        if again is not None:
+            self._host.handle(again)
+
+    def _on_namespace_end(self, child: Child) -> None:
+        """The last process of a child's pid namespace has exited."""
+        if not self._pool.reap_init(child):
+            return
+        self._reactor.unwatch(child.init_fd)
+        for channel in list(child.channels):
+            self._end_channel(channel, None, 0.0, 0)
+        self._pool.release(child)
+
+    def _end_channel(self, channel: Channel, code: int | None, cpu: float, rss_kb: int) -> None:
+        """The process exited: read what it left in its pipes, then answer its request."""
+        for _ in range(FINAL_READS):
+            if channel.control.fileno() < 0 or not self._on_control(channel, select.EPOLLIN):
+                break
+        channel.drain()
+        if channel.session:
+            self._drop(channel, None)
+        else:
+            self._runs.finish(channel, code, cpu, rss_kb)
+            channel.free()
+        if channel in channel.child.channels:
+            channel.child.channels.remove(channel)

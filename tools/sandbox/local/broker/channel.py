@@ -1,0 +1,384 @@
+"""The broker's channel to an interpreter in a child, the child itself, and why the broker ended it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from toolgym.tools.sandbox.local.broker.capture import Capture
+from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.protocol import frames
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.messages import CompilerOutput, Output, Status
+
+READ_SIZE = 64 * 1024
+"""Bytes of one read from a child."""
+
+READS_PER_TURN = 32
+"""Reads of one child's output before other children have their turn."""
+
+
+class KillReason(enum.Enum):
+    """Why the broker ended a child."""
+
+    TIMEOUT = "timeout"
+    MEMORY_LIMIT = "memory_limit"
+    FILE_LIMIT = "file_limit"
+    DISK_LIMIT = "disk_limit"
+    OUTPUT_LIMIT = "output_limit"
+    SANDBOX_FAILURE = "sandbox_error"
+    """The sandbox failed, and not the program."""
+    PROTOCOL = "protocol"
+    """It sent what no child of ours sends: user code wrote to the control socket."""
+    CANCELLED = "cancelled"
+    """The host gave its run up, and takes no answer."""
+    CLOSED = "closed"
+    """The host closed its session."""
+
+    @property
+    def status(self) -> Status:
+        """The status that the host gets."""
+        if self in (KillReason.PROTOCOL, KillReason.CANCELLED, KillReason.CLOSED):
+            return "killed"
+        return cast("Status", self.value)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """That the broker ended a child.
+
+    Attributes:
+        reason: why.
+        detail: a sentence for the host, or nothing.
+    """
+
+    reason: KillReason
+    detail: str = ""
+
+
+@dataclass
+class Progress:
+    """How far the current request of a channel is.
+
+    Attributes:
+        started: when it began, in the time of `time.monotonic`.
+        output: what was printed, by stream.
+        interrupted: whether its interpreter got a SIGINT at the deadline.
+        last_warning: whether the next deadline kills.
+    """
+
+    started: float
+    output: dict[int, Capture]
+    interrupted: bool = False
+    last_warning: bool = False
+
+
+@dataclass
+class RunState:
+    """What the broker knows of a run besides its output.
+
+    Attributes:
+        folder: descriptor of the folder that files are fetched from; -1: none. It belongs to the channel.
+        home: the program's working folder, relative to that.
+        compiled: how its compiler ended, once it has.
+    """
+
+    folder: int = -1
+    home: str = "."
+    compiled: CompilerOutput | None = None
+
+
+@dataclass
+class CopyState:
+    """What a session's channel holds for its forks.
+
+    Attributes:
+        fork: the fork that is under way, and in which this channel is the origin or the copy.
+        pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
+        handle: pidfd of the interpreter, where that is a copy; -1: it is the child itself.
+        namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
+    """
+
+    fork: Fork | None = None
+    pending_ends: list[int] = field(default_factory=list)
+    handle: int = -1
+    namespace: int = -1
+
+
+class Channel:
+    """A control socket, two pipes, and at most one request. Owns its descriptors until `free`.
+
+    Args:
+        reactor: tells when there is something to read; the broker registers the channel there.
+        child: the process that it leads into.
+        control: the broker's end of the control socket.
+        out: read end of the standard output.
+        err: read end of the standard error.
+        handle: see `CopyState`.
+        output_bytes: bytes of each stream to keep.
+
+    Attributes:
+        request: the request that waits for its answer; None: there is none.
+        deadline: number of the deadline in force, see `reactor.Timed`; 0: there is none.
+        session: name of the session; empty: it is a run, or still waits for its first request.
+        untrusted: whether user code has run: it may have written whatever comes from here on.
+        killed: why the broker ended it; None: it did not.
+    """
+
+    def __init__(
+        self, reactor: Reactor, child: Child, control: int, out: int, err: int, handle: int, output_bytes: int
+    ) -> None:
+        self._reactor = reactor
+        self.child = child
+        self.control = socket.socket(fileno=control)
+        self.control.setblocking(False)
+        self.pipes = {1: out, 2: err}
+        for fd in self.pipes.values():
+            os.set_blocking(fd, False)
+        self.decoder = frames.ChildDecoder()
+        self.output_bytes = output_bytes
+        self.request: dict[str, Any] | None = None
+        self.deadline = 0
+        self.session = ""
+        self.untrusted = False
+        self.killed: Kill | None = None
+        self.progress = self._fresh_progress(0.0)
+        self.run = RunState()
+        self.copying = CopyState(handle=handle)
+        self._outbox = bytearray()
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Start on a request, or on the next step of one: the clock and the output start anew."""
+        self.request = request
+        self.progress = self._fresh_progress(time.monotonic())
+
+    def _fresh_progress(self, now: float) -> Progress:
+        return Progress(now, {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)})
+
+    def blame(self, reason: KillReason, detail: str = "") -> None:
+        """Note why the child is about to be killed, unless there is a reason already."""
+        if self.killed is None:
+            self.killed = Kill(reason, detail)
+
+    # ------------------------------------------------------------------ control
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a frame, as far as the socket takes it now; `flush` sends the rest."""
+        self._outbox += frames.encode_for_child(request)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self.control.fileno() < 0:
+            return
+        while self._outbox:
+            try:
+                sent = self.control.send(self._outbox)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._outbox.clear()
+                return
+            del self._outbox[:sent]
+        self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+
+    def send_descriptors(self, *fds: int) -> None:
+        """Send descriptors, with one byte, to an end that waits for nothing else."""
+        socket.send_fds(self.control, [b"."], fds)
+
+    def open_pending_ends(self) -> None:
+        """Make a socket and two pipes for the copy to be, and send the session its ends of them.
+
+        The broker's ends were never in a program's hands: a program that shared them could make reads from them block,
+        and the broker with them.
+        """
+        with contextlib.ExitStack() as lent:
+            ours, theirs = socket.socketpair()
+            lent.callback(theirs.close)
+            self.copying.pending_ends = [ours.detach()]
+            writes = []
+            for _ in (1, 2):
+                read, write = os.pipe()
+                lent.callback(os.close, write)
+                self.copying.pending_ends.append(read)
+                writes.append(write)
+            self.send_descriptors(theirs.fileno(), *writes)
+
+    def close_pending_ends(self) -> None:
+        """Close the ends for a copy that will not be; one that exists already ends then."""
+        for fd in self.copying.pending_ends:
+            os.close(fd)
+        self.copying.pending_ends = []
+
+    def receive(self) -> bytes | None:
+        """Read from the control socket. None: nothing now; empty: it is closed.
+
+        Raises:
+            ValueError: descriptors came along. There is no room for any, so the kernel has dropped them.
+        """
+        try:
+            data, _, flags, _ = self.control.recvmsg(READ_SIZE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        if flags & socket.MSG_CTRUNC:
+            raise ValueError("a child sent descriptors, and is never asked for any")
+        return data
+
+    # ------------------------------------------------------------------ output
+
+    def read_output(self, stream: int) -> None:
+        """Read what a pipe has. A child that floods it is killed."""
+        fd = self.pipes.get(stream, -1)
+        if fd < 0:
+            return
+        capture = self.progress.output[stream]
+        for _ in range(READS_PER_TURN):
+            try:
+                data = os.read(fd, READ_SIZE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._close_pipe(stream)
+                return
+            capture.add(data)
+            if capture.flooded and self.killed is None:
+                self.killed = Kill(KillReason.OUTPUT_LIMIT)
+                self.child.kill()
+                return
+            if len(data) < READ_SIZE:
+                return
+
+    def drain(self) -> None:
+        """Read all that both pipes have."""
+        for stream, capture in self.progress.output.items():
+            before = -1
+            while before != capture.total and not capture.flooded:
+                before = capture.total
+                self.read_output(stream)
+
+    def outputs(self) -> Output:
+        """The part of an answer that holds what was printed, and how long it took."""
+        out, err = self.progress.output[1], self.progress.output[2]
+        return {
+            "stdout": out.text(),
+            "stderr": err.text(),
+            "stdout_truncated": out.truncated,
+            "stderr_truncated": err.truncated,
+            "duration": time.monotonic() - self.progress.started,
+        }
+
+    # ------------------------------------------------------------------ ending
+
+    @property
+    def pidfd(self) -> int:
+        """A handle of the interpreter at the other end."""
+        return self.copying.handle if self.copying.handle >= 0 else self.child.pidfd
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the interpreter at the other end."""
+        if self.control.fileno() < 0:
+            return  # the channel was freed, and its handle closed
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def free(self) -> None:
+        """Close everything."""
+        self.deadline = 0
+        self.close_pending_ends()
+        for stream in (1, 2):
+            self._close_pipe(stream)
+        if self.control.fileno() >= 0:
+            self._reactor.unwatch(self.control.fileno())
+            self.control.close()
+        for fd in (self.copying.handle, self.run.folder, self.copying.namespace):
+            if fd >= 0:
+                os.close(fd)
+        self.copying.handle = self.run.folder = self.copying.namespace = -1
+
+    def _close_pipe(self, stream: int) -> None:
+        fd = self.pipes.pop(stream, -1)
+        if fd >= 0:
+            self._reactor.unwatch(fd)
+            os.close(fd)
+
+
+class Child:
+    """A forked process and all that lives in its namespaces.
+
+    Args:
+        slot: its number, unique among those alive.
+        folder: its working folder.
+
+    Attributes:
+        pid: its process id, as the broker sees it; 0: it is not forked yet, or its fork failed.
+        pidfd: a handle of it, once it is forked; -1 before.
+        init: process id of the first process of its pid namespace, see `first_process`; 0: it has none.
+        kill_on_fork: whether it is to be killed as soon as it is forked.
+        first: the channel into the process itself; further ones lead into forks of it.
+        dead: whether the process itself has been reaped. Forks may live on in its namespace.
+        ended: whether everything has been reaped.
+        memory_mb: what it may use.
+        number: its number in another /proc than the broker's own, once that is known; 0 before.
+        counted: when its files were counted last, in the time of `time.monotonic`.
+        counting: seconds that this took.
+        init_fd: a handle of the first process, once the child is dead; -1 before.
+    """
+
+    def __init__(self, slot: int, folder: str) -> None:
+        self.slot, self.folder = slot, folder
+        self.pid = self.init = 0
+        self.pidfd = -1
+        self.kill_on_fork = False
+        self.channels: list[Channel] = []
+        self.first: Channel | None = None
+        self.init_fd = -1
+        self.dead = False
+        self.ended = False
+        self.memory_mb = 0
+        self.number = 0
+        self.counted = self.counting = 0.0
+
+    def kill(self) -> None:
+        """End the process, and with it, in a pid namespace, every other one."""
+        self.kill_on_fork = True
+        # Both are children of the broker: until it reaps them, no other process gets their numbers.
+        if self.init and not self.ended:
+            os.kill(self.init, signal.SIGKILL)
+        elif self.pid and not self.dead:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@dataclass
+class Fork:
+    """A fork that is under way.
+
+    Attributes:
+        request: the host's.
+        origin: the session's channel.
+        copy: the copy's channel, from when there is one.
+        parted: whether the session goes on.
+        ready: whether the copy is in place.
+        failure: status and words of what went wrong; None: nothing yet.
+        answered: whether the host has its answer.
+    """
+
+    request: Mapping[str, Any]
+    origin: Channel
+    copy: Channel | None = None
+    parted: bool = False
+    ready: bool = False
+    failure: tuple[Status, str] | None = None
+    answered: bool = False

@@ -1,0 +1,274 @@
+"""The children of a template process: forked ahead of need, handed out, and reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from toolgym.tools.sandbox.local.broker.channel import Channel, Child
+from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.kernel import folders, syscalls
+from toolgym.tools.sandbox.local.protocol.frames import ForkReply
+from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
+
+MAX_ASKED = 16
+"""Forks that are asked for before the first is answered: so few that neither side ever waits to send."""
+
+ZYGOTE_TIMEOUT = 10.0
+"""Seconds that the zygote may take to answer; then this process ends."""
+
+END_TIMEOUT = 2.0
+"""Seconds that killed children may take to be gone."""
+
+_ZYGOTE_LOST = 4
+"""Exit code of a broker without its zygote: there would be no more children, and those there are end with it."""
+
+_REPLY_SIZE = 4096
+
+
+class ChildPool:
+    """All children of a template process, those that wait for a request included.
+
+    Args:
+        reactor: tells when there is something to read.
+        spec: how children are made.
+        zygote: a socket to the process that forks them.
+        zygote_pid: its process id.
+        on_forked: called with each child that was forked; from then on `reap` may be.
+        on_fork_failed: called with each child that could not be forked, and the reason.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        spec: ChildSpec,
+        zygote: socket.socket,
+        zygote_pid: int,
+        on_forked: Callable[[Child], None],
+        on_fork_failed: Callable[[Child, str], None],
+    ) -> None:
+        self._reactor, self._spec, self._zygote, self._zygote_pid = reactor, spec, zygote, zygote_pid
+        self._on_forked, self._on_fork_failed = on_forked, on_fork_failed
+        self._namespaces = spec.hardening.namespaces
+        self._children: set[Child] = set()
+        self._warm: list[Child] = []
+        self._asked: dict[int, Child] = {}
+        self._to_ask: deque[tuple[Child, tuple[int, int, int]]] = deque()
+        self._free_slots: list[int] = []
+        self._next_slot = 0
+        zygote.setblocking(False)
+        reactor.watch(zygote.fileno(), lambda _: self.read_replies())
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    @property
+    def warm(self) -> int:
+        """How many children wait for their first request, or will as soon as they are forked."""
+        return len(self._warm)
+
+    def spawn_warm(self) -> Channel:
+        """Ask for a child that waits for its first request. Returns its channel, which the caller has to watch."""
+        channel = self._spawn()
+        self._warm.append(channel.child)
+        return channel
+
+    def take(self) -> tuple[Channel, bool]:
+        """A hardened child that waits for its first request: its channel, and whether that is new.
+
+        The child may not be forked yet: what is sent to it waits in the socket.
+        """
+        while self._warm:
+            child = self._warm.pop(0)
+            if not child.dead:
+                return child.channels[0], False
+        return self._spawn(), True
+
+    def read_replies(self) -> None:
+        """Read which children the zygote has forked."""
+        while True:
+            try:
+                packet = self._zygote.recv(_REPLY_SIZE)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                os._exit(_ZYGOTE_LOST)
+            reply = ForkReply.decode(packet)
+            child = self._asked.pop(reply.slot)
+            self._ask()
+            self._on_reply(child, reply)
+
+    def await_fork(self, child: Child) -> None:
+        """Wait for the zygote to say which process a child is. The child's first message may come before that."""
+        poll = select.poll()
+        poll.register(self._zygote.fileno(), select.POLLIN)
+        while not child.pid and not child.dead:
+            if not poll.poll(ZYGOTE_TIMEOUT * 1000):
+                os._exit(_ZYGOTE_LOST)
+            self.read_replies()
+
+    def reap(self, child: Child) -> tuple[int, Any] | None:
+        """Reap a child that exited. Returns its exit code, negative for a signal, and its usage; None: it is alive.
+
+        In a pid namespace, other processes of it may live on until the child is killed; `child.init_fd` tells when the
+        last one ended.
+        """
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        child.dead = True
+        if child.init:
+            child.init_fd = os.pidfd_open(child.init)
+        else:
+            child.ended = True
+            self._sweep()
+        return os.waitstatus_to_exitcode(status), usage
+
+    def reap_init(self, child: Child) -> bool:
+        """Reap the first process of a child's namespace, which is its last one too. Returns whether it has ended."""
+        if not child.ended:
+            child.ended = os.waitpid(child.init, os.WNOHANG)[0] != 0
+        return child.ended
+
+    def release(self, child: Child) -> None:
+        """Free what an ended child had: its folder, its handles, and its slot."""
+        if child in self._warm:
+            self._warm.remove(child)
+        if not self._namespaces:
+            folders.remove(child.folder)
+        for fd in (child.pidfd, child.init_fd):
+            if fd >= 0:
+                os.close(fd)
+        child.first = None  # breaks a cycle with its channel: this process has no garbage collection
+        self._children.discard(child)
+        self._free_slots.append(child.slot)
+
+    def kill_all(self) -> None:
+        """Kill and reap all children, all that they started, and the zygote. The last thing that this process does.
+
+        Children die with their parent, but what they started does not, where no namespace ends with it. And unreaped
+        children would go to the next parent, which in a container is a program that never reaps them.
+        """
+        if self._namespaces:
+            return
+        deadline = time.monotonic() + END_TIMEOUT
+        while time.monotonic() < deadline:
+            left = _own_children()
+            if not left:
+                return
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            for pid in left:
+                os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
+    def _sweep(self) -> None:
+        """Without a pid namespace: kill what a dead child left behind, whose parent is this process, the subreaper."""
+        # No forks during the sweep: a child forked now would be mistaken for an orphan.
+        waiting, self._to_ask = self._to_ask, deque()
+        self._await_forks()
+        known = {self._zygote_pid, *(child.pid for child in self._children if not child.dead)}
+        for _ in range(100):
+            orphans = [pid for pid in _own_children() if pid not in known]
+            if not orphans:
+                break
+            for pid in orphans:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.waitpid(pid, 0)
+        self._to_ask.extendleft(reversed(waiting))
+        self._ask()
+
+    def _await_forks(self) -> None:
+        poll = select.poll()
+        poll.register(self._zygote.fileno(), select.POLLIN)
+        while self._asked:
+            if not poll.poll(ZYGOTE_TIMEOUT * 1000):
+                os._exit(_ZYGOTE_LOST)
+            self.read_replies()
+
+    def _spawn(self) -> Channel:
+        slot = self._free_slots.pop() if self._free_slots else self._next_slot
+        self._next_slot = max(self._next_slot, slot + 1)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._free_slots.append, slot)
+            return self._spawn_in(slot, undo)
+
+    def _spawn_in(self, slot: int, undo: contextlib.ExitStack) -> Channel:
+        """Ask for the child of a slot; `undo` gets what to do should that fail."""
+        if self._spec.cgroups is not None:
+            self._spec.cgroups.prepare(slot)
+        folder = self._spec.folder(slot)
+        if not self._namespaces:
+            if os.path.lexists(folder):
+                folders.remove(folder)  # of the slot's last child: its removal can have failed for want of descriptors
+            os.mkdir(folder, 0o700)
+            undo.callback(folders.remove, folder)
+        out_read, out_write = _undone(undo, *os.pipe())
+        err_read, err_write = _undone(undo, *os.pipe())
+        ours, theirs = _undone(undo, *(end.detach() for end in socket.socketpair()))
+        child = Child(slot, folder)
+        channel = Channel(self._reactor, child, ours, out_read, err_read, -1, self._spec.output_bytes)
+        undo.pop_all()
+        child.channels.append(channel)
+        child.first = channel
+        self._children.add(child)
+        self._to_ask.append((child, (theirs, out_write, err_write)))
+        self._ask()
+        if child.dead:
+            raise OSError("the zygote could not be asked for a child")
+        return channel
+
+    def _ask(self) -> None:
+        """Ask the zygote for the next children, as many as may be under way."""
+        while self._to_ask and len(self._asked) < MAX_ASKED:
+            child, descriptors = self._to_ask.popleft()
+            self._asked[child.slot] = child
+            try:
+                socket.send_fds(self._zygote, [b"%d" % child.slot], descriptors)
+            except ConnectionError:
+                os._exit(_ZYGOTE_LOST)
+            except OSError as error:
+                del self._asked[child.slot]
+                self._on_reply(child, ForkReply(child.slot, 0, 0, str(error)))
+            finally:
+                for fd in descriptors:
+                    os.close(fd)
+
+    def _on_reply(self, child: Child, reply: ForkReply) -> None:
+        child.pid, child.init = reply.pid, reply.init
+        error = reply.error
+        if reply.pid:
+            try:
+                child.pidfd = os.pidfd_open(reply.pid)
+            except OSError as failure:
+                error = str(failure)
+            else:
+                if child.kill_on_fork:
+                    child.kill()
+                self._on_forked(child)
+                return
+        syscalls.end_processes(reply.pid, reply.init)
+        child.dead = child.ended = True
+        self._on_fork_failed(child, error)
+
+
+def _own_children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def _undone(undo: contextlib.ExitStack, *fds: int) -> tuple[int, ...]:
+    for fd in fds:
+        undo.callback(os.close, fd)
+    return fds

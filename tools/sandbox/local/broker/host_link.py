@@ -1,0 +1,109 @@
+"""The broker's end of the socket to the host."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.protocol import frames
+
+
+class HostLink:
+    """Takes requests and sends answers. When the host is gone, this process ends, and its children with it.
+
+    Args:
+        end: the socket.
+        reactor: tells when there is something to read.
+        on_request: called with each request, as a dict.
+        on_end: called when the host is gone, before this process ends.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        reactor: Reactor,
+        on_request: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._socket, self._reactor, self._on_request, self._on_end = end, reactor, on_request, on_end
+        self._decoder = frames.Decoder()
+        self._outbox = bytearray()
+        end.setblocking(False)
+        reactor.watch(end.fileno(), self._on_event)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, as far as the socket takes it now, and the rest when there is room."""
+        self._outbox += frames.encode(message)
+        self._flush()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for the host to read."""
+        return len(self._outbox)
+
+    def forward(self, number: int, data: bytes, *, more: bool = True) -> None:
+        """Send bytes that belong to the answer of a request, ahead of the answer.
+
+        Args:
+            number: id of the request.
+            data: the bytes.
+            more: whether other bytes follow first; otherwise these go out with the answer, which comes now.
+        """
+        self._outbox += frames.data_chunk_head(number, len(data))
+        self._outbox += data
+        if more:
+            self._flush()
+
+    def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+        """Answer a request."""
+        self.send({"id": request.get("id"), **message})
+
+    def _on_event(self, event: int) -> None:
+        if event & select.EPOLLOUT:
+            self._flush()
+        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end()
+        for request in self._decoder.feed(data):
+            if isinstance(request, frames.DataChunk):
+                continue  # the host sends none
+            self.handle(request)
+
+    def handle(self, request: dict[str, Any]) -> None:
+        """Handle a request as if it came now."""
+        try:
+            self._on_request(request)
+        except Exception as error:  # noqa: BLE001  one bad request must not harm another
+            self.answer(request, {"status": "sandbox_error", "message": f"{type(error).__name__}: {error}"})
+
+    def _end(self) -> NoReturn:
+        try:
+            self._on_end()
+        finally:
+            os._exit(0)
+
+    def _flush(self) -> None:
+        waiting = len(self._outbox)
+        while self._outbox:
+            try:
+                sent = self._socket.send(self._outbox)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._end()
+            del self._outbox[:sent]
+        if self._outbox:
+            self._reactor.change(self._socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        elif waiting:
+            self._reactor.change(self._socket.fileno(), select.EPOLLIN)

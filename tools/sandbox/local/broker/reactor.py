@@ -1,0 +1,114 @@
+"""Waiting for descriptors and for deadlines, in one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+
+class Timed(Protocol):
+    """Something that can have a deadline.
+
+    Attributes:
+        deadline: a number of the deadline in force; 0: none. Setting it to 0 lifts the deadline.
+    """
+
+    deadline: int
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Deadlines(Generic[T]):
+    """Deadlines in order of time. Each owner has at most one, and a new one replaces the old."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._count = 0
+
+    def arm(self, owner: T, seconds: float) -> None:
+        """Give a deadline from now."""
+        self._count += 1
+        owner.deadline = self._count
+        heapq.heappush(self._heap, (time.monotonic() + seconds, self._count, owner))
+
+    def due(self) -> Iterator[T]:
+        """Yield the owners whose deadline has come, and remove it."""
+        while self._heap:
+            when, number, owner = self._heap[0]
+            if owner.deadline == number and when > time.monotonic():
+                return
+            heapq.heappop(self._heap)
+            if owner.deadline == number:
+                owner.deadline = 0
+                yield owner
+
+    def patience(self) -> float | None:
+        """Seconds until the next deadline; None: there is none. To be called right after `due`."""
+        return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
+
+
+INTERRUPT_AFTER = 0.02
+"""Seconds that a system call may take before a signal interrupts it, if it can be interrupted."""
+
+
+class Reactor:
+    """Calls a handler for every descriptor that is ready.
+
+    While it does not wait, a timer runs whose signal interrupts slow system calls. A program can send this process
+    descriptors, whether they are accepted or not, and the process that drops the last reference to a file waits until
+    it is closed: for a TCP connection, as long as the program has set (`SO_LINGER`). A signal ends that wait.
+
+    Every process forked from this one inherits the handler of SIGALRM.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._waits = self._guarded = False
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.siginterrupt(signal.SIGALRM, False)  # system calls that have done nothing yet begin anew
+
+    def watch(self, fd: int, handler: Callable[[int], object], events: int = select.EPOLLIN) -> None:
+        """Call `handler(events)` from now on."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        """Wait for other events on a descriptor that is watched; one that is not, or is closed, is left alone."""
+        with contextlib.suppress(OSError):
+            self._poll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; do so before closing the descriptor."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.unregister(fd)
+
+    def turn(self, patience: float | None) -> bool:
+        """Wait at most this many seconds (None: for ever) and handle the events. Returns whether there were any."""
+        self._waits = True
+        try:
+            events = self._poll.poll(-1.0 if patience is None else patience)
+        except InterruptedError:
+            return False
+        finally:
+            self._waits = False
+            if not self._guarded:
+                self._guarded = True
+                signal.setitimer(signal.ITIMER_REAL, INTERRUPT_AFTER, INTERRUPT_AFTER)
+        for fd, event in events:
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler(event)
+        return bool(events)
+
+    def _on_alarm(self, *_: object) -> None:
+        if self._waits:  # nothing to interrupt: an idle process is not woken for nothing
+            self._guarded = False
+            signal.setitimer(signal.ITIMER_REAL, 0)

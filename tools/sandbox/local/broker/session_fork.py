@@ -1,0 +1,165 @@
+"""The fork of a live session: a request that two processes have a part in, each over its own channel.
+
+The session asks for descriptors, forks, and says which process its copy is; the copy says that it is in place, or that
+it failed; the session says that it goes on. User code in the session can forge all of these notes. So a request yields
+at most one copy, and whatever goes wrong in between counts as the program's failure, and not as the sandbox's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolgym.tools.sandbox.local.broker import memory
+from toolgym.tools.sandbox.local.broker.channel import Channel, Fork, KillReason
+from toolgym.tools.sandbox.local.broker.host_link import HostLink
+from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.kernel import fork_mounts
+from toolgym.tools.sandbox.local.kernel.harden import Hardening
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.messages import SessionAnswer, Status
+
+MAX_REASON = 1000
+"""Characters of a child's own words about what went wrong."""
+
+
+class Forks:
+    """Carries out forks.
+
+    Args:
+        host: gets the answers.
+        reactor: for the channels of copies.
+        hardening: of all children.
+        proc: a /proc that shows them.
+        adopt: takes over a copy's channel, whose request is the fork's.
+        drop: ends a copy.
+    """
+
+    def __init__(
+        self,
+        host: HostLink,
+        reactor: Reactor,
+        hardening: Hardening,
+        proc: int,
+        adopt: Callable[[Channel], None],
+        drop: Callable[[Channel, KillReason | None], None],
+    ) -> None:
+        self._host, self._reactor, self._hardening, self._proc = host, reactor, hardening, proc
+        self._adopt, self._drop = adopt, drop
+        self._own_mounts = -1
+        if hardening.namespaces:
+            self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=hardening.proc)
+
+    def on_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
+        """Take a note from the session or its copy.
+
+        Raises:
+            ValueError: it makes no sense at this point.
+        """
+        ends_are_open = bool(channel.copying.pending_ends)
+        if channel is fork.copy:
+            self._on_copy_note(fork, channel, note)
+        elif "ends" in note and fork.copy is None and not ends_are_open:
+            channel.open_pending_ends()
+        elif "forked" in note and fork.copy is None and ends_are_open:
+            self._part(fork, int(note["forked"]))
+        elif "done" in note or "failed" in note:
+            channel.drain()
+            channel.close_pending_ends()
+            channel.request = channel.copying.fork = None
+            channel.deadline = 0
+            fork.parted = True
+            if "failed" in note:
+                self._fail(fork, "error", str(note["failed"])[:MAX_REASON])
+            elif fork.copy is None:
+                self._fail(fork, "error", "no copy came of it")
+            self._finish(fork)
+        else:
+            raise ValueError("a note that belongs to no fork")
+
+    def on_loss(self, fork: Fork, channel: Channel, status: Status, detail: str) -> None:
+        """The session or its copy ended before it had done its part."""
+        if channel is fork.origin:
+            fork.parted = True
+        else:
+            fork.copy = None  # it is being dropped
+        self._fail(fork, status, detail)
+        self._finish(fork, alive=channel is not fork.origin)
+
+    def cancel(self, fork: Fork) -> None:
+        """Give a fork up for the host. The session goes on without a copy."""
+        self._fail(fork, "killed", "the fork was cancelled")
+        self._finish(fork)
+
+    def _on_copy_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
+        if "ready" in note and not fork.ready:
+            fork.ready = True
+            channel.request = channel.copying.fork = None
+            channel.deadline = 0
+            self._finish(fork)
+        elif "failed" in note:
+            self._fail(fork, "error", str(note["failed"])[:MAX_REASON])
+            self._finish(fork)
+        else:
+            raise ValueError("a note that belongs to no copy")
+
+    def _part(self, fork: Fork, claimed_pid: int) -> None:
+        """Find the copy by the number that the session claims for it, and give it a root of its own."""
+        origin = fork.origin
+        if fork.failure is not None:
+            origin.close_pending_ends()  # then the copy ends
+            return
+        here = memory.number(self._proc, origin.pidfd)
+        try:
+            handle = memory.child_handle(self._proc, here, claimed_pid)
+        except (ProcessLookupError, FileNotFoundError):
+            origin.close_pending_ends()
+            self._fail(fork, "error", "no copy came of it")
+            return
+        control, out, err = origin.copying.pending_ends
+        origin.copying.pending_ends = []
+        copy = Channel(self._reactor, origin.child, control, out, err, handle, origin.output_bytes)
+        copy.session = fork.request["into"]
+        copy.untrusted = True  # it holds all that its origin ran
+        copy.copying.fork = fork
+        fork.copy = copy
+        copy.begin(dict(fork.request))
+        origin.child.channels.append(copy)
+        self._adopt(copy)
+        try:
+            made = fork_mounts.make_root(handle, self._own_mounts, self._hardening)
+            copy.copying.namespace = made.namespace
+            try:
+                copy.send_descriptors(made.root)
+            finally:
+                os.close(made.root)
+        except OSError as error:
+            if not _has_ended(handle):  # if it has, its closed channel says so
+                self._fail(fork, "sandbox_error", f"no file system for the copy: {error}")
+
+    def _fail(self, fork: Fork, status: Status, detail: str) -> None:
+        """Note the first failure, and end the copy if there is one."""
+        if fork.failure is None and not fork.answered:
+            fork.failure = status, detail
+            copy, fork.copy = fork.copy, None
+            if copy is not None and copy in copy.child.channels:
+                copy.request = copy.copying.fork = None
+                self._drop(copy, KillReason.CLOSED)
+
+    def _finish(self, fork: Fork, *, alive: bool = True) -> None:
+        """Answer the host once the outcome is known and the session is ready for its next request."""
+        if fork.answered or not fork.parted or (fork.failure is None and not fork.ready):
+            return
+        fork.answered = True
+        status, detail = fork.failure or ("ok", "")
+        answer: SessionAnswer = {"status": status, "alive": alive, "message": detail}
+        self._host.answer(fork.request, answer)
+
+
+def _has_ended(handle: int) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))

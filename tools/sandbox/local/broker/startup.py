@@ -1,0 +1,335 @@
+"""Starts a template process: enters the jail, forks the zygote that loads the libraries, and becomes the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from toolgym.tools.sandbox.local.broker import memory
+from toolgym.tools.sandbox.local.broker.broker import Broker
+from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
+from toolgym.tools.sandbox.local.child import program
+from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls
+from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
+from toolgym.tools.sandbox.local.kernel.harden import Hardening
+from toolgym.tools.sandbox.local.kernel.landlock import Ruleset, abi
+from toolgym.tools.sandbox.local.kernel.syscall_batch import high_descriptor
+from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec, Zygote
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.messages import Refused, ZygoteReady
+
+STDLIB = (
+    "argparse", "array", "asyncio", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
+    "logging", "math", "operator", "pathlib", "pickle", "pprint", "queue", "random", "re", "shutil", "statistics",
+    "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "traceback", "typing", "unittest",
+    "uuid",
+)  # fmt: skip
+"""What nearly every program imports; loaded before the fork, it is shared."""
+
+_MAX_HANDSHAKE = 65536
+"""Bytes of the zygote's first message."""
+
+_MAX_PINNED = 1 << 30
+"""Bytes of memory that a user's template processes may pin, where root may say so."""
+
+_FAILED = 3
+"""Exit code of a template process that cannot start."""
+
+_ONLY_OWN = "hidepid=ptraceable"
+
+_FROZEN = {"namespaces": (), "uid": (*seccomp.TIMES, *seccomp.ATTRIBUTES), "landlock": seccomp.METADATA}
+"""By level, calls on files that do nothing, because Landlock does not cover them."""
+
+
+def main(config: Mapping[str, Any]) -> NoReturn:
+    """Become a template process.
+
+    Args:
+        config: what `LocalSandbox` puts together, with the `socket` and `cgroup` that `TemplateProcess` adds.
+    """
+    host = socket.socket(fileno=config["socket"])
+    os.set_inheritable(host.fileno(), False)
+    _reset_signals()
+    os.umask(0o022)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_limits()
+    cgroups = _cgroups(config)
+    jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
+    if config["level"] == "namespaces":
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+        jailed = jail.enter(config["read_only"], network=config["network"] == "host")
+        if jailed.pid:
+            host.close()
+            _wait_for(jailed.pid)
+        if jailed.host_proc >= 0:
+            jailed = replace(jailed, host_proc=high_descriptor(jailed.host_proc))
+    _clean_environment(config)
+    _count_processors(config["processors"])
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if jailed.fresh_proc else jailed.host_proc
+    spec = ChildSpec(
+        hardening=_hardening(config, jailed),
+        work=config["work"],
+        output_bytes=config["limits"]["output_bytes"],
+        pid_namespace=jailed.pid_namespace,
+        cgroups=cgroups,
+    )
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    zygote_pid, zygote = _fork_zygote(host, config, spec, proc)
+    handshake: ZygoteReady | Refused | None = json.loads(zygote.recv(_MAX_HANDSHAKE) or "null")
+    if handshake is None:
+        os.waitpid(zygote_pid, 0)
+        os._exit(_FAILED)  # the zygote wrote to standard error why it died
+    if "refused" in handshake:
+        host.sendall(frames.encode(handshake))
+        os._exit(_FAILED)
+    limits = config["limits"]
+    monitor = MonitorConfig(
+        proc=proc,
+        same_numbers=jailed.fresh_proc,
+        shared_pages=handshake["resident"],
+        cgroups=cgroups,
+        first_uid=config["first_uid"],
+        disk=None if config["level"] == "namespaces" else (limits["disk_mb"] << 20, limits["inodes"]),
+        work=config["work"],
+    )
+    broker = Broker(
+        host,
+        spec,
+        zygote,
+        zygote_pid,
+        warm=config["warm"],
+        can_fork=config["level"] != "landlock",
+        monitor=monitor,
+        pinned=handshake["pinned"],
+    )
+    _filter_calls(namespaces=config["level"] == "namespaces")
+    broker.serve()
+
+
+def _reset_signals() -> None:
+    """Undo what was inherited: a host under `nohup`, or a launcher that ignores SIGCHLD, passes ignored signals on."""
+    fixed, pythons = {signal.SIGKILL, signal.SIGSTOP}, {signal.SIGPIPE, signal.SIGXFSZ}  # Python itself ignores these
+    for number in signal.valid_signals() - fixed - pythons:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _fork_zygote(
+    host: socket.socket, config: Mapping[str, Any], spec: ChildSpec, proc: int
+) -> tuple[int, socket.socket]:
+    """Fork the process that loads the libraries. Returns its id, and a socket to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if spec.pid_namespace >= 0:
+        # Children are number 2 in their namespaces. The zygote must not be number 2 itself: libraries that renew their
+        # random state when their process id has changed would not notice the fork.
+        skipped = os.fork()
+        if skipped == 0:
+            os._exit(0)
+        os.waitpid(skipped, 0)
+    broker = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    if os.getppid() != broker:
+        os._exit(0)
+    ours.close()
+    host.close()
+    return _become_zygote(theirs, config, spec, proc)
+
+
+def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: ChildSpec, proc: int) -> NoReturn:
+    for name in (*STDLIB, *config["preload"]):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            _refuse(broker, f"cannot preload {name!r}: {error}")
+    if config["warm_code"]:
+        exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
+    if proc >= 0 and _threads(proc) != 1:
+        _refuse(broker, "a preloaded module started a thread; a process with threads cannot be forked safely")
+    resident, private = memory.own_pages(proc) if proc >= 0 else (0, 0)
+    zygote = Zygote(broker, replace(spec, hardening=replace(spec.hardening, data_pages=private)))
+    program.prepare()
+    _unload_ourselves()
+    pinned = zygote.calibrate(proc)
+    _filter_calls(namespaces=config["level"] == "namespaces")
+    ready: ZygoteReady = {"resident": resident, "pinned": pinned}
+    broker.send(json.dumps(ready).encode())
+    zygote.serve()
+
+
+def _refuse(broker: socket.socket, why: str) -> NoReturn:
+    refused: Refused = {"refused": why}
+    broker.send(json.dumps(refused).encode())
+    os._exit(_FAILED)
+
+
+def _cgroups(config: Mapping[str, Any]) -> ChildCgroups | None:
+    """The control groups of the children. Must run before the process changes its user."""
+    group = config["cgroup"]
+    if group is None:
+        return None
+    limits = config["limits"]
+    return ChildCgroups(
+        group["version"],
+        group["folders"],
+        processes=limits["processes"],
+        cores=limits["cores"],
+        files_mb=limits["disk_mb"] if config["level"] == "namespaces" else 0,
+    )
+
+
+def _threads(proc: int) -> int:
+    fd = os.open("self/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
+    try:
+        return len(os.listdir(fd))
+    finally:
+        os.close(fd)
+
+
+def _wait_for(pid: int) -> NoReturn:
+    """Outside of the jail: wait for the jailed process, and end with its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
+    while True:
+        with contextlib.suppress(InterruptedError):
+            _, status = os.waitpid(pid, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _raise_limits() -> None:
+    """Raise the limits of descriptors, and of memory that `prefaulted_pages` pins.
+
+    All template processes of a user count together for the latter.
+    """
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
+        _, hard = resource.getrlimit(kind)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if 0 <= hard < _MAX_PINNED:
+        with contextlib.suppress(ValueError, OSError):  # only root may raise it
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (_MAX_PINNED, _MAX_PINNED))
+
+
+def _clean_environment(config: Mapping[str, Any]) -> None:
+    libraries = syscalls.library_path()
+    os.environ.clear()
+    os.environ.update(
+        libraries,
+        PATH=config["path"],
+        HOME="/tmp",
+        TMPDIR="/tmp",
+        USER="user",
+        LOGNAME="user",
+        LANG="C.UTF-8",
+        MPLBACKEND="Agg",
+        MPLCONFIGDIR="/tmp",
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+        MKL_NUM_THREADS="1",
+        GOMAXPROCS=str(config["processors"]),
+        PYTHON_CPU_COUNT=str(config["processors"]),
+        POLARS_MAX_THREADS=str(config["processors"]),
+        RAYON_NUM_THREADS=str(config["processors"]),
+        JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads where it is installed
+        PYTHONDONTWRITEBYTECODE="1",
+        NODE_PATH="/usr/local/lib/node_modules:/usr/lib/node_modules:/usr/share/nodejs",  # what is installed for all
+        OPENSSL_CONF="/dev/null",  # Node and git end where they may not read the system's settings
+        GIT_CONFIG_NOSYSTEM="1",
+    )
+
+
+def _count_processors(processors: int) -> None:
+    """Have Python report no more processors than programs may use (see the host's `processors.reported`).
+
+    Python before 3.13 has no variable for it."""
+    for name in ("cpu_count", "process_cpu_count"):
+        if (getattr(os, name, lambda: 0)() or 0) > processors:
+            setattr(os, name, lambda: processors)
+
+
+def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
+    """How every child hardens itself; opened and computed here, once."""
+    namespaces = config["level"] == "namespaces"
+    network = config["network"]
+    limits = config["limits"]
+    ruleset = None
+    if abi():
+        readable = ["/"] if namespaces else config["read_only"]
+        ruleset = Ruleset(
+            readable,
+            [f"/dev/{name}" for name in jail.DEVICES],
+            [os.path.dirname(fork_mounts.BASE)] if namespaces else (),
+        )
+    child_filter = None
+    if seccomp.supported():
+        child_filter = seccomp.child_filter(
+            fork=config["level"] != "landlock",
+            network=network != "off",
+            sockets=namespaces or network != "off",
+            frozen=_FROZEN[config["level"]],
+            own_only=not namespaces,
+            chroot=namespaces,
+            truncate=namespaces or abi() >= 3,
+            signals=config["level"] != "landlock" or abi() >= 6,
+            reserve=namespaces,
+        )
+    return Hardening(
+        namespaces=namespaces,
+        own_network=network == "loopback",
+        fresh_proc=namespaces and jailed.fresh_proc,
+        landlock=ruleset,
+        filter=child_filter,
+        network=network != "off",
+        first_uid=config["first_uid"],
+        disk_mb=limits["disk_mb"],
+        inodes=limits["inodes"],
+        file_mb=limits["file_mb"],
+        processes=limits["processes"],
+        open_files=limits["open_files"],
+        data_pages=0,  # known once the libraries are loaded
+        proc=jailed.host_proc,
+        proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
+        below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
+    )
+
+
+def _proc_options() -> str | None:
+    """Options by which a /proc shows only the processes that its reader may look into: no other forks of a session.
+
+    None: the kernel has no such option.
+    """
+    try:
+        syscalls.mount("proc", "/w", "proc", syscalls.MS_NOSUID, _ONLY_OWN)
+    except OSError:
+        return None  # before Linux 5.8
+    syscalls.detach("/w")
+    return _ONLY_OWN
+
+
+def _filter_calls(*, namespaces: bool) -> None:
+    """Forbid this process, and so its children, the system calls that neither ever needs."""
+    if seccomp.supported():
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install(seccomp.outer_filter(needs=seccomp.OUTER_NEEDS if namespaces else ()))
+
+
+def _unload_ourselves() -> None:
+    """Remove toolgym from sys.modules. Doing it before the fork saves each child the page copies."""
+    for name in [key for key in sys.modules if key.partition(".")[0] == "toolgym"]:
+        del sys.modules[name]

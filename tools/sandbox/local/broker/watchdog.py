@@ -1,0 +1,156 @@
+"""Measures, at intervals, what children use of the resources that the kernel does not limit for us."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from toolgym.tools.sandbox.local.broker import disk, memory
+from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Kill, KillReason
+from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
+
+WATCH_EVERY = 0.05
+"""Seconds between two looks at children that work on a request."""
+
+IDLE_EVERY = 1.0
+"""Seconds between two looks at sessions that wait for their next cell: their threads may still run."""
+
+IDLE_AT_ONCE = 32
+"""Waiting sessions that are looked at each time, in turn."""
+
+GLANCE_EVERY = 0.005
+"""Seconds between two looks at the free space of a disk that children share with the host. A look costs next to
+nothing, and a program can write a GB in a second: when free space shrinks fast, files are counted at once."""
+
+FAST = 1 / 8
+"""Free space shrinks fast when this share of one child's allowance is gone since the last count."""
+
+DISK_SHARE = 0.05
+"""Share of a processor that counting one child's files may take: after a long count the next one comes later."""
+
+ALARM_SHARE = 0.25
+"""The same while free space shrinks fast."""
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What a watchdog needs to measure children.
+
+    Attributes:
+        proc: descriptor of a /proc that shows the children; -1: none does.
+        same_numbers: whether processes have the same numbers there as for this process.
+        shared_pages: resident pages of the zygote, which every child shares.
+        cgroups: the children's control groups, where the kernel limits memory; None: the watchdog measures it.
+        first_uid: user id of the first slot, where each has its own; 0: all have this process's.
+        disk: bytes and files that each child may keep on the host's disk; None: children do not write there.
+        work: the folder that holds their working folders.
+    """
+
+    proc: int
+    same_numbers: bool
+    shared_pages: int
+    cgroups: ChildCgroups | None = None
+    first_uid: int = 0
+    disk: tuple[int, int] | None = None
+    work: str = ""
+
+
+class Watchdog:
+    """Finds the children that use too much."""
+
+    def __init__(self, monitor: MonitorConfig) -> None:
+        self._monitor = monitor
+        self._next = self._next_thorough = self._next_idle = 0.0
+        self._turn = 0
+        self._free = self._free_files = 0
+        self._reserve = min(disk.RESERVE, disk.free(monitor.work)[0] // 2) if monitor.disk else 0
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to look at."""
+        return self._monitor.proc >= 0 or self._monitor.cgroups is not None
+
+    def pace(self, busy: bool) -> float:
+        """Seconds between two looks, when something runs and when all sessions wait."""
+        if self._monitor.disk is None:
+            return WATCH_EVERY if busy else IDLE_EVERY
+        return GLANCE_EVERY if busy else WATCH_EVERY
+
+    def is_due(self) -> bool:
+        """Whether it is time for another look."""
+        return time.monotonic() >= self._next
+
+    def look(self, busy: Collection[Child], sessions: Mapping[str, Channel]) -> Iterator[tuple[Child, Kill]]:
+        """Yield the children that use too much, and why to kill each.
+
+        Args:
+            busy: those that work on a request now.
+            sessions: all sessions. They are gone through only once a second, unless free space shrinks fast: each page
+                that this process writes to stops being shared between it and its children.
+        """
+        now = time.monotonic()
+        self._next = now + self.pace(True)
+        alarm, full = self._glance()
+        if now < self._next_thorough and not alarm:
+            return
+        looked_at = list(busy)
+        if now >= self._next_idle or alarm:
+            self._next_idle = now + IDLE_EVERY
+            idle = dict.fromkeys(channel.child for channel in sessions.values())
+            looked_at += self._some([child for child in idle if child not in busy])
+        thorough = now >= self._next_thorough
+        if thorough:
+            self._next_thorough = now + WATCH_EVERY
+        for child in looked_at:
+            if thorough and self._too_much_memory(child):
+                yield child, Kill(KillReason.MEMORY_LIMIT)
+            elif full:
+                yield child, Kill(KillReason.DISK_LIMIT, "the host's file system is nearly full")
+            elif self._monitor.disk is not None and self._too_much_disk(child, *self._monitor.disk, alarm=alarm):
+                most, files = self._monitor.disk
+                why = f"it kept more than {most >> 20} MiB or {files} files on disk"
+                yield child, Kill(KillReason.DISK_LIMIT, why)
+
+    def _glance(self) -> tuple[bool, bool]:
+        """Whether free space shrinks fast, and whether it is nearly gone."""
+        if self._monitor.disk is None:
+            return False, False
+        (free, files), (most, most_files) = disk.free(self._monitor.work), self._monitor.disk
+        alarm = free < self._free - most * FAST or files < self._free_files - most_files * FAST
+        if alarm or time.monotonic() >= self._next_thorough:
+            self._free, self._free_files = free, files
+        self._free, self._free_files = max(free, self._free), max(files, self._free_files)
+        return alarm, free < self._reserve
+
+    def _some(self, idle: list[Child]) -> list[Child]:
+        start = self._turn % len(idle) if idle else 0
+        self._turn = start + IDLE_AT_ONCE
+        return (idle + idle)[start : start + min(IDLE_AT_ONCE, len(idle))]
+
+    def _too_much_memory(self, child: Child) -> bool:
+        if self._monitor.cgroups is not None:
+            return self._monitor.cgroups.overrun(child.slot)
+        pid = self._number(child)
+        used = memory.used_bytes(self._monitor.proc, pid, self._monitor.shared_pages) if pid else 0
+        return used > child.memory_mb << 20
+
+    def _too_much_disk(self, child: Child, most_bytes: int, most_files: int, *, alarm: bool) -> bool:
+        began = time.monotonic()
+        if began < child.counted + child.counting / (ALARM_SHARE if alarm else DISK_SHARE):
+            return False
+        pid = self._number(child)
+        processes = memory.tree(self._monitor.proc, pid) if pid else []
+        owner = self._monitor.first_uid + child.slot if self._monitor.first_uid else 0
+        over = disk.over_limit(child.folder, most_bytes, most_files, self._monitor.proc, processes, owner=owner)
+        child.counted = time.monotonic()
+        child.counting = child.counted - began
+        return over
+
+    def _number(self, child: Child) -> int:
+        """The child's number in the monitor's /proc; 0: unknown."""
+        if self._monitor.same_numbers:
+            return child.pid
+        if self._monitor.proc >= 0 and child.number == 0:
+            child.number = memory.number(self._monitor.proc, child.pidfd)
+        return child.number

@@ -1,0 +1,251 @@
+"""Turns the fork of a session into a session of its own: it replaces all that a forked process still shares.
+
+A forked process has its own memory, but shares open files with their positions, mapped files, shared memory and pipes.
+Each is replaced by a copy in its current state:
+
+- the files below /tmp and /dev/shm, and deleted ones that are open;
+- descriptors and mappings of these files; shared memory;
+- pipes with both ends in the session, with their content. A pipe whose other end belongs to a program or thread of the
+  origin is closed in the copy: the program stays with the origin;
+- numpy's global generator, which is seeded anew, as Python does with its own.
+
+Sockets stay shared, as after any fork. Locks on files stay with the origin, and so do all threads but the one that runs
+cells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import resource
+import shutil
+import socket
+import stat
+import sys
+
+from toolgym.tools.sandbox.local.kernel import harden, landlock
+
+FileId = tuple[int, int]
+"""Device and inode of a file."""
+
+_FOLDERS = ("/tmp", "/dev/shm")
+
+_STEP = 1 << 20
+
+_MERSENNE = 624
+
+_SHARED, _ANONYMOUS, _FIXED = 0x01, 0x20, 0x10
+_MOVE = 0x03  # MREMAP_MAYMOVE | MREMAP_FIXED
+_READ, _WRITE, _EXECUTE = 1, 2, 4
+_FAILED = ctypes.c_void_p(-1).value
+_DO_NOT_WAIT = 2  # SPLICE_F_NONBLOCK
+
+_SHARED_MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) ([r-][w-][x-])s ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$", re.MULTILINE
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.tee.restype = ctypes.c_ssize_t
+_libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
+
+
+def become_copy(control: int, out: int, err: int) -> None:
+    """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared.
+
+    Raises:
+        OSError: something cannot be replaced; a copy that is not complete must not go on.
+    """
+    outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
+    for old, new in ((control, harden.CONTROL_FD), (out, 1), (err, 2)):
+        os.dup2(old, new)
+        os.close(old)
+    separate()
+    working = os.getcwd()
+    (root,) = receive_descriptors(1)
+    os.fchdir(root)
+    os.close(root)
+    copied: dict[FileId, str] = {}
+
+    def copy(source: str, target: str) -> None:
+        shutil.copy2(source, target, follow_symlinks=False)
+        copied[_file_id(os.lstat(source))] = source
+
+    for folder in _FOLDERS:
+        shutil.copytree(
+            folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
+        )  # fmt: skip
+    files = _open_files()
+    folders = {fd: _name(fd) for fd, about in files.items() if stat.S_ISDIR(about.st_mode)}
+    os.chroot(".")
+    os.chdir(working)
+    nameless = _copy_nameless(files, copied)
+    pipes: dict[FileId, list[int]] = {}
+    for fd, about in files.items():
+        file_id = _file_id(about)
+        if file_id in copied:
+            _reopen(fd, copied[file_id])
+        elif folders.get(fd, "").startswith(_FOLDERS):
+            with contextlib.suppress(FileNotFoundError):
+                _reopen(fd, folders[fd])
+        elif file_id in outputs:
+            os.dup2(outputs[file_id], fd, os.get_inheritable(fd))
+        elif stat.S_ISFIFO(about.st_mode):
+            pipes.setdefault(file_id, []).append(fd)
+    for ends in pipes.values():
+        _renew_pipe(ends)
+    _renew_mappings(copied)
+    for path in nameless:
+        os.unlink(path)
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        key = sys.modules["numpy"].frombuffer(os.urandom(4 * _MERSENNE), "uint32")  # see `program.fresh_main`
+        random.set_state(("MT19937", key, _MERSENNE))
+
+
+def receive_descriptors(count: int) -> list[int]:
+    """Wait for descriptors on the control socket."""
+    with socket.socket(fileno=os.dup(harden.CONTROL_FD)) as waiting:
+        _, fds, _, _ = socket.recv_fds(waiting, 1, count)
+    if len(fds) != count:
+        raise OSError(f"{len(fds)} descriptors came, {count} were expected")
+    return fds
+
+
+def separate() -> None:
+    """Keep origin and copies from signalling each other, where the kernel supports it (see `Isolation.missing`).
+
+    Raises:
+        OSError: the kernel supports it, but not once more for this process.
+    """
+    if landlock.abi() < landlock.SCOPED_SINCE:
+        return
+    try:
+        landlock.separate()
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        raise OSError(
+            errno.E2BIG,
+            "too many forks lie between this session and the first one: the kernel keeps about 15 generations from "
+            "signalling each other, and no more; open a new session, or fork one of an earlier generation",
+        ) from None
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _file_id(about: os.stat_result) -> FileId:
+    return about.st_dev, about.st_ino
+
+
+def _open_files() -> dict[int, os.stat_result]:
+    """The session's open descriptors, except its input, outputs and control socket."""
+    found = {}
+    for fd in range(harden.CONTROL_FD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        with contextlib.suppress(OSError):
+            found[fd] = os.fstat(fd)
+    return found
+
+
+def _name(fd: int) -> str:
+    """A folder's path; empty: there is no /proc."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def _not_copied(where: str, names: list[str]) -> list[str]:
+    """Names to leave out: mount points (an interpreter below /tmp), what is no file, folder or link, the unreadable."""
+    skipped = []
+    for name in names:
+        path = os.path.join(where, name)
+        mode = os.lstat(path).st_mode
+        needed = os.R_OK | os.X_OK if stat.S_ISDIR(mode) else os.R_OK
+        plain = stat.S_ISLNK(mode) or ((stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and os.access(path, needed))
+        if not plain or os.path.ismount(path):
+            skipped.append(name)
+    return skipped
+
+
+def _copy_nameless(files: dict[int, os.stat_result], copied: dict[FileId, str]) -> list[str]:
+    """Copy the open files that are deleted, and add them to `copied`. Returns the temporary names of the copies."""
+    names = []
+    for fd, about in files.items():
+        file_id = _file_id(about)
+        readable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink or file_id in copied or not readable:
+            continue
+        path = copied[file_id] = f"/tmp/.{os.urandom(8).hex()}"
+        names.append(path)
+        with open(path, "xb") as file:
+            for at in range(0, about.st_size, _STEP):
+                file.write(os.pread(fd, _STEP, at))
+    return names
+
+
+def _reopen(fd: int, path: str) -> None:
+    """Point a descriptor at the copy of its file, at the same position."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+    position = os.lseek(fd, 0, os.SEEK_CUR)
+    fresh = os.open(path, flags)
+    os.lseek(fresh, position, os.SEEK_SET)
+    os.dup2(fresh, fd, os.get_inheritable(fd))
+    os.close(fresh)
+
+
+def _renew_pipe(ends: list[int]) -> None:
+    """Replace the ends of a pipe that this process has by those of a new one; where it has both, with the content."""
+    modes = {fd: fcntl.fcntl(fd, fcntl.F_GETFL) for fd in ends}
+    sides = {mode & os.O_ACCMODE for mode in modes.values()}
+    if os.O_RDWR in sides:
+        return
+    fresh = os.pipe()
+    if len(sides) == 2:
+        read = next(fd for fd in ends if modes[fd] & os.O_ACCMODE == os.O_RDONLY)
+        _libc.tee(read, fresh[1], _STEP, _DO_NOT_WAIT)
+    for fd in ends:
+        os.dup2(fresh[modes[fd] & os.O_ACCMODE], fd, os.get_inheritable(fd))
+        os.set_blocking(fd, not modes[fd] & os.O_NONBLOCK)
+    for fd in fresh:
+        os.close(fd)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def _renew_mappings(copied: dict[FileId, str]) -> None:
+    """Replace mappings of copied files, and of shared memory, by mappings of copies. Those of the runtime stay."""
+    try:
+        with open("/proc/self/maps", "rb", buffering=0) as file:
+            mapped = file.readall()
+    except FileNotFoundError:
+        return  # see `Isolation.missing`
+    for found in _SHARED_MAPPING.finditer(mapped):
+        start, end, offset, major, minor = (int(found[one], 16) for one in (1, 2, 4, 5, 6))
+        path = copied.get((os.makedev(major, minor), int(found[7])))
+        access = sum(bit for letter, bit in zip(b"rwx", (_READ, _WRITE, _EXECUTE), strict=True) if letter in found[3])
+        if path is not None:
+            fd = os.open(path, os.O_RDWR if access & _WRITE else os.O_RDONLY)
+            _check(_libc.mmap(start, end - start, access, _SHARED | _FIXED, fd, offset))
+            os.close(fd)
+        elif access & _READ and found[8].endswith(b"(deleted)"):
+            size = end - start
+            fresh = _libc.mmap(None, size, _READ | _WRITE, _SHARED | _ANONYMOUS, -1, 0)
+            _check(fresh)
+            ctypes.memmove(fresh, start, size)
+            _libc.mprotect(fresh, size, access)
+            _check(_libc.mremap(fresh, size, size, _MOVE, start))
+
+
+def _check(address: int | None) -> None:
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"memory cannot be copied: {os.strerror(code)}")

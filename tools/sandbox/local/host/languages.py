@@ -1,0 +1,289 @@
+"""How programs of each language are compiled and run. The names are SandboxFusion's."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.sandbox.local.kernel.jail import SYSTEM_PATHS
+
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
+"""Search path for programs, on the host and in the sandbox."""
+
+LEVELS = ("namespaces", "uid", "landlock")
+"""Isolation levels, strongest first."""
+
+COMPILER_MB = 512
+"""MiB that a compiler may use at least: C++'s standard library alone takes more than many programs may use."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """One language.
+
+    In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
+    it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{processors}` is
+    the number that is reported to the program.
+
+    Attributes:
+        name: as callers give it.
+        source: name of the file that holds the program.
+        run: the command that runs it.
+        compile: the command that compiles it first, where there is one.
+        needs: programs that must be installed, or other files by their full names.
+        alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
+        level: the weakest isolation level at which it can run: `landlock`; `uid` where it takes several processes; or
+            `namespaces` where it does not start without a /proc.
+        env: variables for the commands.
+        begins: text that is put in front of a program without it.
+        named_by_class: whether the file has the name of the program's public class, where it has one.
+    """
+
+    name: str
+    source: str
+    run: tuple[str, ...]
+    compile: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    level: str = "landlock"
+    env: tuple[tuple[str, str], ...] = ()
+    begins: str = ""
+    named_by_class: bool = False
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What it needs and lacks, a phrase each."""
+        return tuple(phrase for need in self.needs if (phrase := _lacks(need)))
+
+    @property
+    def available(self) -> bool:
+        """Whether everything that it needs is installed where a sandbox can see it."""
+        return not self.absent
+
+    def possible(self, level: str) -> bool:
+        """Whether it can run at an isolation level."""
+        least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
+        return LEVELS.index(level) <= LEVELS.index(least)
+
+    def request(self, code: str, memory_mb: int, level: str, processors: int = 1) -> dict[str, Any]:
+        """Return what a request says of a program: `code`, `source`, `argv`, `compile`, `env` and `compile_memory_mb`.
+
+        A compiler gets `COMPILER_MB` where the program itself may use less.
+
+        Args:
+            code: the program.
+            memory_mb: what it may use.
+            level: the isolation level.
+            processors: how many are reported to it, see `processors.reported`.
+        """
+        run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
+        argv = [_fitted(word, memory_mb, processors) for word in run]
+        compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
+        if compile_mb > memory_mb:
+            argv = ["sh", "-c", f'ulimit -d {memory_mb << 10} && exec "$@"', "sh", *argv]
+        source = self.source
+        if self.named_by_class and (found := _PUBLIC_CLASS.search(code)):
+            source = found[1] + os.path.splitext(source)[1]
+        return {
+            "code": code if self.begins.strip() in code else self.begins + code,
+            "source": source,
+            "argv": argv,
+            "compile": [_fitted(word, compile_mb, processors) for word in compiler],
+            "compile_memory_mb": compile_mb,
+            "env": {name: _fitted(value, memory_mb, processors) for name, value in self.env},
+        }
+
+
+_PUBLIC_CLASS = re.compile(
+    r"\bpublic\s+(?:(?:static|final|abstract|sealed|strictfp)\s+)*(?:class|interface|enum|record)\s+(\w+)"
+)
+
+
+def _fitted(text: str, memory_mb: int, processors: int) -> str:
+    """Return a word of a command with its numbers filled in."""
+    heap = max(16, memory_mb * 3 // 5)
+    stack = max(1, min(16, memory_mb // 64))
+    for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack), ("processors", processors)):
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
+
+
+def _lacks(need: str) -> str:
+    """Return what is wrong with a program that is needed; empty where a sandbox can see it."""
+    path = need if os.path.isabs(need) else shutil.which(need, path=SEARCH_PATH)
+    if path is None or not os.path.exists(path):
+        return need
+    real = os.path.realpath(path)
+    if any(real == seen or real.startswith(f"{seen}/") for seen in map(os.path.realpath, SYSTEM_PATHS)):
+        return ""
+    return f"{need} (which is {real}, where a sandbox cannot see it; install it below /usr)"
+
+
+_JARS = "/usr/local/share/java"
+"""Where archives for all Java programs can be put, for example `javatuples`, which some benchmarks' programs need."""
+
+_CLASSES = ("-cp", f".:*:{_JARS}/*")
+"""The working folder, the archives that were given along with the program, and those that are installed."""
+
+_JAVA_FLAGS = (
+    "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+    "-XX:ActiveProcessorCount={processors}",
+)  # fmt: skip
+_JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
+
+_JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
+"""Where Debian's package `junit5` has it."""
+
+
+_CRYPTO = ("-Wl,--as-needed", "-lcrypto", "-lssl") if glob.glob("/usr/lib/*/libcrypto.so") else ()
+"""OpenSSL, where it is installed: some benchmarks' C++ programs need it."""
+
+
+def _shell(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+_GO_ENV = (("GOFLAGS", "-p=4"),)
+
+
+def _go(command: str) -> tuple[str, ...]:
+    """Return a command of Go's.
+
+    Go ignores a `go.mod` in the folder for temporary files, so that must be another one. Since Go 1.20 the standard
+    library does not come compiled, and compiling it for each program takes ten seconds. After one
+    `GODEBUG=installgoroot=all go install std` it is in Go's own folder, and the command looks for it there.
+    """
+    return _shell(f'mkdir -p .go-tmp && TMPDIR="$PWD/.go-tmp" GODEBUG=installgoroot=all exec {command}')
+
+
+_CSHARP = """cat >.assertions.cs <<X
+class FailedAssertion : System.Diagnostics.DefaultTraceListener {
+    public override void Fail(string message, string detail) {
+        System.Console.Out.Flush();
+        System.Console.Error.WriteLine("Assertion failed. " + message + " " + detail);
+        System.Console.Error.WriteLine(System.Environment.StackTrace);
+        System.Environment.Exit(134);
+    }
+}
+X
+cat >main.exe.config <<X
+<configuration><system.diagnostics><trace><listeners>
+<clear/><add name="assertions" type="FailedAssertion, main"/>
+</listeners></trace></system.diagnostics></configuration>
+X
+exec mcs -d:DEBUG -out:main.exe main.cs .assertions.cs"""
+"""Mono by itself goes on after an assertion that failed; .NET ends the program, with this code."""
+
+
+def _typescript() -> tuple[str, ...]:
+    """Node with what `tsx` loads into it; `tsx` itself needs a socket, which not every level allows."""
+    loader = os.path.join(os.path.dirname(os.path.realpath(shutil.which("tsx", path=SEARCH_PATH) or "")), "loader.mjs")
+    return ("node", "--import", loader, "main.ts") if os.path.exists(loader) else ("tsx", "main.ts")
+
+
+def _first(*names: str) -> str:
+    """Return the first of these programs that is installed."""
+    return next((name for name in names if shutil.which(name, path=SEARCH_PATH)), names[0])
+
+
+_D = _first("dmd", "ldmd2", "gdmd")
+
+
+def _table(*languages: Language) -> dict[str, Language]:
+    return {language.name: language for language in languages}
+
+
+LANGUAGES = _table(
+    Language("bash", "main.sh", ("bash", "main.sh"), needs=("bash",)),
+    Language(
+        "cpp", "main.cpp", ("./main",), ("g++", "-std=c++17", "-O1", "main.cpp", "-o", "main", *_CRYPTO), ("g++",)
+    ),
+    Language("c", "main.c", ("./main",), ("gcc", "-O1", "main.c", "-o", "main", "-lm"), ("gcc",)),
+    Language("nodejs", "main.js", ("node", "main.js"), needs=("node",)),
+    Language("js", "main.js", ("node", "main.js"), needs=("node",)),
+    Language("typescript", "main.ts", _typescript(), needs=("tsx", "node"), level="uid"),
+    Language("go", "main.go", ("./main",), _go("go build -o main main.go"), ("go",), env=_GO_ENV),
+    Language(
+        "java",
+        "Main.java",
+        ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main"),
+        ("javac", *_JAVAC_FLAGS, *_CLASSES, "Main.java"),
+        ("java", "javac"),
+        ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main.java"),
+    ),
+    Language("rust", "main.rs", ("./main",), ("rustc", "-o", "main", "main.rs"), ("rustc",)),
+    Language("perl", "main.pl", ("perl", "main.pl"), needs=("perl",)),
+    Language("ruby", "main.rb", ("ruby", "main.rb"), needs=("ruby",)),
+    Language("lua", "main.lua", ("lua", "main.lua"), needs=("lua",)),
+    Language("php", "main.php", ("php", "-f", "main.php"), needs=("php",), begins="<?php "),
+    Language("R", "main.R", ("Rscript", "main.R"), needs=("Rscript",), level="uid"),
+    Language(
+        "csharp",
+        "main.cs",
+        ("mono", "main.exe"),
+        _shell(_CSHARP),
+        ("mcs", "mono"),
+        level="namespaces",
+        env=(("MONO_GC_PARAMS", "max-heap-size={heap}m"),),  # or, out of memory, it ends with code 0
+    ),
+    Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",), level="uid"),
+    Language("julia", "main.jl", ("julia", "main.jl"), needs=("julia",)),
+    Language("kotlin_script", "main.kts", ("kotlin", "main.kts"), needs=("kotlin",), level="uid"),
+    Language("swift", "main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main"), ("swiftc",)),
+    Language("racket", "main.rkt", ("racket", "main.rkt"), needs=("racket",)),
+    Language("D_ut", "main.d", ("./main",), (_D, "-unittest", "main.d", "-of=main"), (_D,)),
+    Language(
+        "verilog",
+        "main.sv",
+        ("vvp", "-n", "main.vvp"),
+        ("iverilog", "-g2012", "-o", "main.vvp", "main.sv"),
+        ("iverilog", "vvp"),
+    ),
+    Language("lean", "main.lean", ("lean", "main.lean"), needs=("lean",)),
+    Language("pytest", "test_main.py", ("python", "-m", "pytest", "-q", "test_main.py")),
+    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), level="uid", env=_GO_ENV),
+    Language(
+        "junit",
+        "MainTest.java",
+        ("java", *_JAVA_FLAGS, "-ea", "-jar", _JUNIT, "--class-path", ".:*", "--scan-class-path", "--disable-banner"),
+        _shell(f"exec javac {' '.join(_JAVAC_FLAGS)} -cp '{_CLASSES[1]}:{_JUNIT}' *.java"),
+        ("java", "javac", _JUNIT),
+        named_by_class=True,
+    ),
+    Language(
+        "jest",
+        "main.test.js",
+        _shell("[ -e package.json ] || echo {} >package.json; exec jest --runInBand --no-cache main.test.js"),
+        needs=("jest",),
+        level="uid",
+    ),
+    Language("sql", "main.sql", ("sqlite3", ":memory:", ".read main.sql"), needs=("sqlite3",)),
+)
+"""Every language but Python, which the template runs itself."""
+
+
+def find(name: str) -> Language | None:
+    """Return the language of that name; None for Python.
+
+    Raises:
+        UnknownNameError: it is not known; names the nearest one.
+        ConfigError: what it needs is not installed.
+    """
+    if name == "python":
+        return None
+    language = LANGUAGES.get(name)
+    if language is None:
+        known = ", ".join(["python", *LANGUAGES])
+        raise UnknownNameError(
+            f"unknown language {name!r}{nearest(name, ['python', *LANGUAGES]) or '.'} Known: {known}."
+        )
+    if absent := language.absent:
+        raise ConfigError(
+            f"language {name!r} needs {', '.join(absent)}: not installed on this machine in {SEARCH_PATH}"
+        )
+    return language

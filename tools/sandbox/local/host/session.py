@@ -1,0 +1,304 @@
+"""`LocalSession`: an interpreter of the local sandbox that keeps its state; and `OpenSessions`, which owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
+from toolgym.tools.errors import (
+    SandboxBusyError,
+    SandboxError,
+    SandboxUnavailableError,
+    SandboxUnsupportedError,
+    SessionLostError,
+)
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
+from toolgym.tools.sandbox.local.protocol import answer_codec
+from toolgym.tools.sandbox.names import check_argv, check_name, positive
+
+CHUNK = 4 * 1024 * 1024
+"""Bytes of a file that are read or written in one step: other sessions have their turn in between."""
+
+MAX_CODE = 1 << 31
+"""Beyond this no number is the code of a process that ended."""
+
+START_SESSION = 30.0
+"""Seconds that opening or forking a session may take."""
+
+_REPORTED_LIMITS = ("memory_limit", "file_limit", "disk_limit")
+
+_NO_PROCESS = "Resource temporarily unavailable"
+"""What the C library calls EAGAIN: `fork` gives it at the limit of processes."""
+
+
+class OpenSessions:
+    """The open sessions of one sandbox, and what they share.
+
+    Args:
+        limiter: gives permits to run.
+        max_file_bytes: largest file that can be read.
+        can_fork: whether the isolation level lets sessions fork.
+    """
+
+    def __init__(self, limiter: LocalRateLimiter, max_file_bytes: int, *, can_fork: bool) -> None:
+        self.limiter, self.max_file_bytes, self.can_fork = limiter, max_file_bytes, can_fork
+        self._open: set[LocalSession] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, template: TemplateProcess, name: str) -> LocalSession:
+        """Return the session of that name, which is open in a template process."""
+        session = LocalSession(self, template, name)
+        self._open.add(session)
+        template.sessions += 1
+        return session
+
+    def discard(self, session: LocalSession) -> None:
+        """Forget a session that has ended. Doing so twice is fine."""
+        if session in self._open:
+            self._open.remove(session)
+            session.template.sessions -= 1
+
+    def end_all(self) -> None:
+        """Mark all as ended, for a sandbox whose template processes end."""
+        for session in [*self._open]:
+            session.end()
+
+
+class LocalSession(Session):
+    """A session of a `LocalSandbox`. Made by `LocalSandbox.session`.
+
+    Attributes:
+        template: the process in which it lives.
+    """
+
+    def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str) -> None:
+        self._owner, self.template, self._id = owner, template, name
+        self._alive = True
+        self._closed = False
+        self._lock = asyncio.Lock()
+        self._checkpoints: dict[str, LocalSession] = {}
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def alive(self) -> bool:
+        return self._alive and self.template.alive
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        return tuple(self._checkpoints)
+
+    async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
+        request = {"op": "cell", "code": code, "timeout": positive("timeout", timeout)}
+        async with self._lock:
+            answer = await self._ask(request, timeout)
+        cell = answer.get("answer") or {}
+        error = _cell_error(cell.get("error"))
+        status = ExecutionStatus(answer["status"])
+        if status is ExecutionStatus.OK and (error is not None or "failed" in cell):
+            limit = cell.get("why")
+            status = ExecutionStatus(limit) if limit in _REPORTED_LIMITS else ExecutionStatus.ERROR
+        result = cell.get("result")
+        display = cell.get("display")
+        return CellResult(
+            status=status,
+            stdout=answer.get("stdout", ""),
+            stderr=answer.get("stderr", ""),
+            result=_valid(result) if isinstance(result, str) else None,
+            display=tuple(one for one in display if isinstance(one, dict)) if isinstance(display, list) else (),
+            error=error,
+            duration=float(answer.get("duration", 0.0)),
+            alive=self.alive,
+            stdout_truncated=bool(answer.get("stdout_truncated")),
+            stderr_truncated=bool(answer.get("stderr_truncated")),
+            message=str(answer.get("message", "")),
+        )
+
+    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
+        words = check_argv(argv)
+        request = {"op": "exec", "argv": words, "stdin": stdin, "timeout": positive("timeout", timeout)}
+        async with self._lock:
+            answer = await self._ask(request, timeout)
+        inner = answer.get("answer") or {}
+        said = inner.get("status")
+        code = said if type(said) is int and abs(said) < MAX_CODE else None
+        status = ExecutionStatus(answer["status"])
+        if status is ExecutionStatus.OK and code != 0:
+            status = ExecutionStatus.KILLED if code is not None and code < 0 else ExecutionStatus.ERROR
+        return ExecutionResult(
+            status=status,
+            stdout=answer.get("stdout", ""),
+            stderr=answer.get("stderr", ""),
+            return_code=code,
+            duration=float(answer.get("duration", 0.0)),
+            stdout_truncated=bool(answer.get("stdout_truncated")),
+            stderr_truncated=bool(answer.get("stderr_truncated")),
+            message=str(answer.get("message", "")),
+        )
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        check_name(name)
+        async with self._lock:
+            for at in range(0, max(len(data), 1), CHUNK):
+                encoded = base64.b64encode(data[at : at + CHUNK]).decode()
+                answer = await self._ask({"op": "write", "name": name, "at": at, "data": encoded}, START_SESSION)
+                failed = (answer.get("answer") or {}).get("failed")
+                if failed or answer["status"] != "ok":
+                    raise self._error(f"the file {name!r} cannot be written in the session", answer, failed)
+
+    async def read_file(self, name: str) -> bytes:
+        check_name(name)
+        parts: list[bytes] = []
+        size = 0
+        async with self._lock:
+            while True:
+                answer = await self._ask({"op": "read", "name": name, "at": size, "most": CHUNK}, START_SESSION)
+                inner = answer.get("answer") or {}
+                data = inner.get("data")
+                if inner.get("absent"):
+                    raise FileNotFoundError(f"the session has no file {name!r}")
+                if not isinstance(data, bytes):
+                    failed = inner.get("failed")
+                    raise self._error(f"the file {name!r} cannot be read in the session", answer, failed)
+                parts.append(data)
+                size += len(data)
+                if size > self._owner.max_file_bytes:  # not a file but a device, or the program made the bytes up
+                    most = f"{self._owner.max_file_bytes} bytes allowed"
+                    raise SandboxError(f"the file {name!r} in the session has more than the {most}")
+                if len(data) < CHUNK:
+                    return b"".join(parts)
+
+    async def _fork(self, name: str | None, n: int) -> list[Session]:
+        """See `Session.fork`. Each fork gets copies of /tmp and /dev/shm, as they are now, in its own file system.
+
+        What is open or mapped of these is the copy's then, in the state that it had; so are shared memory, pipes, and
+        the event loop with its tasks. The generators of `random` and `numpy.random` are seeded anew, others go along.
+        What does not: threads (a pool of them that was used before takes no more work), timers of `setitimer`, locks
+        on files, and programs, whose pipes are closed in the fork. Sockets are shared. What is no file, folder or link
+        there, or may not be read, is left out.
+
+        Neither sees the other's processes nor can signal them; a thread or program that the session had started before
+        the fork may still signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI
+        6 or later) allows about fifteen such partings in the past of one session, and refuses more: each fork is one
+        for itself, and all forks made between two cells of their origin are one for that. A checkpoint is a fork.
+        """
+        origin = self if name is None else self._checkpoints[name]
+        if not self._owner.can_fork:
+            raise SandboxUnsupportedError(
+                "the session cannot be forked: sessions fork only at the level 'namespaces'; elsewhere both would have "
+                "the same user and folder"
+            )
+        forks: list[Session] = []
+        try:
+            async with origin._lock:  # throughout, so that all forks have the same state
+                for _ in range(n):
+                    forks.append(await origin._fork_once())
+        except BaseException:
+            await shielded(asyncio.gather(*(one.close() for one in forks)))
+            raise
+        return forks
+
+    async def _checkpoint(self, name: str) -> None:
+        (kept,) = await self._fork(None, 1)
+        assert isinstance(kept, LocalSession)
+        if self._closed:  # meanwhile
+            await shielded(kept.close())
+            raise SessionLostError("the session was closed before the checkpoint was there")
+        older = self._checkpoints.pop(name, None)
+        self._checkpoints[name] = kept
+        if older is not None:
+            await older.close()
+
+    async def _drop_checkpoint(self, name: str) -> None:
+        await self._checkpoints.pop(name).close()
+
+    async def close(self) -> None:
+        self._closed = True
+        checkpoints, self._checkpoints = self._checkpoints, {}
+        # Shielded: a caller that is cancelled here would cancel tasks that have not begun, and leave the processes.
+        await shielded(asyncio.gather(self._close_own(), *(one.close() for one in checkpoints.values())))
+
+    async def _close_own(self) -> None:
+        if self._alive:
+            self.end()
+            if self.template.alive:
+                try:
+                    await self.template.request({"op": "close", "session": self._id}, patience=GRACE)
+                except TemplateLostError:
+                    return
+
+    def end(self) -> None:
+        """Mark it as ended: its process is gone, or is about to be. Doing so twice is fine."""
+        self._alive = False
+        self._owner.discard(self)
+
+    async def _fork_once(self) -> LocalSession:
+        into = uuid.uuid4().hex
+        try:
+            answer = await self._ask({"op": "fork", "into": into}, START_SESSION)
+        except asyncio.CancelledError:
+            self.template.send({"op": "close", "session": into})  # it may be there already
+            raise
+        if answer["status"] != "ok":
+            why = f"{answer['status']}: {answer.get('message', '')}".removesuffix(": ")
+            raise self._error("the session cannot be forked", answer, why)
+        return self._owner.add(self.template, into)
+
+    def _error(self, what: str, answer: dict[str, Any], why: object = None) -> SandboxError:
+        """Return the error for a request that failed, by what its caller can do."""
+        text = f"{what}: {_valid(str(why or answer.get('message') or answer['status']))}"
+        if not answer.get("alive"):
+            return SessionLostError(text)
+        if answer["status"] == "sandbox_error":
+            return SandboxUnavailableError(text)
+        return SandboxBusyError(text) if _NO_PROCESS in text else SandboxError(text)
+
+    async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Return the template's answer, while the caller holds the lock. What the session sent is under `answer`."""
+        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
+        if not self.alive:
+            self.end()
+            return gone
+        message = {"timeout": timeout, **message, "session": self._id}
+        try:
+            if message["op"] in ("cell", "exec"):
+                async with self._owner.limiter.permit():
+                    answer = await self.template.request(message, patience=timeout + GRACE, settle=GRACE)
+            else:
+                answer = await self.template.request(message, patience=timeout + GRACE, settle=GRACE)
+        except TemplateLostError:
+            answer = {**gone, "message": "the template process of the session was lost"}
+        if answer.get("answered"):
+            try:
+                answer["answer"] = answer_codec.unpack(answer.pop("raw", b""))
+            except (ValueError, RecursionError):
+                # The program wrote these bytes in place of the interpreter.
+                self.template.send({"op": "close", "session": self._id})
+                answer = {**answer, "status": "killed", "alive": False}
+        if not answer.get("alive"):
+            self.end()
+        return answer
+
+
+def _cell_error(value: object) -> CellError | None:
+    """Return the exception that a session reports. User code may have written it, so every part is checked."""
+    if not isinstance(value, dict):
+        return None
+    lines = value.get("traceback")
+    kept = tuple(_valid(str(line)) for line in lines) if isinstance(lines, list) else ()
+    return CellError(_valid(str(value.get("name", ""))), _valid(str(value.get("value", ""))), kept)
+
+
+def _valid(text: str) -> str:
+    """Return a text that UTF-8 can hold: lone surrogates become their escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,305 @@
+"""`TemplatePool`: the template processes of a local sandbox. It chooses one for a request, and starts another one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from toolgym.tools.errors import SandboxClosedError, SandboxUnavailableError
+from toolgym.tools.sandbox.base import Limits
+from toolgym.tools.sandbox.local.host import languages, processors
+from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, missing
+from toolgym.tools.sandbox.local.host.template_process import TemplateProcess, runtime_paths
+from toolgym.tools.sandbox.local.kernel import cgroup, folders, jail, users
+
+WARM_CODE = {
+    "sympy": (
+        "import sympy; x = sympy.Symbol('x'); sympy.factor(x**2 - 1); sympy.solve(x**2 - 2, x); "
+        "sympy.simplify(sympy.sin(x)**2 + sympy.cos(x)**2); str(sympy.expand((x + 1)**3)); sympy.integrate(x, x); del x"
+    ),
+    "numpy": "import numpy; numpy.arange(8).reshape(2, 4) @ numpy.ones((4, 2)); str(numpy.array([1.5]))",
+    "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 1], 'b': [2, 3]}).groupby('a').sum())",
+}
+"""Small computations that fill the libraries' caches before the fork."""
+
+MOST_TEMPLATES = 16
+"""Template processes of each kind, unless more are asked for: they fork thousands of children a second."""
+
+CROWDED = 4
+"""Requests that a template has at once when another one is started, if there may be more."""
+
+SESSIONS_EACH = 8
+"""Open sessions that count as one request: they stay with their template, and end with it."""
+
+Network = Literal["off", "loopback", "host"]
+
+_log = logging.getLogger("toolgym.tools.sandbox")
+
+_SLOW = (
+    "the sandbox's programs start a little slower than they could: io_uring is not allowed, or too little locked memory"
+)
+_said: set[str] = set()
+
+
+class TemplatePool:
+    """Bare template processes, and full ones, which have libraries loaded. Belongs to one event loop.
+
+    Args:
+        level: isolation level of their children.
+        network: what their children reach.
+        limits: of one execution or session.
+        python: absolute path of the interpreter.
+        preload: modules of the full ones, as far as they are installed.
+        count: most template processes of each kind.
+        warm: children that each keeps ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        level: Level,
+        network: Network,
+        limits: Limits,
+        python: str,
+        preload: Sequence[str],
+        count: int,
+        warm: int,
+    ) -> None:
+        self._level, self._network, self._limits, self._python = level, network, limits, python
+        self._preload, self._warm = tuple(preload), warm
+        self._kinds: dict[str, list[TemplateProcess | None]] = {"bare": [None] * count, "full": [None] * count}
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._starting: Counter[tuple[str, int]] = Counter()
+        self._turn = itertools.count()
+        self._pattern = _names_pattern(self._preload)
+        self._installed: tuple[str, ...] | None = None
+        self._paths: list[str] = []
+        self._work = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._layers: Mapping[str, Any] = {}
+
+    @property
+    def isolation(self) -> Isolation | None:
+        """Exactly what is on; None before a template has started."""
+        if not self._layers:
+            return None
+        controllers = (self._layers["cgroup"] or {}).get("controllers", ())
+        return Isolation(
+            level=self._level,
+            landlock=int(self._layers["landlock"]),
+            seccomp=bool(self._layers["seccomp"]),
+            fresh_proc=bool(self._layers["fresh_proc"]),
+            network=self._network,
+            cgroup=f"v{self._layers['cgroup']['version']}" if controllers else None,
+            controllers=tuple(controllers),
+            missing=tuple(missing(self._level, self._layers)),
+        )
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the templates that run."""
+        return [one.pid for kind in self._kinds.values() for one in kind if one is not None and one.alive]
+
+    async def start(self, *, full: bool) -> None:
+        """Start the first bare template; and the first full one, if that is asked for and there are modules for it."""
+        await self._get("bare", 0)
+        if full and self._preload:
+            await self._get("full", 0)
+
+    async def for_code(self, code: str) -> TemplateProcess:
+        """Return a template for code: a full one where the code names a module of it.
+
+        Raises:
+            SandboxUnavailableError: it cannot be started.
+            SandboxClosedError: the pool is closed, or belongs to another event loop.
+        """
+        return await self._get("full" if self._pattern.search(code) else "bare")
+
+    async def bare(self) -> TemplateProcess:
+        """Return a template without libraries. Raises as `for_code`."""
+        return await self._get("bare")
+
+    async def full(self) -> TemplateProcess:
+        """Return a template with all libraries that there are. Raises as `for_code`."""
+        return await self._get("full" if self._preload else "bare")
+
+    async def close(self) -> None:
+        """End all template processes. None is started any more."""
+        self._closed = True
+        for lock in list(self._locks.values()):
+            async with lock:
+                pass  # a template that was just starting is there now, and is closed with the others
+        running = [one for kind in self._kinds.values() for one in kind if one is not None]
+        await asyncio.gather(*(one.close() for one in running))
+        for kind in self._kinds.values():
+            kind[:] = [None] * len(kind)
+        if self._work:
+            folders.remove(self._work)
+            self._work = ""
+
+    async def _get(self, kind: str, index: int | None = None) -> TemplateProcess:
+        """Return a living template of that kind, the one with the least to do; a dead one is replaced first."""
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise SandboxClosedError("the sandbox is closed")
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise SandboxClosedError("a LocalSandbox belongs to one event loop; use a SharedSandbox for several")
+        row = self._kinds[kind]
+        if index is None:
+            start = next(self._turn) % len(row)
+            order = [*range(start, len(row)), *range(start)]
+            index = min(order, key=lambda at: self._load(kind, at))
+        found = row[index]
+        if found is not None and found.alive:
+            return found
+        self._starting[kind, index] += 1
+        try:
+            async with self._locks.setdefault((kind, index), asyncio.Lock()):
+                found = row[index]
+                if found is not None and found.alive:
+                    return found
+                if self._closed:
+                    raise SandboxClosedError("the sandbox is closed")
+                if found is not None:
+                    _log.warning("a template process ended and is replaced")
+                    await found.close()
+                fresh = await self._start(kind)
+                row[index] = fresh
+                return fresh
+        finally:
+            self._starting[kind, index] -= 1
+
+    def _load(self, kind: str, index: int) -> int:
+        """Return how much a template has to do; for one that is not there yet, how much justifies starting it."""
+        found = self._kinds[kind][index]
+        if found is None or not found.alive:
+            return CROWDED + self._starting[kind, index]
+        return found.busy + found.sessions // SESSIONS_EACH
+
+    async def _start(self, kind: str) -> TemplateProcess:
+        if self._installed is None:
+            self._paths = await asyncio.to_thread(runtime_paths, self._python)
+            self._installed = await asyncio.to_thread(_installed, self._python, self._preload)
+        if self._level is not Level.NAMESPACES:
+            await asyncio.to_thread(folders.sweep)
+        if self._level is not Level.NAMESPACES and not self._work:
+            # Without awaiting: two templates that start at once would make two folders, and one would be left behind.
+            self._work = _work_folder()
+        preload = list(self._installed) if kind == "full" else []
+        config = {
+            "level": self._level.value,
+            "network": self._network,
+            "limits": asdict(self._limits),
+            "read_only": [*jail.SYSTEM_PATHS, *self._paths],
+            "preload": preload,
+            "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
+            "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
+            "processors": processors.reported(self._limits),
+            "warm": self._warm,
+            "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
+            "first_uid": users.take() if self._level is Level.UID else 0,
+        }
+        if config["work"]:
+            os.chmod(str(config["work"]), 0o711)
+        place, why = await asyncio.to_thread(cgroup.find)
+        if self._limits.cores is not None and (place is None or "cpu" not in place.folders):
+            raise SandboxUnavailableError(
+                f"limits.cores={self._limits.cores} needs a control group with the cpu controller, and none can be "
+                f"made here ({why or 'that controller is not passed on'}); leave it at None"
+            )
+        # A template of root becomes another user, and makes its children's groups itself.
+        owner = users.SANDBOX_UID if self._level is Level.NAMESPACES and jail.becomes_another() else None
+        make_group = functools.partial(cgroup.Group, place, owner) if place is not None else None
+        template = TemplateProcess(self._python, config, make_group)
+        await template.start()
+        self._layers = template.layers
+        text = f"sandbox isolation: {self._level.value}"
+        if text not in _said:
+            _said.add(text)
+            _log.info("%s (%s)", text, self.isolation)
+        if not template.layers["pinned"] and _SLOW not in _said:
+            _said.add(_SLOW)
+            _log.info(_SLOW)
+        return template
+
+
+def _work_folder() -> str:
+    """Make a folder of the host for all programs of a sandbox; `folders.remove` removes it."""
+    try:
+        return folders.make()
+    except OSError as error:
+        raise SandboxUnavailableError(
+            "at this level programs work in a folder of the host, and none can be made: mount a tmpfs at /tmp, "
+            f"or name a folder that may be written to in TMPDIR ({error})"
+        ) from error
+
+
+def absolute(python: str) -> str:
+    """Return the interpreter's path, links kept: a template process has another folder and no PATH."""
+    found = shutil.which(python)
+    if found is None:
+        raise SandboxUnavailableError(
+            f"the sandbox's interpreter {str(python)!r} cannot be run: there is no such program; give its path"
+        )
+    return os.path.abspath(found)
+
+
+def enterable(python: str, level: str | None, require: str | None) -> Level:
+    """Return `uid` where other users can enter the interpreter's folders, as that level needs; else `landlock`."""
+    closed = [
+        str(folder)
+        for path in runtime_paths(python)
+        for folder in [Path(path), *Path(path).parents]
+        if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH
+    ]
+    if not closed:
+        return Level.UID
+    if level is not None or (require is not None and Level(require) is not Level.LANDLOCK):
+        raise SandboxUnavailableError(
+            f"at the level 'uid' programs run as other users, who cannot enter {closed[0]!r} to reach the interpreter "
+            f"{python!r}; give a world-readable one in python=, or accept the level 'landlock'"
+        )
+    return Level.LANDLOCK
+
+
+def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
+    """Return what matches code in which a preloaded module, or one that usually brings it, is named."""
+    names = {name.partition(".")[0] for name in preload}
+    friends = {"numpy": ("np", "matplotlib", "sklearn"), "pandas": ("pd",), "scipy": ("sklearn",)}
+    words = sorted({*names, *(friend for name in names for friend in friends.get(name, ()))})
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b" if words else r"(?!)")
+
+
+def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the modules that the interpreter can find."""
+    code = (
+        "import importlib.util, json, sys\n"
+        "print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n.partition('.')[0])]))"
+    )
+    done = subprocess.run([python, "-I", "-c", code, *names], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise SandboxUnavailableError(
+            f"the sandbox's interpreter {python!r} cannot be run: {done.stderr.strip()[-500:]}"
+        )
+    found = tuple(json.loads(done.stdout))
+    absent = [name for name in names if name not in found]
+    if absent:
+        _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(absent))
+    return found

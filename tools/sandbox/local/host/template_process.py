@@ -1,0 +1,340 @@
+"""`TemplateProcess`: the host's handle on one template process. It starts the process, sends requests, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import json
+import logging
+import resource
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+from toolgym.tools.errors import SandboxUnavailableError
+from toolgym.tools.sandbox.local.kernel import syscalls, users
+from toolgym.tools.sandbox.local.kernel.cgroup import Group
+from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.protocol.messages import CancelRequest
+
+START_TIMEOUT = 120.0
+"""Seconds that a template may take to load its libraries."""
+
+PATIENCE = 3.0
+"""Seconds that a template may take to end by itself before it is killed."""
+
+END_TIMEOUT = 5.0
+"""Seconds that a killed template may take to be reaped."""
+
+GRACE = 10.0
+"""Seconds beyond a request's own deadline until the template counts as stuck."""
+
+MIN_DESCRIPTORS = 100
+"""Open files that a template process must be allowed, for itself and its first children."""
+
+FOLDER = str(Path(__file__).parents[1])
+JUST_THIS_FOLDER = """
+import sys, types
+for name in ("toolgym", "toolgym.tools", "toolgym.tools.sandbox", "toolgym.tools.sandbox.local"):
+    module = types.ModuleType(name)
+    module.__path__ = [sys.argv[1]] if name.endswith("local") else []
+    sys.modules[name] = module
+"""
+"""A Python may have no toolgym: with `FOLDER` as first argument, this gives it the modules here, under their names."""
+
+_BOOT = f"""import sys
+sys.path.remove("")
+{JUST_THIS_FOLDER}
+import json
+from toolgym.tools.sandbox.local.broker import startup
+startup.main(json.loads(sys.argv[2]))
+"""
+
+
+_log = logging.getLogger("toolgym.tools.sandbox")
+
+
+class TemplateLostError(Exception):
+    """The template process is gone, or does not answer; the request may be sent to another one."""
+
+
+class TemplateProcess:
+    """Owns one template process.
+
+    Args:
+        python: the interpreter to run it with.
+        config: see `startup.main`; `socket` and `cgroup` are filled in here.
+        make_group: makes a control group for it, which is removed with it; None: there is none.
+
+    Attributes:
+        layers: what confines its children, as the process reported it.
+        pid: its process id.
+        answered: requests that it has answered.
+        sessions: open sessions that live in it. Their owner counts.
+    """
+
+    def __init__(self, python: str, config: Mapping[str, Any], make_group: Callable[[], Group] | None = None) -> None:
+        self._python, self._config, self._make_group = python, dict(config), make_group
+        self._group: Group | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+        self._line: _Line | None = None
+        self._first: asyncio.Future[dict[str, Any]] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._pieces: dict[int, list[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self.layers: dict[str, Any] = {}
+        self.pid = 0
+        self.answered = 0
+        self.sessions = 0
+        self._closing = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be sent."""
+        return self._first is None and self._line is not None and not self._line.lost.done()
+
+    @property
+    def busy(self) -> int:
+        """How many requests wait for their answers."""
+        return len(self._waiting)
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready.
+
+        Raises:
+            SandboxUnavailableError: it cannot be started; says why.
+        """
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the template raises its own to that
+        if 0 <= allowed < MIN_DESCRIPTORS:
+            raise SandboxUnavailableError(
+                f"the sandbox's template process needs at least {MIN_DESCRIPTORS} open files, and {allowed} are "
+                "allowed here; raise the hard limit (`ulimit -Hn 4096` before starting, LimitNOFILE=4096 for systemd, "
+                "`--ulimit nofile=4096` for docker)"
+            )
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise SandboxUnavailableError(f"the sandbox's template process cannot start: {error}") from error
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            passed, group = [theirs.fileno()], None
+            if self._make_group is not None:
+                self._group = self._make_group()
+                group = self._group.open()
+                passed += self._group.descriptors
+            config = json.dumps({**self._config, "socket": theirs.fileno(), "cgroup": group})
+            # Not asyncio's own: its watcher and its transport race to reap a process that is killed.
+            self._words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+            self._process = subprocess.Popen(  # noqa: ASYNC220  takes about a millisecond
+                [self._python, "-s", "-c", _BOOT, FOLDER, config],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words,
+                pass_fds=passed, env={"LANG": "C.UTF-8", **syscalls.library_path()}, cwd="/", start_new_session=True,
+            )  # fmt: skip
+            theirs.close()
+            if self._group is not None:
+                self._group.close()
+            self.pid = self._process.pid
+            loop = asyncio.get_running_loop()
+            self._first = loop.create_future()
+            _, self._line = await loop.create_connection(lambda: _Line(self._on_message, self._on_loss), sock=ours)
+            async with asyncio.timeout(START_TIMEOUT):
+                first = await self._first
+            if "refused" in first:
+                raise SandboxUnavailableError(f"the sandbox's template process cannot start: {first['refused']}")
+            self.layers = first["layers"]
+            self._first = None
+        except BaseException as error:
+            theirs.close()
+            if self._first is not None:
+                self._first.cancel()
+            if self._line is None:
+                ours.close()
+            await asyncio.shield(self.close())
+            if isinstance(error, OSError | TimeoutError):
+                raise SandboxUnavailableError(f"the sandbox's template process cannot start: {error}") from error
+            raise
+
+    def _last_words(self) -> str:
+        """Return what the process wrote to standard error."""
+        if self._words is None or self._words.closed:
+            return ""
+        self._words.seek(0)
+        return self._words.read().decode("utf-8", "replace").strip()[-2000:]
+
+    async def request(self, message: dict[str, Any], *, patience: float, settle: float = 0.0) -> dict[str, Any]:
+        """Send a request and wait for its answer. Cancelling gives the request up in the template too.
+
+        Args:
+            message: the request without its id.
+            patience: seconds after which the template counts as stuck and is killed.
+            settle: when cancelled, seconds to wait until the template has given up, so that the next request does not
+                find it busy.
+
+        Returns:
+            The answer; under `raw`, the bytes that came ahead of it, where some did.
+
+        Raises:
+            TemplateLostError: there is no answer and will be none.
+        """
+        if not self.alive or self._line is None:
+            raise TemplateLostError
+        number = next(self._numbers)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._line.transport.write(frames.encode({**message, "id": number}))
+            async with asyncio.timeout(patience):
+                return await future
+        except TimeoutError:
+            self.kill()
+            raise TemplateLostError from None
+        except asyncio.CancelledError:
+            if self.alive and future.cancelled():
+                cancel: CancelRequest = {"op": "cancel", "of": number}
+                self._line.transport.write(frames.encode(cancel))
+                if settle:
+                    future = self._waiting[number] = asyncio.get_running_loop().create_future()
+                    await asyncio.wait({future}, timeout=settle)
+            raise
+        finally:
+            self._waiting.pop(number, None)
+            self._pieces.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # retrieved, so that asyncio does not log it for a caller that has gone
+
+    def kill(self) -> None:
+        """End the process and everything below it, at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End the process, reap it, and fail what still waits. Closing twice is fine."""
+        self._closing = True
+        if self._line is not None:
+            self._line.transport.abort()  # then the process ends its children and itself
+            await asyncio.wait({self._line.lost}, timeout=END_TIMEOUT)
+        if self._process is not None:
+            # No threads here: at the end of the interpreter none can be started.
+            patience = time.monotonic() + (PATIENCE if self._line is not None else 0.0)
+            deadline = patience + END_TIMEOUT
+            while self._process.poll() is None and time.monotonic() < deadline:
+                if time.monotonic() >= patience:
+                    self.kill()
+                await asyncio.sleep(0.005)
+        self._end_users()
+        if self._group is not None:
+            for wait in self._group.removal():
+                await asyncio.sleep(wait)
+        if self._words is not None and not self._words.closed:
+            said = self._last_words()
+            self._words.close()
+            if said:
+                _log.warning("a template process said: %s", said)
+        self._fail_waiting()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a request without waiting for its answer."""
+        if self.alive and self._line is not None:
+            self._line.transport.write(frames.encode({**message, "id": next(self._numbers)}))
+
+    def _on_message(self, message: dict[str, Any] | frames.DataChunk) -> None:
+        if isinstance(message, frames.DataChunk):
+            if message.number in self._waiting:
+                self._pieces.setdefault(message.number, []).append(message.data)
+            return
+        if self._first is not None:
+            if not self._first.done():
+                self._first.set_result(message)
+            return
+        future = self._waiting.get(message.get("id", 0))
+        if future is not None and not future.done():
+            self.answered += 1
+            pieces = self._pieces.pop(message["id"], None)
+            if pieces is not None:
+                message["raw"] = b"".join(pieces)
+            future.set_result(message)
+
+    def _on_loss(self) -> None:
+        if self._first is not None and not self._first.done():
+            said = self._last_words() or "it said nothing"
+            if f"[Errno {errno.EAGAIN}]" in said:
+                said = syscalls.NO_PROCESS
+            self._first.set_exception(
+                SandboxUnavailableError(f"the sandbox's template process ended while starting: {said}")
+            )
+        if not self._closing:
+            self.kill()
+        self._fail_waiting()
+
+    def _end_users(self) -> None:
+        """Kill processes of its children that run as users of their own; a template that was killed could not."""
+        if self._process is not None and self._config["first_uid"]:
+            users.end_orphans(self._config["first_uid"], END_TIMEOUT)
+
+    def _fail_waiting(self) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(TemplateLostError())
+
+
+class _Line(asyncio.Protocol):
+    """The host's end of the socket to a template. Delivers messages in the turn of the event loop in which they come.
+
+    Args:
+        on_message: is called with each message.
+        on_loss: is called once, when the template is gone or sent what cannot be read.
+
+    Attributes:
+        transport: to write to.
+        lost: done when the socket is closed.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self, on_message: Callable[[dict[str, Any] | frames.DataChunk], None], on_loss: Callable[[], None]
+    ) -> None:
+        self._on_message, self._on_loss = on_message, on_loss
+        self._decoder = frames.Decoder()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one without deriving from it
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._decoder.feed(data):
+                self._on_message(message)
+        except (ValueError, RecursionError):
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._on_loss()
+
+
+def runtime_paths(python: str) -> list[str]:
+    """Return the folders that an interpreter needs: its prefixes. Programs do not see the host's import path.
+
+    Raises:
+        SandboxUnavailableError: the interpreter cannot be run.
+    """
+    code = (
+        "import sys, json, os; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, "
+        "os.path.dirname(os.path.realpath(sys.executable))]))"
+    )
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxUnavailableError(f"the sandbox's interpreter {python!r} cannot be run: {error}") from error
+    found = json.loads(done.stdout)
+    real = [str(Path(path).resolve()) for path in found]
+    return sorted({*found, *real} - {"/", "/usr", "/usr/local"})

@@ -1,0 +1,1 @@
+"""What the Linux kernel offers: system calls, namespaces, cgroups, Landlock, seccomp."""

@@ -1,0 +1,242 @@
+"""Control groups (versions 1 and 2): the host finds where it may make them, and makes and removes one per template
+process.
+
+A template process gets the group `toolgym-<pid>-<start>-<namespace>-<number>`, below the group of this process (version
+1, and the root group of version 2) or beside it (version 2 elsewhere, where a group with processes in it may have no
+limited ones below). In it, `child_cgroups` makes a group per child. The process that made a group removes it; where it
+was killed first, the next one that starts recognises the group by its name and removes it.
+
+Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolgym.tools.sandbox.local.kernel import cgroup_mounts
+from toolgym.tools.sandbox.local.kernel.owner_tag import PATTERN, is_gone, owner_tag
+
+CONTROLLERS = ("memory", "pids", "cpu")
+_NAME = re.compile(rf"toolgym-{PATTERN}-\d+")
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+REMOVE_TIMEOUT = 5.0
+"""Seconds that the processes of a group may take to be gone."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class CgroupParent:
+    """Where groups may be made.
+
+    Attributes:
+        version: of the control group interface, 1 or 2.
+        folders: controller to folder; with version 2 always the same one.
+    """
+
+    version: int
+    folders: Mapping[str, Path]
+
+
+@functools.cache
+def find() -> tuple[CgroupParent | None, str]:
+    """Where this process may make groups that limit memory, and if nowhere, why. Stale groups there are removed."""
+    reasons = []
+    for look in (_version_2, _version_1):
+        try:
+            place = look()
+            for folder in set(place.folders.values()):
+                _sweep(folder)
+            return place, ""
+        except OSError as error:
+            reasons.append(str(error))
+    return None, "; ".join(reasons)
+
+
+class Group:
+    """The control group of one template process.
+
+    Args:
+        place: where to make it.
+        owner: user and group id that may make groups in it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, place: CgroupParent, owner: int | None) -> None:
+        self._place = place
+        name = f"toolgym-{owner_tag(os.getpid())}-{next(_numbers)}"
+        self._folders = {controller: folder / name for controller, folder in place.folders.items()}
+        self._opened: list[int] = []
+        try:
+            for folder in self._own():
+                folder.mkdir()
+            if place.version == 2:
+                (self._own()[0] / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in self._folders))
+                (self._own()[0] / "main").mkdir()
+            if owner is not None:
+                for folder in self._own():
+                    os.chown(folder, owner, owner)
+                    if place.version == 2:
+                        os.chown(folder / "cgroup.procs", owner, owner)
+        except OSError:
+            self._try_to_remove()
+            raise
+
+    def open(self) -> dict[str, object]:
+        """What `ChildCgroups` needs, with a descriptor for each controller; `close` them once they are inherited."""
+        fds = {name: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for name, path in self._folders.items()}
+        self._opened = list(fds.values())
+        return {"version": self._place.version, "folders": fds}
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors that `open` returned."""
+        return self._opened
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self._opened:
+            os.close(fd)
+        self._opened = []
+
+    def removal(self) -> Iterator[float]:
+        """Kill what is left in the group and remove it. Yields the seconds to wait before the next try.
+
+        It never blocks, and gives up after `REMOVE_TIMEOUT`; then the next process that starts a sandbox tries again.
+        """
+        self.close()
+        deadline = time.monotonic() + REMOVE_TIMEOUT
+        while not self._try_to_remove() and time.monotonic() < deadline:
+            yield 0.005
+
+    def remove(self) -> None:
+        """Do the same outside of a coroutine, and wait for it."""
+        for wait in self.removal():
+            time.sleep(wait)
+
+    def _own(self) -> list[Path]:
+        return list(dict.fromkeys(self._folders.values()))
+
+    def _try_to_remove(self) -> bool:
+        return not [folder for folder in self._own() if not _remove(folder)]
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a group and those below it; kill the processes in them. Returns whether the group is gone."""
+    groups = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+    try:
+        for group in groups:
+            group.rmdir()
+        return True
+    except FileNotFoundError:
+        return not folder.exists()
+    except OSError:
+        for group in groups:
+            with contextlib.suppress(OSError, ValueError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+        return False
+
+
+def _sweep(folder: Path) -> None:
+    """Remove groups whose makers are gone, in this folder and in those beside it, which may be of other jobs."""
+    for entry in [*folder.glob("toolgym-*"), *folder.parent.glob("*/toolgym-*")]:
+        match = _NAME.fullmatch(entry.name)
+        if match and is_gone(match):
+            _remove(entry)
+
+
+# ---------------------------------------------------------------------- finding
+
+
+def _version_1() -> CgroupParent:
+    mounts = cgroup_mounts.mounts("cgroup")
+    own = cgroup_mounts.own_groups()
+    folders: dict[str, Path] = {}
+    for controller in CONTROLLERS:
+        for options, root, point in mounts:
+            if controller in options.split(",") and controller in own:
+                folders[controller] = cgroup_mounts.below(point, root, own[controller])
+    if "memory" not in folders:
+        raise OSError("there is no version 1 memory controller")
+    usable = {}
+    for controller, folder in folders.items():
+        try:
+            with _trial(folder) as group:
+                _move_something_into(group)
+            usable[controller] = folder
+        except OSError as error:
+            if controller == "memory":
+                raise OSError(f"version 1: {error}") from error
+    return CgroupParent(1, usable)
+
+
+def _version_2() -> CgroupParent:
+    mounts = cgroup_mounts.mounts("cgroup2")
+    own = cgroup_mounts.own_groups().get("")
+    if not mounts or own is None:
+        raise OSError("there is no version 2 hierarchy")
+    _, root, point = mounts[0]
+    home = cgroup_mounts.below(point, root, own)
+    reasons = []
+    for folder in [home] if _is_root(home) else [home.parent] if home != point else []:
+        try:
+            return CgroupParent(2, dict.fromkeys(_controllers(folder), folder))
+        except OSError as error:
+            reasons.append(str(error))
+    why = "; ".join(reasons) or f"{home} has processes of its own, and none may be made beside it"
+    raise OSError(f"version 2: {why}")
+
+
+def _is_root(folder: Path) -> bool:
+    """Whether a group is the root of all, which alone may have both processes and limited groups."""
+    return not (folder / "cgroup.type").exists()
+
+
+def _controllers(folder: Path) -> list[str]:
+    """The controllers of groups that are made in a folder; memory is among them."""
+    there = (folder / "cgroup.controllers").read_text().split()
+    if "memory" not in there:
+        raise OSError(f"{folder} has no memory controller")
+    passed_on = (folder / "cgroup.subtree_control").read_text().split()
+    for name in CONTROLLERS:
+        if name in there and name not in passed_on:
+            with contextlib.suppress(OSError):
+                (folder / "cgroup.subtree_control").write_text(f"+{name}")
+    with _trial(folder) as group:
+        found = (group / "cgroup.controllers").read_text().split()
+        if "memory" not in found:
+            raise OSError(f"{folder} passes no memory controller on")
+        _move_something_into(group)
+    return [name for name in CONTROLLERS if name in found]
+
+
+@contextlib.contextmanager
+def _trial(folder: Path) -> Iterator[Path]:
+    group = folder / f"toolgym-{owner_tag(os.getpid())}-0"
+    group.mkdir()
+    try:
+        yield group
+    finally:
+        deadline = time.monotonic() + 1
+        while not _remove(group) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def _move_something_into(group: Path) -> None:
+    """Try whether a process of ours can be put into a group. Not with this one, which must stay where it is."""
+    with subprocess.Popen(["/bin/sh", "-c", "read nothing"], stdin=subprocess.PIPE) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
+        process.kill()

@@ -1,0 +1,121 @@
+"""The children's control groups: one for each child, which the kernel limits as a whole.
+
+A group belongs to a slot and not to a child: it is made when the slot is first used, and serves every later child in
+it, which costs a child one write per controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+OVERHEAD_MB = 8
+"""MiB on top of a child's limit for the kernel's own memory of it: page tables, stacks, sockets."""
+
+_MEMORY = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("memory.max",)}
+_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
+_CPU_PERIOD = 100_000
+
+
+class ChildCgroups:
+    """The groups of one template process's children.
+
+    Args:
+        version: of the control group interface.
+        folders: controller to a descriptor of the template process's own group.
+        processes: processes and threads of a child.
+        cores: processors that a child may use at once; None: all.
+        files_mb: MiB of files that a child may keep in memory, on top of its limit of memory.
+    """
+
+    def __init__(
+        self, version: int, folders: Mapping[str, int], *, processes: int, cores: float | None, files_mb: int
+    ) -> None:
+        self._version, self._folders = version, dict(folders)
+        for fd in self._folders.values():
+            os.set_inheritable(fd, False)
+        self._extra = (files_mb + OVERHEAD_MB) << 20
+        self._processes, self._cores = processes, cores
+        self._limits: dict[int, int] = {}
+        self._killed: dict[int, int] = {}
+        if version == 2:
+            _write(self._folders["memory"], "main/cgroup.procs", "0")
+
+    @property
+    def layers(self) -> dict[str, Any]:
+        """Version and controllers, for `messages.Layers`."""
+        return {"version": self._version, "controllers": sorted(self._folders)}
+
+    def prepare(self, slot: int) -> None:
+        """Make sure that the next child of a slot has a group."""
+        if slot not in self._limits:
+            self._make(slot)
+        else:
+            self._killed[slot] = self._kills(slot)
+
+    def limit(self, slot: int, memory_mb: int) -> None:
+        """Limit the memory of a slot's child: all its processes, with the files that they keep in memory."""
+        most = (memory_mb << 20) + self._extra
+        if self._limits[slot] == most:
+            return
+        names = _MEMORY[self._version]
+        # With swap counted too, the smaller of the two limits has to be moved first.
+        for name in names if most < self._limits[slot] or not self._limits[slot] else reversed(names):
+            _write(self._folders["memory"], f"{slot}/{name}", str(most), may_be_missing=name != names[0])
+        self._limits[slot] = most
+
+    def enter(self, slot: int) -> None:
+        """Move this process, which has one thread, into a slot's group, and with it all that it will start."""
+        if self._version == 2:
+            _write(self._folders["memory"], f"{slot}/cgroup.procs", "0")
+            return
+        for fd in self._folders.values():
+            # To move a process, the kernel stops every fork and exit of the machine; to move a thread, it does not.
+            _write(fd, f"{slot}/tasks", "0")
+
+    def overrun(self, slot: int) -> bool:
+        """Whether the kernel has killed a process of the slot's child for its memory."""
+        return self._kills(slot) > self._killed[slot]
+
+    def _make(self, slot: int) -> None:
+        for fd in self._folders.values() if self._version == 1 else [self._folders["memory"]]:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(str(slot), 0o755, dir_fd=fd)
+        self._limits[slot] = 0
+        if self._version == 2:
+            # The kernel kills a child as a whole, and swaps out nothing of it.
+            _write(self._folders["memory"], f"{slot}/memory.oom.group", "1", may_be_missing=True)
+            _write(self._folders["memory"], f"{slot}/memory.swap.max", "0", may_be_missing=True)
+        if "pids" in self._folders:
+            _write(self._folders["pids"], f"{slot}/pids.max", str(self._processes))
+        if "cpu" in self._folders and self._cores is not None:
+            quota = max(1000, int(self._cores * _CPU_PERIOD))
+            if self._version == 2:
+                _write(self._folders["cpu"], f"{slot}/cpu.max", f"{quota} {_CPU_PERIOD}")
+            else:
+                _write(self._folders["cpu"], f"{slot}/cpu.cfs_period_us", str(_CPU_PERIOD))
+                _write(self._folders["cpu"], f"{slot}/cpu.cfs_quota_us", str(quota))
+        self._killed[slot] = self._kills(slot)
+
+    def _kills(self, slot: int) -> int:
+        fd = os.open(f"{slot}/{_EVENTS[self._version]}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
+        try:
+            words = os.read(fd, 4096).split()
+        finally:
+            os.close(fd)
+        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+
+
+def _write(folder: int, name: str, text: str, *, may_be_missing: bool = False) -> None:
+    try:
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        if may_be_missing:
+            return
+        raise
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,58 @@
+"""Makes and removes the folders that programs work in where they have no file system of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+
+from toolgym.tools.sandbox.local.kernel.owner_tag import PATTERN, is_gone, owner_tag
+
+_PREFIX = "toolgym-sandbox-"
+_NAME = re.compile(rf"{_PREFIX}{PATTERN}-.+")
+
+REMOVE_TIMEOUT = 60.0
+"""Seconds for the removal of one folder."""
+
+
+def make() -> str:
+    """Make a folder for all programs of a sandbox, which other users may pass through. The caller removes it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{owner_tag(os.getpid())}-")
+    os.chmod(folder, 0o711)
+    return folder
+
+
+@functools.cache
+def sweep() -> None:
+    """Remove this user's folders whose makers were killed before they could, once per process."""
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match and is_gone(match):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                    remove(entry.path)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder, even a tree too deep for Python, or folders without permissions. Never raises."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)  # an empty folder, for which no descriptor need be free
+        return
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except (OSError, RecursionError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+                subprocess.run(command, capture_output=True, check=False, timeout=REMOVE_TIMEOUT)

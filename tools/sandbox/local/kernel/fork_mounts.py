@@ -1,0 +1,71 @@
+"""A root for the copy of a forked session: the same read-only runtime, and a new /tmp and /dev/shm.
+
+A forked process cannot leave the mount namespace of its origin: mounting takes rights that it gave up, and Landlock
+forbids it for good. So the broker, which neither restricts, makes a copy of the namespace with other folders in it, and
+sends the copy a descriptor of its root. The copy copies its files there and changes to it (`chroot`, the one right that
+sessions keep). All of it lies below /w, where Landlock lets a session write, and where its origin sees nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from toolgym.tools.sandbox.local.kernel import syscalls
+from toolgym.tools.sandbox.local.kernel.harden import Hardening
+
+BASE = "/w/new"
+"""Where the file system of a fork is mounted, in its copy of the namespace."""
+
+
+@dataclass(frozen=True)
+class ForkRoot:
+    """What the copy of a session gets.
+
+    Attributes:
+        root: descriptor of its root folder; the caller closes it.
+        namespace: descriptor of the namespace that holds its mounts; they end when it is closed.
+    """
+
+    root: int
+    namespace: int
+
+
+def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
+    """Make a root. This process changes its mount namespace meanwhile, so it must have one thread.
+
+    Args:
+        pidfd: handle of a process of the session.
+        home: descriptor of this process's own mount namespace.
+        hardening: sizes, and the runtime's folders below /tmp.
+    """
+    safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    bind = syscalls.MS_BIND | syscalls.MS_REC
+    root = -1
+    try:
+        syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        for folder in ("/tmp", "/dev/shm"):
+            syscalls.detach(
+                folder
+            )  # the origin's: the copy must not reach them, and this namespace must not keep them alive
+        syscalls.mount("tmpfs", BASE, "tmpfs", safe, hardening.file_system)
+        for name in ("tmp", "shm", "root"):
+            os.mkdir(f"{BASE}/{name}")
+            os.chmod(f"{BASE}/{name}", 0o777)
+        syscalls.mount("/", f"{BASE}/root", None, bind)
+        syscalls.detach(f"{BASE}/root{BASE}")
+        for path in hardening.below_tmp:
+            os.makedirs(f"{BASE}{path}")
+            syscalls.mount(path, f"{BASE}{path}", None, bind)
+        syscalls.mount(f"{BASE}/tmp", f"{BASE}/root/tmp", None, bind)
+        syscalls.mount(f"{BASE}/shm", f"{BASE}/root/dev/shm", None, bind)
+        root = os.open(f"{BASE}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=hardening.proc)
+        return ForkRoot(root, namespace)
+    except OSError:
+        if root >= 0:
+            os.close(root)
+        raise
+    finally:
+        syscalls.setns(home, syscalls.CLONE_NEWNS)

@@ -1,0 +1,207 @@
+"""How a forked child hardens itself before any user code runs in it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from toolgym.tools.sandbox.local.kernel import seccomp, syscalls
+from toolgym.tools.sandbox.local.kernel.landlock import Ruleset
+from toolgym.tools.sandbox.local.kernel.syscall_batch import ANY, AT_FDCWD, IGNORE_ERRORS, SyscallBatch
+
+CONTROL_FD = 3
+"""Where a child finds its control socket."""
+
+_MIB = 1 << 20
+_EMPTY_PATH = 0x1000
+
+
+@dataclass
+class Hardening:
+    """How children harden themselves; prepared once by the broker.
+
+    Attributes:
+        namespaces: whether each child gets its own mount, ipc, uts, pid and user namespaces.
+        own_network: whether it also gets a network of its own with only a loopback device.
+        fresh_proc: whether to mount a /proc of its own.
+        landlock: rules for files, or None where the kernel has none.
+        filter: the child's seccomp filter, or None where seccomp is missing.
+        network: whether internet sockets are allowed at all.
+        first_uid: with the `uid` level, user id of the first slot; 0 otherwise.
+        disk_mb: size of the child's file system.
+        inodes: files in it.
+        file_mb: size of one file.
+        processes: processes and threads.
+        open_files: descriptors.
+        data_pages: pages of private memory that the zygote has; children's limits come on top.
+        proc_options: mount options of its /proc; None: the default ones.
+        below_tmp: folders below /tmp that the interpreter needs.
+        proc: high descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
+    """
+
+    namespaces: bool
+    own_network: bool
+    fresh_proc: bool
+    landlock: Ruleset | None
+    filter: bytes | None
+    network: bool
+    first_uid: int
+    disk_mb: int
+    inodes: int
+    file_mb: int
+    processes: int
+    open_files: int
+    data_pages: int
+    proc: int
+    proc_options: str | None = None
+    below_tmp: tuple[str, ...] = ()
+
+    def batch(self, slot: int, folder: str) -> SyscallBatch:
+        """The calls by which a child hardens itself for good, prepared before the fork.
+
+        The process that makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If
+        one fails, the child must end: nothing may run in a child that is hardened in part.
+
+        Args:
+            slot: the child's number, unique among those alive.
+            folder: its working folder, where it has no file system of its own.
+        """
+        batch = SyscallBatch()
+        free = CONTROL_FD + 1
+        kept = sorted([*(self.landlock.descriptors if self.landlock else ()), *([self.proc] if self.proc >= 0 else ())])
+        for first, last in zip([free - 1, *kept], [*kept, 1 << 32], strict=True):
+            if first + 1 < last:
+                batch.add("close_range", first + 1, last - 1, 0)
+        batch.add("setsid", expect=ANY)
+        batch.add("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)
+        writable = [folder]
+        if self.namespaces:
+            folder = self.home
+            writable = ["/tmp", "/dev/shm"]
+            self._enter_namespaces(batch, free)
+            if folder != "/tmp":
+                batch.add("mkdirat", AT_FDCWD, folder, 0o755, expect=IGNORE_ERRORS, about=folder)
+        if self.first_uid:
+            self._change_user(batch, self.first_uid + slot, folder)
+        batch.add("chdir", folder, about=folder)
+        for kind, value in (
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_FSIZE, self.file_mb * _MIB),
+            (resource.RLIMIT_NPROC, self.processes),
+            (resource.RLIMIT_MEMLOCK, 0),
+            (resource.RLIMIT_MSGQUEUE, 0),
+        ):
+            value = _allowed(kind, value)
+            batch.add("prlimit64", 0, kind, struct.pack("QQ", value, value), 0, about=f"{kind}")
+        batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if self.landlock is not None:
+            self.landlock.write(batch, writable, free, network=self.network)
+        batch.add("close_range", free, (1 << 32) - 1, 0)  # only now, for the rules' descriptors were among them
+        most = _allowed(resource.RLIMIT_NOFILE, self.open_files)
+        files = struct.pack("QQ", most, most)
+        batch.add("prlimit64", 0, resource.RLIMIT_NOFILE, files, 0, about="open files")
+        if not self.namespaces and not self.first_uid and os.geteuid() == 0:
+            # `execve` gives user id 0 all capabilities. Where the kernel allows it, stop that.
+            batch.add("prctl", syscalls.PR_SET_SECUREBITS, syscalls.SECURE_NO_ROOT, 0, 0, 0, expect=IGNORE_ERRORS)
+        _keep_capabilities(
+            batch, syscalls.SYS_CHROOT if self.namespaces else 0
+        )  # `drop_capabilities` drops that one too
+        if self.filter is not None:
+            seccomp.write(batch, self.filter)
+        return batch
+
+    @property
+    def home(self) -> str:
+        """With namespaces: the working folder. /tmp, unless that has folders that a program cannot delete."""
+        return "/tmp/work" if self.below_tmp else "/tmp"
+
+    def drop_capabilities(self) -> SyscallBatch:
+        """The calls by which a run drops its last capability: only a session may have to change its root one day."""
+        batch = SyscallBatch()
+        if self.namespaces:
+            _keep_capabilities(batch, 0)
+        return batch
+
+    @property
+    def file_system(self) -> str:
+        """Options of the file system that a child writes to."""
+        return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
+
+    def _enter_namespaces(self, batch: SyscallBatch, free: int) -> None:
+        # A namespace of control groups too, so that no child sees the names of the host's.
+        flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP
+        batch.add("unshare", flags | syscalls.CLONE_NEWNET if self.own_network else flags)
+        safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
+        bind = syscalls.MS_BIND | syscalls.MS_REC
+        # One file system for both, so that one size limits everything that the child writes.
+        batch.add("mount", "tmpfs", "/w", "tmpfs", safe, self.file_system, about="tmpfs /w")
+        for name, target in (("tmp", "/tmp"), ("shm", "/dev/shm")):
+            _make_folder(batch, f"/w/{name}", 0o1777)  # sticky, or Ruby makes no temporary files there
+            if name == "tmp":
+                made = {"/tmp"}
+                for path in self.below_tmp:  # the child's own /tmp must not hide a runtime below /tmp
+                    for above in [*reversed(PurePosixPath(path).parents), PurePosixPath(path)]:
+                        if str(above).startswith("/tmp/") and str(above) not in made:
+                            made.add(str(above))
+                            _make_folder(batch, f"/w{above}", 0o755)
+                    batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
+            batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
+        batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")
+        if self.fresh_proc:
+            batch.add("mount", "proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, self.proc_options, about="/proc")
+        if self.own_network:
+            request = struct.pack("16sH14x", b"lo", syscalls.IFF_UP | syscalls.IFF_RUNNING)
+            batch.add("socket", socket.AF_INET, socket.SOCK_DGRAM, 0, expect=free)
+            batch.add("ioctl", free, syscalls.SIOCSIFFLAGS, request, about="lo")
+            batch.add("close", free)
+        # A user namespace of its own makes the limit on processes count this child alone.
+        batch.add("unshare", syscalls.CLONE_NEWUSER, about="user")
+        uid, gid = os.geteuid(), os.getegid()
+        for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {uid} 1"), ("gid_map", f"1000 {gid} 1")):
+            batch.add("openat", self.proc, f"self/{name}", os.O_WRONLY, 0, expect=free, about=name)
+            batch.add("write", free, text, len(text), expect=len(text), about=name)
+            batch.add("close", free)
+
+    @staticmethod
+    def _change_user(batch: SyscallBatch, uid: int, folder: str) -> None:
+        batch.add("fchownat", AT_FDCWD, folder, uid, uid, 0, about=folder)
+        for stream in (1, 2):  # so that it can open /dev/stdout and /dev/stderr
+            batch.add("fchownat", stream, "", uid, uid, _EMPTY_PATH, expect=IGNORE_ERRORS)
+        batch.add("setgroups", 0, None)
+        batch.add("setresgid", uid, uid, uid)
+        batch.add("setresuid", uid, uid, uid)
+        batch.add("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)  # the change of user has cleared it
+        batch.add("prctl", syscalls.PR_SET_DUMPABLE, 1, 0, 0, 0)  # likewise; its open files must be countable
+
+    def limit_memory(self, memory_mb: int) -> None:
+        """Limit private memory to this many MiB beyond the zygote's, so that Python raises a `MemoryError`."""
+        most = _allowed(resource.RLIMIT_DATA, self.data_pages * resource.getpagesize() + memory_mb * _MIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _allowed(kind: int, value: int) -> int:
+    """A limit, or this process's own hard limit where that is lower."""
+    hard = resource.getrlimit(kind)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
+def limit_cpu(seconds: float | None) -> None:
+    """Limit CPU time: SIGXCPU at the limit, SIGKILL a second later."""
+    if seconds is not None:
+        soft = max(1, int(seconds + 0.999))
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
+
+
+def _keep_capabilities(batch: SyscallBatch, kept: int) -> None:
+    """Keep only these capabilities (bits of the first 32); the next `execve` drops them, and brings none back."""
+    header = struct.pack("Ii", syscalls.CAPABILITY_VERSION, 0)
+    batch.add("capset", header, struct.pack("6I", kept, kept, 0, 0, 0, 0))
+
+
+def _make_folder(batch: SyscallBatch, path: str, mode: int) -> None:
+    batch.add("mkdirat", AT_FDCWD, path, mode, about=path)
+    batch.add("fchmodat", AT_FDCWD, path, mode, about=path)

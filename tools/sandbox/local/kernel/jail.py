@@ -1,0 +1,271 @@
+"""The private root of a template process and all its children: made once, read-only, nearly empty.
+
+/            tmpfs, read-only
+/usr /lib …  the system's runtime, bound read-only
+(runtime)    the Python of the template process, bound read-only at its own path
+/etc         a handful of files made up here
+/dev         null, zero, full, random, urandom
+/proc        of the new pid namespace
+/tmp         each child mounts its own here
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from toolgym.tools.sandbox.local.kernel import syscalls, users
+from toolgym.tools.sandbox.local.kernel.users import SANDBOX_UID
+
+SYSTEM_PATHS = (
+    "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/alternatives", "/etc/fonts",
+    "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/certs", *glob.glob("/etc/java-*-openjdk"), "/etc/mono", "/etc/R",
+    *glob.glob("/etc/php/*/cli"), *glob.glob("/etc/php/*/mods-available"), "/etc/ldc2.conf", "/opt/go",
+)  # fmt: skip
+"""The parts of the system that programs need, where they exist. None is secret: the rest of /etc stays outside."""
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_ETC = {
+    "passwd": "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+    "group": "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
+"""Folders to build the new root on. Any will do: the mount hides it from this process alone."""
+
+
+@dataclass(frozen=True)
+class Jailed:
+    """What `enter` gave.
+
+    Attributes:
+        pid: in the calling process, the id of the jailed one; 0 in the jailed one itself.
+        fresh_proc: whether /proc shows the jail's processes (some containers forbid mounting one).
+        pid_namespace: descriptor of the jail's pid namespace, in the jailed process; -1 in the other.
+        host_proc: descriptor of the host's /proc, likewise. Processes write their own user ids through it; it
+            is closed before any user code runs.
+    """
+
+    pid: int
+    fresh_proc: bool
+    pid_namespace: int
+    host_proc: int
+
+
+def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
+    """Fork a process into new namespaces with a private root. Must be called single-threaded.
+
+    Args:
+        read_only: files and folders to bind, and nothing else; see `SYSTEM_PATHS`.
+        network: whether to keep the host's network.
+
+    Returns:
+        In both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
+
+    Raises:
+        OSError: the machine does not allow it.
+    """
+    paths = outermost(read_only)
+    root = _mount_point(paths)
+    flags = (
+        syscalls.CLONE_NEWUSER
+        | syscalls.CLONE_NEWNS
+        | syscalls.CLONE_NEWPID
+        | syscalls.CLONE_NEWIPC
+        | syscalls.CLONE_NEWUTS
+    )
+    if not network:
+        flags |= syscalls.CLONE_NEWNET
+    is_root = becomes_another()
+    built = is_root and _may_mount()
+    handles: dict[str, int] = {}
+    if built:
+        # Bound while root can still traverse every folder; afterwards only what is bound exists.
+        syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+        _build(root, _opened(paths))
+        os.setgroups([])
+        os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+        os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to root, maps included
+    if is_root and not built:
+        handles = _enter_as_weak_root(flags, paths)
+    else:
+        uid, gid = os.geteuid(), os.getegid()
+        syscalls.unshare(flags)
+        _write_ids("self", uid, gid)
+        if not built:
+            handles = _opened(paths)
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid:
+        for fd in (done, *handles.values()):
+            os.close(fd)
+        proc_kind = os.read(ready, 1)
+        os.close(ready)
+        return Jailed(pid, proc_kind == b"p", -1, -1)
+    os.close(ready)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)  # while there is a /proc for sure
+    host_proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    syscalls.libc.sethostname(b"sandbox", 7)
+    if not built:
+        syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+        _build(root, handles)
+    else:
+        # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
+        syscalls.mount(root, root, None, syscalls.MS_BIND | syscalls.MS_REC)
+    fresh_proc = _mount_proc(root)
+    os.chdir(root)
+    syscalls.pivot_root(".", ".")  # the old root now lies on top of the new one
+    syscalls.detach(".")
+    os.chdir("/")
+    _remount("/", syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV)
+    os.write(done, b"p" if fresh_proc else b"-")
+    os.close(done)
+    return Jailed(0, fresh_proc, pid_namespace, host_proc)
+
+
+def becomes_another() -> bool:
+    """Whether a template process that this one starts becomes `SANDBOX_UID`: root's does, where that user exists."""
+    return os.geteuid() == 0 and users.known(SANDBOX_UID)
+
+
+def _mount_point(paths: Iterable[str]) -> str:
+    for folder in _MOUNT_POINTS:
+        if os.path.isdir(folder) and not any(f"{path}/".startswith(f"{folder}/") for path in paths):
+            return folder
+    raise OSError(f"none of {', '.join(_MOUNT_POINTS)} is a folder that the runtime does not need")
+
+
+def _may_mount() -> bool:
+    """Enter a mount namespace of its own as root. False: root lacks the capability, as in some containers."""
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+    except PermissionError:
+        return False
+    return True
+
+
+def _enter_as_weak_root(flags: int, paths: Iterable[str]) -> dict[str, int]:
+    """Enter new namespaces as a root that may not mount, and become `SANDBOX_UID` in them.
+
+    In between, this process still owns root's folders, but the map of ids is already the other user's. A helper that
+    stays outside writes the map, because that takes root's capabilities there.
+
+    Returns:
+        Handles of the paths, opened while root's folders could be traversed.
+    """
+    os.setgroups([])
+    os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+    entered, enter_now = os.pipe()
+    outer = os.getpid()
+    helper = os.fork()
+    if not helper:
+        try:
+            os.close(enter_now)
+            if os.read(entered, 1):
+                _write_ids(str(outer), SANDBOX_UID, SANDBOX_UID)
+                os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(entered)
+    try:
+        syscalls.unshare(flags)
+        os.write(enter_now, b"+")
+    finally:
+        os.close(enter_now)
+        _, status = os.waitpid(helper, 0)
+    if status:
+        raise PermissionError(errno.EPERM, "root may not become another user here")
+    handles = _opened(paths)
+    os.setresuid(0, 0, 0)  # of the new namespace: `SANDBOX_UID` outside
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    return handles
+
+
+def _write_ids(process: str, uid: int, gid: int) -> None:
+    """Make a user and group the root of a process's new user namespace."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/{process}/{name}", "w") as file:
+            file.write(text)
+
+
+def _opened(paths: Iterable[str]) -> dict[str, int]:
+    """Handles of paths, in the mount namespace of this process."""
+    return {path: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths}
+
+
+def _build(root: str, handles: Mapping[str, int]) -> None:
+    """Mount a new tmpfs and fill it. `handles` are of the paths to bind, and get closed."""
+    syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=2m,mode=755")
+    os.umask(0o022)
+    for path, handle in handles.items():
+        _bind(handle, root + path)
+        os.close(handle)
+    for folder in ("dev/shm", "tmp", "w/new", "proc", "etc"):
+        os.makedirs(f"{root}/{folder}", exist_ok=True)
+    for name in DEVICES:
+        target = f"{root}/dev/{name}"
+        with open(target, "w"):
+            pass
+        syscalls.mount(f"/dev/{name}", target, None, syscalls.MS_BIND)
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
+    for name, text in _ETC.items():
+        with open(f"{root}/etc/{name}", "w") as file:
+            file.write(text)
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths that exist, without those below another one, sorted."""
+    kept: list[str] = []
+    for path in sorted({os.path.abspath(path) for path in paths if os.path.lexists(path)}):
+        if not any(path.startswith(f"{other}/") for other in kept):
+            kept.append(path)
+    return kept
+
+
+def _bind(handle: int, target: str) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISLNK(kind):
+        os.symlink(os.readlink("", dir_fd=handle), target)
+        return
+    if stat.S_ISDIR(kind):
+        os.makedirs(target, exist_ok=True)
+    else:
+        with open(target, "a"):
+            pass
+    syscalls.mount(f"/proc/self/fd/{handle}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
+    _remount(target, syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV)
+
+
+def _remount(target: str, flags: int) -> None:
+    """Change the flags of a mount; flags that its owner locked are kept."""
+    status = os.statvfs(target).f_flag
+    for option, flag in (
+        (os.ST_NOEXEC, syscalls.MS_NOEXEC),
+        (os.ST_NODEV, syscalls.MS_NODEV),
+        (os.ST_NOSUID, syscalls.MS_NOSUID),
+    ):
+        if status & option:
+            flags |= flag
+    for option, flag in ((os.ST_NOATIME, 1024), (os.ST_NODIRATIME, 2048), (os.ST_RELATIME, 1 << 21)):
+        if status & option:
+            flags |= flag
+    syscalls.mount("none", target, None, syscalls.MS_BIND | syscalls.MS_REMOUNT | flags)
+
+
+def _mount_proc(root: str) -> bool:
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    try:
+        syscalls.mount("proc", f"{root}/proc", "proc", flags)
+    except PermissionError:
+        return False  # parts of the host's /proc are masked, so the kernel shows no fresh one
+    return True

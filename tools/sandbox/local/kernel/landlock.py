@@ -1,0 +1,103 @@
+"""Landlock: which files a process and all its children may touch, without any privilege.
+
+Source: the kernel's `Documentation/userspace-api/landlock.rst`, ABI 1 to 6.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterable
+
+from toolgym.tools.sandbox.local.kernel import syscalls
+from toolgym.tools.sandbox.local.kernel.syscall_batch import AT_FDCWD, SyscallBatch, high_descriptor
+
+_CREATE, _RESTRICT_SELF = 444, 446
+_PATH_BENEATH = 1
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+_ALL_SINCE_5 = (1 << 16) - 1
+_MAKE_CHAR, _MAKE_BLOCK, _TRUNCATE, _IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
+
+READ_ONLY = EXECUTE | READ_FILE | READ_DIR
+DEVICE = READ_FILE | WRITE_FILE | _TRUNCATE | _IOCTL_DEV
+_NET_BIND_CONNECT = 3
+_SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3
+SCOPED_SINCE = 6
+"""The first ABI that confines signals and abstract sockets."""
+
+
+def abi() -> int:
+    """The kernel's Landlock ABI; 0 where it has none."""
+    return max(0, int(syscalls.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
+
+
+def separate() -> None:
+    """Confine signals and abstract sockets of this process, and of all that it starts, to these processes for good.
+
+    A process that stays in the domain that this one leaves may still signal it, unless it does the same.
+
+    Raises:
+        OSError: the kernel's Landlock is too old (before ABI 6), or there are too many layers (16) already.
+    """
+    attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
+    ruleset = syscalls.check(
+        syscalls.syscall(_CREATE, attributes, ctypes.c_size_t(24), ctypes.c_uint(0)), "landlock_create_ruleset"
+    )
+    try:
+        syscalls.check(syscalls.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint(0)), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
+class Ruleset:
+    """A set of rules, prepared once and applied in many children.
+
+    Args:
+        read_only: files and folders that may be read and executed.
+        devices: files that may be read and written.
+        writable: folders in which everything but devices may be made, changed and removed.
+    """
+
+    def __init__(self, read_only: Iterable[str], devices: Iterable[str] = (), writable: Iterable[str] = ()) -> None:
+        self._abi = abi()
+        self._handled = _ALL.get(self._abi, _ALL_SINCE_5)
+        self._writable = self._handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
+        self._rules = []
+        for paths, access in ((read_only, READ_ONLY), (devices, DEVICE), (writable, self._writable)):
+            for path in paths:
+                if not os.path.exists(path):
+                    continue
+                allowed = access if os.path.isdir(path) else access & ~READ_DIR
+                self._rules.append((high_descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)), allowed & self._handled))
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors of the files in the rules, which `write` needs."""
+        return [fd for fd, _ in self._rules]
+
+    def write(self, batch: SyscallBatch, writable: Iterable[str], free: int, *, network: bool) -> None:
+        """Add to a batch the calls that restrict the calling process for good. They need no-new-privileges.
+
+        Args:
+            batch: where to add them.
+            writable: further folders, opened by the batch, in which everything but devices may be made and removed.
+            free: the lowest descriptor that is free at that point of the batch.
+            network: whether TCP is allowed; otherwise the kernel refuses bind and connect, since ABI 4.
+        """
+        net = 0 if network or self._abi < 4 else _NET_BIND_CONNECT
+        scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNALS if self._abi >= SCOPED_SINCE else 0
+        attributes = struct.pack("QQQ", self._handled, net, scoped)
+        size = 24 if self._abi >= SCOPED_SINCE else 16 if self._abi >= 4 else 8
+        batch.add("landlock_create_ruleset", attributes, size, 0, expect=free)
+        for fd, access in self._rules:
+            batch.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0)
+        for folder in writable:
+            handle = free + 1
+            batch.add("openat", AT_FDCWD, folder, os.O_PATH | os.O_CLOEXEC, 0, expect=handle, about=folder)
+            batch.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", self._writable, handle), 0)
+            batch.add("close", handle)
+        batch.add("landlock_restrict_self", free, 0)
+        batch.add("close", free)

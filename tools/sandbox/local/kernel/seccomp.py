@@ -1,0 +1,364 @@
+"""Seccomp: which system calls a process may make.
+
+Two classic BPF filters, one on top of the other. The *outer* one is long, and is installed once in the broker and once
+in the zygote: calls that neither they nor a program ever need. The *child's* is short, because every child installs it:
+calls that broker and zygote need, and checks of arguments. Forked processes inherit both.
+
+Source: the kernel's `Documentation/userspace-api/seccomp_filter.rst`; numbers from its `unistd_64.h` and
+`asm-generic/unistd.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable
+
+from toolgym.tools.sandbox.local.kernel import syscalls
+from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+
+# name: (x86_64, aarch64); -1 where the architecture has no such call
+_NUMBERS: dict[str, tuple[int, int]] = {
+    "_sysctl": (156, -1),
+    "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "setpriority": (141, 140),
+    "prlimit64": (302, 261),
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "cachestat": (451, 451),
+    "chmod": (90, -1),
+    "chown": (92, -1),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "delete_module": (176, 106),
+    "fallocate": (285, 47),
+    "fanotify_init": (300, 262),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "fcntl": (72, 25),
+    "file_setattr": (469, 469),
+    "finit_module": (313, 273),
+    "fork": (57, -1),
+    "fremovexattr": (199, 16),
+    "fsconfig": (431, 431),
+    "fsetxattr": (190, 7),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "futimesat": (261, -1),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioctl": (16, 29),
+    "ioperm": (173, -1),
+    "iopl": (172, -1),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "kill": (62, 129),
+    "lchown": (94, -1),
+    "listmount": (458, 458),
+    "lookup_dcookie": (212, 18),
+    "lremovexattr": (198, 15),
+    "lsetxattr": (189, 6),
+    "lsm_set_self_attr": (460, 460),
+    "mbind": (237, 235),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238),
+    "modify_ldt": (154, -1),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "move_pages": (279, 239),
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
+    "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42),
+    "open": (2, -1),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
+    "openat": (257, 56),
+    "openat2": (437, 437),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "reboot": (169, 142),
+    "removexattr": (197, 14),
+    "removexattrat": (466, 466),
+    "request_key": (249, 218),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "semget": (64, 190),
+    "set_mempolicy": (238, 237),
+    "setdomainname": (171, 162),
+    "sethostname": (170, 161),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "setxattr": (188, 5),
+    "setxattrat": (463, 463),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "shmget": (29, 194),
+    "socket": (41, 198),
+    "statmount": (457, 457),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "sysfs": (139, -1),
+    "syslog": (103, 116),
+    "tgkill": (234, 131),
+    "tkill": (200, 130),
+    "truncate": (76, 45),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "uselib": (134, -1),
+    "userfaultfd": (323, 282),
+    "ustat": (136, -1),
+    "utime": (132, -1),
+    "utimensat": (280, 88),
+    "utimes": (235, -1),
+    "vfork": (58, -1),
+    "vhangup": (153, 58),
+    "vmsplice": (278, 75),
+}
+
+OUTER_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot")
+_OWN = (
+    ("prlimit64", 0), ("sched_setaffinity", 0), ("sched_setattr", 0), ("sched_setparam", 0), ("sched_setscheduler", 0),
+    ("setpriority", 1), ("ioprio_set", 1),
+)  # fmt: skip
+"""Calls that can change another process of the same user, and which argument names it; 0 is the caller."""
+
+_TRUNCATING = ("truncate", "open", "openat", "openat2")
+_SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_CHECKED = (
+    *(name for name, _ in _OWN), *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3",
+    "fallocate", "ioctl", "socket", "fork", "vfork",
+)  # fmt: skip
+TIMES = ("utime", "utimes", "futimesat", "utimensat")
+ATTRIBUTES = (
+    "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
+    "file_setattr",
+)  # fmt: skip
+METADATA = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", *TIMES, *ATTRIBUTES,
+)  # fmt: skip
+"""Calls that change a file's metadata, which Landlock does not cover."""
+
+_FORBIDDEN = tuple(name for name in _NUMBERS if name not in (*_CHECKED, *METADATA))
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_DENY, _ABSENT, _PRETEND = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x00050000
+_UNSUPPORTED = 0x00050000 | errno.EOPNOTSUPP
+_NUMBER_AT, _ARCH_AT, _ARG0_AT, _ARG1_AT, _ARG2_AT = 0, 4, 16, 24, 32
+_NAMESPACE_FLAGS = 0x7E020080
+_CLONE_THREAD = 0x00010000
+_CLONE_PARENT = 0x00008000
+"""Would make a child of the broker, which does not know it and never reaps it: its namespace could not end."""
+_OWN_ID = 0x7FEDCBA9
+"""Stands for the process id of the process that installs the filter; greater than any real one."""
+_SIGNAL_OWNERS = (8, 15)
+"""F_SETOWN and F_SETOWN_EX: which process gets a signal when a file is ready."""
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR = 0x40086602, 0x40087602, 0x401C5820
+"""Change the file behind a descriptor, even one that was opened for reading."""
+_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR)
+_RESERVING = (0x40305828, 0x4030582A, 0x40305839)
+"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE: `fallocate` by another name."""
+
+
+def supported() -> bool:
+    """Whether there are numbers for this machine's architecture."""
+    return syscalls.MACHINE in _AUDIT_ARCH
+
+
+def outer_filter(*, needs: Iterable[str] = OUTER_NEEDS) -> bytes:
+    """The outer filter. `needs` are the calls of `OUTER_NEEDS` that it must allow."""
+    denied = [name for name in _FORBIDDEN if name not in set(needs)]
+    return _head() + _deny(denied) + _instruction(_RETURN, 0, 0, _ALLOW)
+
+
+def child_filter(
+    *,
+    fork: bool,
+    network: bool,
+    sockets: bool,
+    frozen: Iterable[str],
+    own_only: bool,
+    chroot: bool = False,
+    truncate: bool = True,
+    signals: bool = True,
+    reserve: bool = True,
+) -> bytes:
+    """The short filter of a child.
+
+    Args:
+        fork: whether the program may start processes; threads it always may.
+        network: whether it may make internet sockets, besides UNIX ones.
+        sockets: whether it may make any socket at all.
+        frozen: calls that do nothing and report success (for levels without a file system of their own; a refusal
+            would break harmless copying of files).
+        chroot: whether a process that has the capability for it may change its root, as the fork of a session does.
+        own_only: whether a program may change limits and priorities only of itself, as process 0.
+        truncate: whether files may be truncated that are not open for writing. Landlock checks that since ABI 3.
+        signals: whether signals may be sent to other processes. Landlock confines them since ABI 6; for a program
+            that has only one process, this filter can. `write` puts the process id in.
+        reserve: whether it may reserve disk space for a file, which takes no time, however much it is. Where disk space
+            is only watched, it may not.
+    """
+    parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags a filter can check
+    if fork:
+        parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _NAMESPACE_FLAGS | _CLONE_PARENT)], deny_on_match=True))
+    else:
+        parts.append(_when_arg("clone", _ARG0_AT, [(_ANY_BIT, _CLONE_THREAD)], deny_on_match=False))
+        parts += [_when("fork", _DENY), _when("vfork", _DENY)]
+    families = [_AF_UNIX, _AF_INET, _AF_INET6] if network else [_AF_UNIX]
+    if sockets:
+        parts.append(_when_arg("socket", _ARG0_AT, [(_EQUAL, family) for family in families], deny_on_match=False))
+    else:
+        parts.append(_when("socket", _DENY))
+    ioctls = _IOCTLS if reserve else (*_IOCTLS, *_RESERVING)
+    parts.append(_when_arg("ioctl", _ARG1_AT, [(_EQUAL, one) for one in ioctls], deny_on_match=True))
+    if not reserve:
+        parts.append(_when("fallocate", _UNSUPPORTED))  # the C library then writes zeros, which takes time
+    parts += [_when(name, _PRETEND) for name in frozen]
+    if not truncate:
+        parts += [
+            _when("truncate", _DENY),
+            _when("openat2", _ABSENT),
+        ]  # its flags lie in memory, where a filter cannot check them
+        parts += [_writing_to_truncate("open", _ARG1_AT), _writing_to_truncate("openat", _ARG2_AT)]
+    if not signals:
+        for name in _SIGNALLING:
+            parts.append(_when_arg(name, _ARG0_AT, [(_EQUAL, _OWN_ID), (_EQUAL, 0)], deny_on_match=False))
+        parts.append(_when("pidfd_send_signal", _DENY))
+        parts.append(_when_arg("fcntl", _ARG1_AT, [(_EQUAL, one) for one in _SIGNAL_OWNERS], deny_on_match=True))
+    if own_only:
+        for name, argument in _OWN:
+            parts.append(_when_arg(name, _ARG0_AT + 8 * argument, [(_EQUAL, 0)], deny_on_match=False))
+    denied = [name for name in OUTER_NEEDS if not (chroot and name == "chroot")]
+    parts += [_deny(denied), _instruction(_RETURN, 0, 0, _ALLOW)]
+    return b"".join(parts)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
+
+def install(program: bytes) -> None:
+    """Install a filter for good. Needs no-new-privileges."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = _Program(len(program) // 8, ctypes.addressof(buffer))
+    syscalls.check(
+        syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(head), 0, 0), "seccomp filter"
+    )
+
+
+def write(batch: SyscallBatch, program: bytes) -> None:
+    """Add to a batch the call that installs a filter."""
+    code = batch.keep(program)
+    for at in range(0, len(program), 8):
+        if program[at + 4 : at + 8] == struct.pack("I", _OWN_ID):
+            batch.own_id(code + at + 4)
+    head = struct.pack("HxxxxxxQ", len(program) // 8, code)
+    batch.add("prctl", syscalls.PR_SET_SECCOMP, 2, head, 0, 0)
+
+
+def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value & 0xFFFFFFFF)
+
+
+def _head() -> bytes:
+    """Kill callers of another architecture's interface, where the numbers mean other calls."""
+    parts = [
+        _instruction(_LOAD, 0, 0, _ARCH_AT),
+        _instruction(_EQUAL, 1, 0, _AUDIT_ARCH[syscalls.MACHINE]),
+        _instruction(_RETURN, 0, 0, _KILL),
+        _instruction(_LOAD, 0, 0, _NUMBER_AT),
+    ]
+    if syscalls.MACHINE == "x86_64":
+        parts += [_instruction(_AT_LEAST, 0, 1, _X32_BIT), _instruction(_RETURN, 0, 0, _KILL)]
+    return b"".join(parts)
+
+
+def _number(name: str) -> int:
+    return _NUMBERS[name][list(_AUDIT_ARCH).index(syscalls.MACHINE)]
+
+
+def _when(name: str, verdict: int) -> bytes:
+    number = _number(name)
+    if number < 0:
+        return b""
+    return _instruction(_EQUAL, 0, 1, number) + _instruction(_RETURN, 0, 0, verdict)
+
+
+def _deny(names: Iterable[str]) -> bytes:
+    """A chain of comparisons with one common verdict at its end."""
+    numbers = sorted({number for name in names if (number := _number(name)) >= 0})
+    parts = []
+    for index, number in enumerate(numbers):
+        to_verdict = len(numbers) - index - 1
+        past_verdict = 1 if index == len(numbers) - 1 else 0
+        parts.append(_instruction(_EQUAL, to_verdict, past_verdict, number))
+    return b"".join(parts) + _instruction(_RETURN, 0, 0, _DENY)
+
+
+def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_match: bool) -> bytes:
+    """For one call, decide by an argument: refuse (or, with `deny_on_match` False, allow) it if any test holds."""
+    number = _number(name)
+    if number < 0:
+        return b""
+    on_match, otherwise = (_DENY, _ALLOW) if deny_on_match else (_ALLOW, _DENY)
+    count = len(tests)
+    body = [_instruction(_LOAD, 0, 0, offset)]
+    for index, (operator, value) in enumerate(tests):
+        body.append(_instruction(operator, count - index, 0, value))
+    body += [_instruction(_RETURN, 0, 0, otherwise), _instruction(_RETURN, 0, 0, on_match)]
+    return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)
+
+
+def _writing_to_truncate(name: str, offset: int) -> bytes:
+    """Refuse to open a file for truncation without writing (access mode 0; or 3, which opens for neither)."""
+    number = _number(name)
+    if number < 0:
+        return b""
+    body = [
+        _instruction(_LOAD, 0, 0, offset),
+        _instruction(_AND, 0, 0, os.O_TRUNC | os.O_ACCMODE),
+        _instruction(_EQUAL, 2, 0, os.O_TRUNC),
+        _instruction(_EQUAL, 1, 0, os.O_TRUNC | os.O_ACCMODE),
+        _instruction(_RETURN, 0, 0, _ALLOW),
+        _instruction(_RETURN, 0, 0, _DENY),
+    ]
+    return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)

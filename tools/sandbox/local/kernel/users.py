@@ -1,0 +1,96 @@
+"""User ids for the sandbox: which exist in this user namespace, and one for each execution at the level `uid`.
+
+A container may have only a part of all user ids: often the first 65,536, sometimes just its own root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+
+SANDBOX_UID = 65534
+"""The user that root's template process becomes, so that no process of the sandbox is root outside of it."""
+
+SPAN = 4096
+"""User ids of one template process: each of its children has one."""
+
+POOLS = (range(0x70000000, 0x71000000), range(20_000, 60_000))
+"""Ranges of unused user ids: the first lies beyond those that systemd and `/etc/subuid` give to containers, the second
+one between those of people and of services. The first one that exists here is used."""
+
+
+@functools.cache
+def _numbers(pid: int) -> Iterator[int]:
+    """Numbers for the template processes of one process; those of other processes hardly ever get the same ones."""
+    return itertools.count(secrets.randbelow(1 << 16))
+
+
+def known(first: int, count: int = 1) -> bool:
+    """Whether the users and groups with these numbers exist in this user namespace."""
+    for name in ("uid_map", "gid_map"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/{name}") as file:
+            ranges = [(int(start), int(length)) for start, _, length in map(str.split, file)]
+            if not any(start <= first and first + count <= start + length for start, length in ranges):
+                return False
+    return True
+
+
+def pool() -> range | None:
+    """The range of user ids for programs here; None: there is none."""
+    return next((one for one in POOLS if known(one.start, len(one))), None)
+
+
+def take() -> int:
+    """The first of `SPAN` user ids for one template process, which no other one of this process gets.
+
+    Raises:
+        OSError: there is no range for them.
+    """
+    found = pool()
+    if found is None:
+        raise OSError("this user namespace knows too few users")
+    return found.start + next(_numbers(os.getpid())) % (len(found) // SPAN) * SPAN
+
+
+def end_orphans(first: int, timeout: float) -> None:
+    """Kill the processes that a template process's users left behind, and those that they started; for root.
+
+    Args:
+        first: the first user id, from `take`.
+        timeout: seconds after which to give up.
+    """
+    heirs = {1}  # possible new parents of a process below us that loses its own
+    heir = os.getpid()
+    while heir:
+        heirs.add(heir)
+        heir = _owner_and_parent(heir)[1]
+    deadline = time.monotonic() + timeout
+    found = True
+    while found and time.monotonic() < deadline:
+        found = False
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            owner, parent = _owner_and_parent(pid)
+            if first <= owner < first + SPAN and parent in heirs:
+                found = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if found:
+            time.sleep(0.001)
+
+
+def _owner_and_parent(pid: int) -> tuple[int, int]:
+    """User id and parent of a process; -1 and 0: it is gone, or a zombie."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            status = file.read()
+    except OSError:
+        return -1, 0
+    if "\nState:\tZ" in status:
+        return -1, 0
+    return int(status.partition("\nUid:\t")[2].split()[0]), int(status.partition("\nPPid:\t")[2].split()[0])

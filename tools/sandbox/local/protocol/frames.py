@@ -1,0 +1,224 @@
+"""Frames between the host, the broker and its children: four bytes of length, then a message.
+
+Messages are JSON in ASCII, except those from the broker to a child. A child trusts the broker, so these are in Python's
+`marshal` format: reading that touches fewer of the pages that the child shares.
+
+The highest bit of the length marks a frame without a message. From a child it holds an answer (see `answer_codec`),
+which the broker forwards unread. From the broker it holds the number of a request, then a chunk of its answer or of its
+files.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+N = TypeVar("N", int, float)
+
+HEADER = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
+_RAW = 1 << 31
+
+MAX_NOTE = 16 * 1024
+"""Bytes of one message from a child. The broker kills a child that sends a longer one."""
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of one answer from a child; likewise."""
+
+_READ_SIZE = 64 * 1024
+
+
+class AnswerChunk(NamedTuple):
+    """Some bytes of a child's answer.
+
+    Attributes:
+        data: the bytes.
+        last: whether the answer ends with them.
+    """
+
+    data: bytes
+    last: bool
+
+
+class DataChunk(NamedTuple):
+    """Some bytes that belong to an answer of the broker.
+
+    Attributes:
+        number: id of the request.
+        data: the bytes.
+    """
+
+    number: int
+    data: bytes
+
+
+class ForkReply(NamedTuple):
+    """The zygote's answer for one slot.
+
+    Attributes:
+        slot: the child's slot.
+        pid: the child's process id; 0: there is no child.
+        init: process id of the first process of its pid namespace; 0: it has none.
+        error: why there is no child.
+    """
+
+    slot: int
+    pid: int
+    init: int
+    error: str
+
+    def encode(self) -> bytes:
+        return b"%d %d %d %b" % (self.slot, self.pid, self.init, self.error.encode("utf-8", "replace"))
+
+    @classmethod
+    def decode(cls, packet: bytes) -> ForkReply:
+        slot, pid, init, error = packet.split(b" ", 3)
+        return cls(int(slot), int(pid), int(init), error.decode("utf-8", "replace"))
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One frame."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    return HEADER.pack(len(body)) + body
+
+
+def encode_for_child(message: Mapping[str, Any]) -> bytes:
+    """One frame from the broker to a child."""
+    body = marshal.dumps(dict(message))
+    return HEADER.pack(len(body)) + body
+
+
+def encode_answer(packed: bytes) -> bytes:
+    """One frame from a child, with a packed answer."""
+    return HEADER.pack(_RAW | len(packed)) + packed
+
+
+def data_chunk_head(number: int, length: int) -> bytes:
+    """The beginning of a frame from the broker, for a chunk of this many bytes, which follow."""
+    return HEADER.pack(_RAW | (_NUMBER.size + length)) + _NUMBER.pack(number)
+
+
+class Decoder:
+    """Decodes the bytes of the host or of a broker, as they come, to messages and data chunks."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | DataChunk]:
+        """Yield everything that is complete.
+
+        Raises:
+            ValueError: a frame is not JSON.
+        """
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer)
+            end = HEADER.size + (length & ~_RAW)
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            if length & _RAW:
+                yield DataChunk(_NUMBER.unpack_from(body)[0], body[_NUMBER.size :])
+            else:
+                yield json.loads(body)
+
+
+class ChildDecoder:
+    """Decodes the bytes of a child, as they come, to messages and chunks of answers.
+
+    It never holds more than one message, and never parses a long one, because that would delay other children.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | AnswerChunk]:
+        """Yield every message that is complete, and the bytes of an answer so far.
+
+        Raises:
+            ValueError: a frame is too long, or no JSON object.
+            RecursionError: it is too deep.
+        """
+        self._buffer += data
+        while self._buffer:
+            if self._left:
+                part = bytes(self._buffer[: self._left])
+                del self._buffer[: len(part)]
+                self._left -= len(part)
+                yield AnswerChunk(part, self._left == 0)
+                continue
+            if len(self._buffer) < HEADER.size:
+                return
+            (length,) = HEADER.unpack_from(self._buffer)
+            if length & _RAW:
+                self._left = length & ~_RAW
+                if not 0 < self._left <= MAX_ANSWER:
+                    raise ValueError(f"an answer of {self._left} bytes, not of 1 to {MAX_ANSWER}")
+                del self._buffer[: HEADER.size]
+                continue
+            if length > MAX_NOTE:
+                raise ValueError(f"a message of {length} bytes, more than the {MAX_NOTE} allowed")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            message = json.loads(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            if not isinstance(message, dict):
+                raise ValueError("a message that is not a JSON object")
+            yield message
+
+
+def plausible(number: N) -> N:
+    """A number that a child reports of itself, if a process can have used that much.
+
+    Raises:
+        ValueError: no process can.
+    """
+    if not abs(number) < 1 << 50:
+        raise ValueError(f"a number that no process reaches: {number}")
+    return number
+
+
+def send_all(fd: int, data: bytes) -> None:
+    """Write everything to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def receive(fd: int) -> dict[str, Any] | None:
+    """In a child: read one frame of the broker's from a blocking descriptor; None at its end.
+
+    The broker sends the next frame only when this one is answered, so there is never more than one to read.
+    """
+    data = os.read(fd, _READ_SIZE)
+    if len(data) < HEADER.size:
+        more = _read_exactly(fd, HEADER.size - len(data)) if data else None
+        if more is None:
+            return None
+        data += more
+    missing = HEADER.size + HEADER.unpack_from(data)[0] - len(data)
+    if missing:
+        more = _read_exactly(fd, missing)
+        if more is None:
+            return None
+        data += more
+    message: dict[str, Any] = marshal.loads(memoryview(data)[HEADER.size :])
+    return message
+
+
+def _read_exactly(fd: int, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = os.read(fd, min(count, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,221 @@
+"""The zygote: the process that has the libraries loaded, and that forks the children.
+
+After a fork, each page that either side writes to must be copied. The broker writes to many pages between two forks: it
+talks to its host and to every child. So children are forked from this process instead, which sleeps between two forks
+and writes to hardly any. They are its siblings, though, and not its children: their parent is the broker, which
+watches, kills and reaps them.
+
+The broker asks with a slot's number and three descriptors for the child: control socket, standard output, standard
+error. The answer is a `ForkReply`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from toolgym.tools.sandbox.local.child import program, repl
+from toolgym.tools.sandbox.local.kernel import folders, syscalls
+from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
+from toolgym.tools.sandbox.local.kernel.harden import CONTROL_FD, Hardening
+from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch, move_descriptor
+from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.protocol.frames import ForkReply
+from toolgym.tools.sandbox.local.zygote import first_process, memory_maps, prefaulted_pages
+
+_DESCRIPTORS = struct.Struct("3i")
+_ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
+
+CALIBRATION_TIMEOUT = 20.0
+"""Seconds that a child may take over each step of the calibration."""
+
+_READ_SIZE = 65536
+_PROGRAM = """
+import math, time
+class Point:
+    def __init__(self, x):
+        self.x = x
+try:
+    print(math.sqrt(2), sorted([Point(3).x, 1]), f"{2 / 3:.3f}")
+except ValueError:
+    pass
+"""
+_CALIBRATION = (
+    ({"op": "run", "code": _PROGRAM + "time.sleep(60)", "memory_mb": 1024},),
+    (
+        {"op": "session", "memory_mb": 1024},
+        {"op": "cell", "code": _PROGRAM},
+    ),
+)
+"""What the two children of the calibration do. The program is a typical one; in the run it sleeps at its end, so that
+the pages that it has written to can be seen."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What all children of a template process have in common.
+
+    Attributes:
+        hardening: how each hardens itself.
+        work: folder in which each gets a working folder, where it has no file system of its own.
+        output_bytes: how much of each stream is kept.
+        pid_namespace: descriptor of the broker's own pid namespace, where each child gets one; -1: it gets none.
+        cgroups: control groups for them; None: there are none.
+    """
+
+    hardening: Hardening
+    work: str
+    output_bytes: int
+    pid_namespace: int
+    cgroups: ChildCgroups | None
+
+    def folder(self, slot: int) -> str:
+        """The working folder of a slot's child, as the child sees it."""
+        return self.hardening.home if self.hardening.namespaces else f"{self.work}/{slot}"
+
+    def ran_out_of_memory(self, slot: int) -> bool:
+        """Whether the kernel has killed a process of a slot's child for its memory."""
+        return self.cgroups is not None and self.cgroups.overrun(slot)
+
+
+class Zygote:
+    """Forks children for the broker.
+
+    Args:
+        broker: a socket to it that keeps packets apart.
+        spec: how children are made.
+    """
+
+    def __init__(self, broker: socket.socket, spec: ChildSpec) -> None:
+        self._broker, self._spec = broker, spec
+        # In namespaces, all children make the same calls.
+        self._batch = spec.hardening.batch(0, "") if spec.hardening.namespaces else None
+        self._drop_capabilities = spec.hardening.drop_capabilities()
+        self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._thread_id = syscalls.thread_id_address()
+        self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
+
+    def calibrate(self, proc: int) -> int:
+        """Make forks cheaper, see `prefaulted_pages` and `memory_maps`.
+
+        Two children show which pages children write to: one runs a program, and one becomes a session. Where a step
+        fails, or the system does not allow it, everything works the same way, only slower.
+
+        Args:
+            proc: descriptor of a /proc that shows this process.
+
+        Returns:
+            How many pages will be copied at each fork.
+        """
+        gc.collect()
+        syscalls.trim_heap()
+        gc.freeze()
+        gc.disable()
+        with contextlib.suppress(OSError):
+            memory_maps.join(proc)
+            written, places = zip(*(self._watch(proc, requests) for requests in _CALIBRATION), strict=True)
+            huge = prefaulted_pages.collapse(places[-1], set.union(*written))
+            return prefaulted_pages.pin(set.intersection(*written) - huge)
+        return 0
+
+    def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
+        """Have a child carry out requests.
+
+        Returns:
+            The pages that it, or this process meanwhile, has written to, and where huge pages would have a place.
+        """
+        encoded = [frames.encode_for_child(request) for request in requests]
+        with contextlib.ExitStack() as stack:
+            snapshot = prefaulted_pages.PageSnapshot(proc)
+            stack.callback(snapshot.close)
+            if not self._spec.hardening.namespaces:
+                folder = self._spec.folder(0)
+                os.mkdir(folder, 0o700)
+                stack.callback(folders.remove, folder)
+            if self._spec.cgroups is not None:
+                self._spec.cgroups.prepare(0)
+            control, its_control = (stack.enter_context(end) for end in socket.socketpair())
+            out, its_out = (stack.enter_context(end) for end in socket.socketpair())
+            for end in (control, out):
+                end.settimeout(CALIBRATION_TIMEOUT)
+            control.sendall(encoded[0])
+            reply = self._fork(0, its_control.fileno(), its_out.fileno(), self._devnull, sibling=False)
+            stack.callback(syscalls.end_processes, reply.pid, reply.init)
+            its_control.close()
+            its_out.close()
+            for frame in encoded[1:]:
+                control.recv(_READ_SIZE)
+                control.sendall(frame)
+            if reply.error or not out.recv(_READ_SIZE) or not control.recv(_READ_SIZE):
+                raise OSError(reply.error)
+            snapshot.take()
+            return snapshot.unshared(), snapshot.full()
+
+    def serve(self) -> NoReturn:
+        """Serve until the broker closes its end."""
+        try:
+            while True:
+                slot, sent, _, _ = self._broker.recvmsg(16, _ANCILLARY_SIZE)
+                if not slot:
+                    os._exit(0)
+                descriptors = _DESCRIPTORS.unpack(sent[0][2])
+                self._broker.send(self._fork(int(slot), *descriptors).encode())
+                for fd in descriptors:
+                    os.close(fd)
+        except ConnectionError:  # the broker was killed
+            os._exit(0)
+
+    def _fork(self, slot: int, control: int, out: int, err: int, *, sibling: bool = True) -> ForkReply:
+        """Fork a child, as this process's sibling or not."""
+        init = pid = 0
+        error = ""
+        try:
+            folder = self._spec.folder(slot)
+            batch = self._batch or self._spec.hardening.batch(slot, folder)
+            if self._inits is not None:
+                syscalls.unshare(syscalls.CLONE_NEWPID)
+                init = self._inits.make(sibling=sibling)
+            pid = syscalls.fork_sibling(self._thread_id) if sibling else syscalls.fork()
+            if pid == 0:
+                self._be_child(batch, slot, folder, control, out, err)
+        except OSError as failure:
+            error = str(failure)
+        if self._inits is not None:
+            syscalls.setns(self._spec.pid_namespace, syscalls.CLONE_NEWPID)
+        return ForkReply(slot, pid, init, error)
+
+    def _be_child(self, batch: SyscallBatch, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
+        broker = control
+        try:
+            if self._spec.cgroups is not None:
+                self._spec.cgroups.enter(slot)
+            move_descriptor(self._devnull, 0)
+            move_descriptor(out, 1)
+            move_descriptor(err, 2)
+            move_descriptor(control, CONTROL_FD)
+            broker = CONTROL_FD
+            batch.run()
+            if folder != "/tmp":
+                os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
+            request = frames.receive(CONTROL_FD)
+            if request is None:
+                os._exit(0)
+            self._carry_out(request)
+        except BaseException as error:  # noqa: BLE001  the child must end here, and never return into the zygote's loop
+            with contextlib.suppress(BaseException):
+                frames.send_all(broker, frames.encode({"broken": f"{type(error).__name__}: {error}"}))
+        finally:
+            os._exit(252)
+
+    def _carry_out(self, request: Mapping[str, Any]) -> NoReturn:
+        self._spec.hardening.limit_memory(request.get("compile_memory_mb") or request["memory_mb"])
+        if request["op"] == "run":
+            self._drop_capabilities.run()
+            program.run(request, base="/tmp" if self._spec.hardening.namespaces else ".")
+        repl.serve(request)

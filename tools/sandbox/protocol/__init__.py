@@ -1,0 +1,1 @@
+"""What client and server of a sandbox share: `messages`, their fields, and `conversions` between them and results."""

@@ -1,0 +1,216 @@
+"""Results from servers' answers, whatever bytes they hold.
+
+Each reader takes a `Reply` and returns its result, or raises `GarbledError` (it makes no sense), `CallError` (the
+server failed) or `ConfigError` (the server says that the caller made a mistake).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pydantic
+
+from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError
+from toolgym.tools.http.client import CallError, GarbledError, excerpt
+from toolgym.tools.http.session import Reply
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.protocol import conversions, messages
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+NO_SESSION = "the session is gone"
+
+
+class NoFileError(ToolgymError):
+    """The session has no such file."""
+
+
+class SessionGoneError(CallError):
+    """The session does not exist any more."""
+
+
+class UnsupportedError(CallError):
+    """The server's sandbox can never do that."""
+
+
+class NoRoomError(CallError):
+    """The session's limits, or the server's, leave no room for that."""
+
+
+_REASONS = {"unsupported": UnsupportedError, "no_room": NoRoomError}
+
+
+@dataclass(frozen=True)
+class CellsResult:
+    """The results of several cells that ran in one fresh interpreter.
+
+    Attributes:
+        status: `OK` where all cells ran, even if some raised; else what ended it before.
+        cells: results of the cells that ran, in order. The value of a last expression is among `display`.
+        duration: wall seconds, all together.
+        message: the sandbox's message.
+        files: contents of the files that were asked for and exist.
+    """
+
+    status: ExecutionStatus
+    cells: tuple[CellResult, ...] = ()
+    duration: float = 0.0
+    message: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def read_run_code(reply: Reply) -> ExecutionResult:
+    """Return the result in an answer of `/run_code`, ours or SandboxFusion's."""
+    message = _read(messages.RunCodeResponse, reply)
+    try:
+        result = conversions.read_run_code(message)
+    except SandboxError as error:
+        raise GarbledError(str(error)) from None
+    result = replace(result, duration=finite(result.duration))
+    if result.status is ExecutionStatus.SANDBOX_ERROR and not result.message:
+        said = message.run_result or message.compile_result
+        result = replace(result, message=(said and said.stderr) or "the server reported SandboxError")
+    return result
+
+
+def read_run_jupyter(reply: Reply) -> CellsResult:
+    """Return the result in an answer of `/run_jupyter`, ours or SandboxFusion's."""
+    message = _read(messages.RunJupyterResponse, reply)
+    driver = message.driver
+    status = ExecutionStatus.OK
+    if message.status is messages.RunStatus.SANDBOX_ERROR:
+        status = ExecutionStatus.SANDBOX_ERROR
+    elif driver is not None and driver.reason is not None:
+        status = driver.reason
+    elif driver is not None and driver.status is messages.CommandRunStatus.TIME_LIMIT_EXCEEDED:
+        status = ExecutionStatus.TIMEOUT
+    elif message.status is not messages.RunStatus.SUCCESS:
+        status = ExecutionStatus.ERROR
+    said = message.message
+    if status is ExecutionStatus.SANDBOX_ERROR and not said:
+        said = (driver.stderr if driver is not None else "") or "the server reported SandboxError"
+    try:
+        files = {name: base64.b64decode(data) for name, data in message.files.items()}
+    except (binascii.Error, ValueError) as error:
+        raise GarbledError(f"the answer's files are not base64: {error}") from None
+    return CellsResult(
+        status=status,
+        cells=tuple(map(_cell, message.cells)),
+        duration=finite(driver.execution_time if driver is not None else 0.0),
+        message=said,
+        files=files,
+    )
+
+
+def read_sessions(reply: Reply) -> list[messages.SessionInfo]:
+    """Return the sessions in the answer to opening or forking some."""
+    many = _read(messages.ForkResponse, reply, 201).sessions if "sessions" in _json_object(reply) else None
+    found = many if many is not None else [_read(messages.SessionInfo, reply, 201)]
+    for info in found:
+        if not 0 < len(info.id) <= 200 or not all(
+            char.isascii() and (char.isalnum() or char in "-_.") for char in info.id
+        ):
+            raise GarbledError(f"the answer's session id cannot be one: {info.id[:200]!r}")
+    return found
+
+
+def read_cell(reply: Reply) -> CellResult:
+    """Return the result in the answer to a cell of a session."""
+    result = conversions.read_cell(_read(messages.CellResponse, reply))
+    return replace(result, duration=finite(result.duration))
+
+
+def read_exec(reply: Reply) -> ExecutionResult:
+    """Return the result in the answer to a program run in a session."""
+    result = conversions.read_exec(_read(messages.ExecResponse, reply))
+    return replace(result, duration=finite(result.duration))
+
+
+def read_content(reply: Reply) -> bytes:
+    """Return the content in the answer to reading a file. Raises NoFileError where there is none."""
+    if reply.status == 404 and _json_object(reply).get("reason") == "no_file":
+        raise NoFileError
+    _check(reply, 200)
+    return reply.body
+
+
+def read_nothing(reply: Reply) -> None:
+    """Check the answer to writing a file or closing a session."""
+    _check(reply, 204)
+
+
+def finite(seconds: float | None) -> float:
+    """Return a number of seconds; 0 for one that is missing or not finite."""
+    return seconds if seconds is not None and math.isfinite(seconds) else 0.0
+
+
+def _read(model: type[M], reply: Reply, expected: int = 200) -> M:
+    _check(reply, expected)
+    try:
+        return model.model_validate_json(reply.body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        where = f" at {place}" if place else ""
+        raise GarbledError(f"the answer makes no sense{where}: {first['msg']}: {excerpt(reply.body)}") from None
+
+
+def _check(reply: Reply, expected: int) -> None:
+    """Raise for any status but that of success."""
+    if reply.status == expected:
+        return
+    said = _json_object(reply)
+    if reply.status == 422:
+        raise ConfigError(f"the sandbox server refuses the request: {_problems(said.get('detail'))}")
+    detail = said.get("detail")
+    text = detail[:2000] if isinstance(detail, str) and detail else excerpt(reply.body)
+    if reply.status == 404 and said.get("reason") == "no_session":
+        raise SessionGoneError(f"{NO_SESSION}: {text}")
+    if reply.status == 409 and said.get("reason") in _REASONS:
+        raise _REASONS[said["reason"]](text)
+    if reply.status == 413:
+        raise ConfigError(f"the sandbox server takes no request of that size: {text}")
+    if 200 <= reply.status < 300:
+        raise GarbledError(f"the answer has the status {reply.status} instead of {expected}")
+    raise CallError(f"the sandbox server answered {reply.status}: {text}")
+
+
+def _json_object(reply: Reply) -> Mapping[str, Any]:
+    try:
+        said = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _problems(detail: object) -> str:
+    """Return the problems of a 422 answer on one line."""
+    found = []
+    for one in detail if isinstance(detail, list) else []:
+        if isinstance(one, dict):
+            loc = one.get("loc")
+            place = ".".join(str(part) for part in loc[1:]) if isinstance(loc, list) else ""
+            found.append(f"{place}: {one.get('msg')}" if place else str(one.get("msg")))
+    return "; ".join(found)[:2000] or repr(detail)[:2000]
+
+
+def _cell(message: messages.CellRunResult) -> CellResult:
+    error = None
+    if message.error:
+        first = message.error[0]
+        lines = first.get("traceback")
+        traceback = tuple(map(str, lines)) if isinstance(lines, list) else ()
+        error = CellError(str(first.get("ename", "")), str(first.get("evalue", "")), traceback)
+    return CellResult(
+        status=ExecutionStatus.OK if error is None else ExecutionStatus.ERROR,
+        stdout=message.stdout,
+        stderr=message.stderr,
+        display=tuple(message.display),
+        error=error,
+    )

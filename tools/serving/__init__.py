@@ -1,0 +1,15 @@
+"""The serving layer: every HTTP server of the library is built from these.
+
+| module | what it gives |
+| --- | --- |
+| `app`, `routes` | a service: finds a request's route, admits it, answers it, turns errors into answers |
+| `admission` | a gate: how many requests run, how many wait |
+| `transport` | aiohttp's low-level server with deadlines; bodies, tokens |
+| `json_bodies` | requests and answers as JSON, errors in FastAPI's shape |
+| `config` | the settings that every server has |
+| `supervisor`, `worker` | several processes that share a port, watched and drained |
+| `peers` | one worker's calls of another |
+| `metrics`, `openapi` | the page for Prometheus, and the API's description, from the routes |
+
+Import from the modules. Nothing here knows what a server serves.
+"""

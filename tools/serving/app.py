@@ -1,0 +1,205 @@
+"""A service: finds the route of each request, admits it, answers it, and turns errors into answers.
+
+Built on aiohttp's low-level server rather than on its applications: a server has a dozen paths, and a request must cost
+less than what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+
+from toolgym.tools.serving.admission import BusyError, Gate
+from toolgym.tools.serving.config import ServingConfig
+from toolgym.tools.serving.json_bodies import InvalidRequestError
+from toolgym.tools.serving.metrics import CONTENT_TYPE, Metrics, render
+from toolgym.tools.serving.peers import WORKER_METRICS, Peers
+from toolgym.tools.serving.routes import UNKNOWN, Call, Operation, Route, Router
+from toolgym.tools.serving.transport import Bodies, Listener, RefusedError, Token, answer, send
+
+_log = logging.getLogger("toolgym.tools.serving")
+
+
+class HttpApp:
+    """A service in one worker. Its maker calls `start`, serves `listener()`, then calls `drain` and `close`.
+
+    Args:
+        config: settings.
+        gate: which requests run and which wait.
+        metrics: counts. `gauges` gives those that every service has.
+        peers: the other workers.
+        worker: number of this worker.
+
+    Attributes:
+        gate: as given.
+    """
+
+    def __init__(self, config: ServingConfig, gate: Gate, metrics: Metrics, peers: Peers, worker: int = 0) -> None:
+        self.gate = gate
+        self._config = config
+        self._metrics = metrics
+        self._peers = peers
+        self._worker = worker
+        self._router = Router(())
+        self._draining = False
+        self._in_flight = 0
+        self._quiet = asyncio.Event()
+        self._bodies = Bodies(config)
+        self._token = Token(config.secret)
+        metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self._in_flight - 1)
+        metrics.gauge("running", "Requests that hold a slot to run something.", lambda: gate.running)
+        metrics.gauge("queue_length", "Requests that wait for a slot.", lambda: gate.waiting)
+
+    def add_routes(self, routes: Sequence[Route]) -> None:
+        """Answer these paths, and those of the metrics."""
+        own = [
+            Route(
+                "/metrics",
+                {"GET": Operation(self._show_metrics, "Figures for Prometheus", None, "text/plain")},
+                while_draining=True,
+            ),
+            Route(WORKER_METRICS, {"GET": Operation(self._worker_metrics)}, public=True, while_draining=True),
+        ]
+        self._router = Router([*self._router.routes, *routes, *own])
+
+    @property
+    def routes(self) -> list[Route]:
+        """All routes."""
+        return self._router.routes
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._draining
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are being answered."""
+        return self._in_flight
+
+    async def quiet(self) -> None:
+        """Return when no request is being answered."""
+        while self._in_flight:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    async def start(self) -> None:
+        """Begin background work, on the event loop that will serve."""
+
+    def drain(self) -> None:
+        """Take no more requests; those that are here are answered."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """Close the connections to other workers."""
+        self._draining = True
+        await self._peers.close()
+
+    def listener(self, *, internal: bool = False) -> Listener:
+        """Return an HTTP server for a socket.
+
+        Args:
+            internal: for the other workers rather than for clients.
+        """
+        listener: Listener
+
+        async def handler(request: web.BaseRequest) -> web.StreamResponse:
+            listener.head_arrived(request.protocol)
+            return await self._handle(request, internal)
+
+        listener = Listener(handler, self._config)
+        return listener
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def error_answer(self, error: Exception) -> web.Response | None:
+        """Return the answer to a request that raised an error of the service's own; None: 500, and a log line."""
+        return None
+
+    async def undelivered(self, request: web.BaseRequest, response: web.Response) -> None:
+        """Undo what a client will never hear of: it went away before it got this answer."""
+
+    # ------------------------------------------------------------------ every request
+
+    async def _handle(self, request: web.BaseRequest, internal: bool) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        route = UNKNOWN
+        self._in_flight += 1
+        try:
+            try:
+                route, params = self._router.find(request.raw_path.partition("?")[0])
+                response = await self._answer(request, route, params, internal)
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001  one bad request must not harm another
+                response = self._failed(request, route, error)
+            try:
+                await send(request, response, self._config.write_timeout)
+            except (asyncio.CancelledError, ConnectionError):
+                await self.undelivered(request, response)
+                raise
+        except (asyncio.CancelledError, ConnectionError):
+            if not internal:
+                self._metrics.disconnected()
+            raise
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._quiet.set()
+        if not internal:  # the worker that the client speaks to counts it
+            self._metrics.answered(route.name, response.status, loop.time() - started)
+        return response
+
+    async def _answer(
+        self, request: web.BaseRequest, route: Route, params: Mapping[str, str], internal: bool
+    ) -> web.Response:
+        operation = route.operations.get(request.method)
+        if operation is None:
+            if route.operations:
+                raise RefusedError(405, "Method Not Allowed", {"Allow": ", ".join(route.operations)})
+            raise RefusedError(404, "Not Found")
+        if not route.public:
+            self._token.check(request)
+        if self._draining and not route.while_draining:
+            raise RefusedError(503, "the server is being stopped", {"Retry-After": "1", "Connection": "close"})
+        if route.runs and self.gate.full:
+            raise self.gate.busy()
+        if request.method == "GET":
+            return await operation.handler(Call(request, b"", params, internal))
+        body = await self._bodies.receive(request)
+        try:
+            return await operation.handler(Call(request, body, params, internal))
+        finally:
+            self._bodies.release(body)
+
+    def _failed(self, request: web.BaseRequest, route: Route, error: Exception) -> web.Response:
+        if isinstance(error, InvalidRequestError):
+            return answer({"detail": error.problems}, 422)
+        if isinstance(error, BusyError):
+            return answer({"detail": str(error)}, 429, {"Retry-After": str(error.retry_after)})
+        if isinstance(error, RefusedError):
+            response = answer(error.body, error.status, error.headers)
+            if "Connection" in error.headers:
+                response.force_close()
+            return response
+        own = self.error_answer(error)
+        if own is not None:
+            return own
+        mark = uuid.uuid4().hex[:12]
+        _log.error("error %s while answering %s %s", mark, request.method, route.name, exc_info=error)
+        return answer({"detail": f"internal error {mark}; see the server's log", "traceback": []}, 500)
+
+    async def _show_metrics(self, call: Call) -> web.Response:
+        snapshots = [(self._worker, self._metrics.snapshot()), *await self._peers.metrics()]
+        text = render(sorted(snapshots, key=lambda one: one[0]))
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _worker_metrics(self, call: Call) -> web.Response:
+        if not call.internal:
+            raise RefusedError(404, "Not Found")
+        return answer(self._metrics.snapshot())

@@ -1,0 +1,138 @@
+"""JSON bodies of requests and answers, with errors in the shape that FastAPI gives them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel
+
+from toolgym.tools.errors import ToolgymError
+
+MAX_PROBLEMS = 20
+"""Problems of one request that are listed."""
+
+MAX_ECHO = 200
+"""Characters of a bad value that are sent back."""
+
+MAX_DEPTH = 50
+"""Levels of a value that are sent, where it is nested so deep that it cannot be sent as it is."""
+
+Problem = dict[str, Any]
+"""One entry of a 422 answer, in FastAPI's shape: `type`, `loc`, `msg`, and `input` where it is short."""
+
+
+class InvalidRequestError(ToolgymError):
+    """A request that is to be answered with 422.
+
+    Args:
+        problems: what is wrong with it, at least one.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(str(problem.get("msg")) for problem in problems))
+        self.problems = problems
+
+
+def problem(
+    loc: Sequence[str | int], message: str, kind: str = "value_error", value: Any = None
+) -> InvalidRequestError:
+    """A request with one problem, at `loc` below the body."""
+    found: Problem = {"type": kind, "loc": ["body", *loc], "msg": message}
+    return InvalidRequestError([found | _echo(value)])
+
+
+RequestType = TypeVar("RequestType", bound=BaseModel)
+
+
+def parse(model: type[RequestType], body: bytes) -> RequestType:
+    """Read a request.
+
+    Raises:
+        InvalidRequestError: the body is not JSON, or not of the model's shape.
+    """
+    if not body or body == b"null":  # as FastAPI says it
+        raise InvalidRequestError([{"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}])
+    try:
+        return model.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        if details[0]["type"] != "json_invalid":
+            raise InvalidRequestError(_problems(details)) from None
+    # The fast parser refuses lone surrogates, which the standard one lets through.
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            [
+                {
+                    "type": "json_invalid",
+                    "loc": ["body", getattr(error, "pos", 0)],
+                    "msg": "JSON decode error",
+                    "input": {},
+                    "ctx": {"error": getattr(error, "msg", str(error))},
+                }
+            ]
+        ) from None
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise InvalidRequestError(_problems(error.errors(include_url=False, include_context=False))) from None
+
+
+_FASTAPI = {"model_type": "model_attributes_type"}
+"""Kinds of problems that FastAPI, which lets pydantic read attributes too, calls otherwise."""
+
+
+def _problems(details: Sequence[Any]) -> list[Problem]:
+    return [
+        {"type": _FASTAPI.get(found["type"], found["type"]), "loc": ["body", *found["loc"]], "msg": found["msg"]}
+        | _echo(found["input"])
+        for found in details[:MAX_PROBLEMS]
+    ]
+
+
+def _echo(value: Any) -> dict[str, Any]:
+    """The bad value, where it is short. (FastAPI sends all of it back, be it megabytes.)"""
+    if isinstance(value, str):
+        return {"input": value} if len(value) <= MAX_ECHO else {}
+    if isinstance(value, int) and value.bit_length() > 64:  # too long to be read as a number everywhere
+        return {}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {}
+    return {"input": value} if isinstance(value, bool | int | float) else {}
+
+
+def encode(message: BaseModel | Mapping[str, Any]) -> bytes:
+    """An answer as UTF-8 JSON.
+
+    What JSON in UTF-8 cannot hold is mended: lone surrogates become U+FFFD, numbers that are not finite null.
+    """
+    try:
+        if isinstance(message, BaseModel):
+            return message.__pydantic_serializer__.to_json(message)
+        return json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # a text that cannot be encoded, and pydantic's serialization error, are too
+        return json.dumps(_mended(message, MAX_DEPTH), ensure_ascii=False).encode()
+
+
+def _mended(value: Any, depth: int) -> Any:
+    """The same value in what JSON and UTF-8 can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, bool | int | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth == 0:
+        return "..."
+    if isinstance(value, BaseModel):
+        return {name: _mended(getattr(value, name), depth - 1) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {_mended(str(key), depth): _mended(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mended(item, depth - 1) for item in value]
+    return str(value)

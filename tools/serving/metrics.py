@@ -1,0 +1,108 @@
+"""Counts and times of one worker, and the page for Prometheus with those of all workers.
+
+Each worker has a registry of its own; the page holds every sample once, with the number of its worker as a label, and
+is the same whichever worker is asked. (`prometheus_client`'s multi-process mode needs files that outlive a worker, and
+loses the label.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Upper bounds of the histograms' buckets, in seconds."""
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+"""MIME type of the page."""
+
+
+class Metrics:
+    """What one worker has counted. A server adds its own families to `registry`.
+
+    Args:
+        prefix: beginning of every name.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            f"{prefix}_requests",
+            "Requests answered, by endpoint and HTTP status.",
+            ["endpoint", "code"],
+            registry=self.registry,
+        )
+        self._disconnects = Counter(f"{prefix}_disconnects", "Clients that went away early.", registry=self.registry)
+        self._latency = Histogram(
+            f"{prefix}_request_seconds",
+            "Seconds from a request's head to the end of its answer.",
+            ["endpoint"],
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._queue = Histogram(
+            f"{prefix}_queue_seconds",
+            "Seconds that a request waited for a slot.",
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a figure that is asked when the page is."""
+        Gauge(f"{self._prefix}_{name}", text, registry=self.registry).set_function(value)
+
+    def answered(self, endpoint: str, code: int, seconds: float) -> None:
+        """Count a request that was answered with that HTTP status."""
+        self._requests.labels(endpoint, code).inc()
+        self._latency.labels(endpoint).observe(seconds)
+
+    def queued(self, seconds: float) -> None:
+        """Count a request that got its slot after that long."""
+        self._queue.observe(seconds)
+
+    def disconnected(self) -> None:
+        """Count a client that went away before its answer."""
+        self._disconnects.inc()
+
+    def snapshot(self) -> list[list[Any]]:
+        """Return all families as JSON: `[name, text, type, [[sample name, labels, value], ...]]` each."""
+        return [
+            [
+                family.name,
+                family.documentation,
+                family.type,
+                [
+                    [sample.name, sample.labels, sample.value]
+                    for sample in family.samples
+                    if not sample.name.endswith("_created")
+                ],
+            ]
+            for family in self.registry.collect()
+        ]
+
+
+def render(snapshots: Sequence[tuple[int, list[list[Any]]]]) -> bytes:
+    """Return the page: the samples of all workers' snapshots, each with the number of its worker."""
+    return generate_latest(_Snapshots(snapshots))
+
+
+class _Snapshots(Collector):
+    """The families of several registries as one."""
+
+    def __init__(self, snapshots: Sequence[tuple[int, list[list[Any]]]]) -> None:
+        self._snapshots = snapshots
+
+    def collect(self) -> Iterable[Metric]:
+        """Return each family once, with the samples of all workers."""
+        families: dict[str, Metric] = {}
+        for worker, snapshot in self._snapshots:
+            for name, text, kind, samples in snapshot:
+                family = families.setdefault(name, Metric(name, text, kind))
+                for sample, labels, value in samples:
+                    family.add_sample(sample, {"worker": str(worker), **labels}, value)
+        return families.values()

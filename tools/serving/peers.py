@@ -1,0 +1,123 @@
+"""The other workers of the same server, each on a UNIX socket.
+
+What lives in one worker, such as a session, is asked for over connections that may reach any worker. So a worker passes
+such calls on to their owner, over a socket that only this server's user can reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from toolgym.tools.errors import ToolgymError
+
+PASSED_ON = ("Authorization", "Content-Type")
+PASSED_BACK = ("Content-Type", "Location", "Retry-After")
+
+WORKER_METRICS = "/worker/metrics"
+"""Where a worker gives its figures to the others."""
+
+METRICS_TIMEOUT = 2.0
+"""Seconds to wait for another worker's figures."""
+
+
+class PeerGoneError(ToolgymError):
+    """That worker does not exist, or not any more; what it held is lost."""
+
+
+def socket_path(folder: Path, worker: int) -> Path:
+    """Where a worker listens for the others."""
+    return folder / f"w{worker}.sock"
+
+
+class Peers:
+    """The other workers.
+
+    Args:
+        folder: where their sockets are; None: there are none.
+        others: their numbers.
+        deadline: most seconds that a call may take.
+    """
+
+    def __init__(self, folder: Path | None, others: Iterable[int], deadline: float) -> None:
+        self._folder = folder
+        self._deadline = deadline
+        self._clients: dict[int, aiohttp.ClientSession | None] = dict.fromkeys(others) if folder else {}
+
+    @property
+    def others(self) -> list[int]:
+        """The other workers' numbers."""
+        return list(self._clients)
+
+    async def forward(self, worker: int, request: web.BaseRequest, body: bytes) -> web.Response:
+        """Have another worker answer a request.
+
+        Raises:
+            PeerGoneError: it does not exist.
+        """
+        return await self.ask(worker, request.method, request.raw_path, request, body)
+
+    async def ask(self, worker: int, method: str, path: str, request: web.BaseRequest, body: bytes) -> web.Response:
+        """Have another worker answer a request of this worker's own.
+
+        Args:
+            worker: its number.
+            method: HTTP method.
+            path: path, percent-encoded.
+            request: the client's request, whose token and content type are passed on.
+            body: what to send.
+
+        Raises:
+            PeerGoneError: it does not exist.
+        """
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        timeout = aiohttp.ClientTimeout(total=self._deadline)
+        try:
+            async with self._client(worker).request(
+                method,
+                URL(f"http://worker{path}", encoded=True),
+                data=body or None,
+                headers=headers,
+                timeout=timeout,
+            ) as response:
+                content = await response.read()
+                back = {name: response.headers[name] for name in PASSED_BACK if name in response.headers}
+                return web.Response(status=response.status, body=content, headers=back)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            raise PeerGoneError(f"worker {worker} is gone: {type(error).__name__}") from None
+
+    async def metrics(self) -> list[tuple[int, list[Any]]]:
+        """Return the figures of those others that answer soon."""
+        found = await asyncio.gather(*(self._figures(worker) for worker in self._clients))
+        return [(worker, figures) for worker, figures in zip(self._clients, found, strict=True) if figures is not None]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        clients = [client for client in self._clients.values() if client is not None]
+        self._clients = dict.fromkeys(self._clients)
+        await asyncio.gather(*(client.close() for client in clients))
+
+    async def _figures(self, worker: int) -> list[Any] | None:
+        timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT)
+        try:
+            async with self._client(worker).get(f"http://worker{WORKER_METRICS}", timeout=timeout) as response:
+                figures = json.loads(await response.read()) if response.status == 200 else None
+                return figures if isinstance(figures, list) else None
+        except (aiohttp.ClientError, TimeoutError, ValueError, PeerGoneError):
+            return None
+
+    def _client(self, worker: int) -> aiohttp.ClientSession:
+        if self._folder is None or worker not in self._clients:
+            raise PeerGoneError(f"there is no worker {worker}")
+        client = self._clients[worker]
+        if client is None:
+            connector = aiohttp.UnixConnector(path=str(socket_path(self._folder, worker)), limit=0)
+            client = self._clients[worker] = aiohttp.ClientSession(connector=connector)
+        return client

@@ -1,0 +1,205 @@
+"""HTTP with deadlines: a client that sends or reads slowly, or sends too much, holds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.serving.admission import BusyError
+from toolgym.tools.serving.config import ServingConfig
+from toolgym.tools.serving.json_bodies import encode
+
+LINGER = 2.0
+"""Seconds that the rest of a refused body is read, so that the client comes to read the answer."""
+
+MIB = 1024 * 1024
+
+
+_log = logging.getLogger("toolgym.tools.serving.http")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line of the log is about this server.
+
+    Clients that go away, and those that send something else than HTTP, are answered or forgotten; they must not fill
+    the log. Nor must what aiohttp raises when it cuts connections at the end of a drain.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    expected = ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError | asyncio.InvalidStateError
+    return not isinstance(error, expected)
+
+
+_log.addFilter(_is_ours)
+
+
+class RefusedError(ToolgymError):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status.
+        detail: the answer's `detail`.
+        headers: further headers.
+        reason: a word by which clients recognise it, as the answer's `reason`.
+    """
+
+    def __init__(
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None, *, reason: str | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body = {"detail": detail} | ({"reason": reason} if reason else {})
+
+
+def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a JSON answer."""
+    given = {"Content-Type": "application/json"}
+    return web.Response(body=encode(message), status=status, headers=given | dict(headers) if headers else given)
+
+
+class Listener(web.Server):
+    """An HTTP server that closes connections which send no request in time.
+
+    Args:
+        handler: answers one request. It is cancelled when the client goes away.
+        config: deadlines and limits.
+    """
+
+    def __init__(
+        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], config: ServingConfig
+    ) -> None:
+        super().__init__(
+            handler,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_log,
+            keepalive_timeout=config.keepalive_timeout,
+            lingering_time=LINGER,
+        )
+        self._max_connections = config.max_connections
+        self._head_timeout = config.read_timeout
+        self._expected: dict[RequestHandler, asyncio.TimerHandle] = {}
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """Take a new connection, if there is room, and give it a while to send a request's head."""
+        super().connection_made(handler, transport)
+        if len(self._connections) > self._max_connections:
+            transport.abort()
+            return
+        # Writing waits until the client has taken everything: a deadline on it means nothing otherwise.
+        transport.set_write_buffer_limits(0)
+        loop = asyncio.get_running_loop()
+        self._expected[handler] = loop.call_later(self._head_timeout, transport.abort)
+
+    def connection_lost(self, handler: RequestHandler, error: BaseException | None = None) -> None:
+        """Forget a connection."""
+        self.head_arrived(handler)
+        super().connection_lost(handler, error)
+
+    def head_arrived(self, handler: RequestHandler) -> None:
+        """Stop the timer of the first head. (Later heads are under the deadline of idle connections.)"""
+        timer = self._expected.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
+
+
+class Bodies:
+    """Receives bodies, each within a deadline and a size, and all of them together within a size.
+
+    Args:
+        config: deadlines and limits.
+    """
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._limit = int(config.body_limit_mb * MIB)
+        self._total_limit = int(config.bodies_limit_mb * MIB)
+        self._timeout = config.read_timeout
+        self._held = 0
+
+    async def receive(self, request: web.BaseRequest) -> bytes:
+        """Read a request's body. It counts as held until `release`.
+
+        Raises:
+            RefusedError: it is too long (413), too slow (408) or garbled (400).
+            BusyError: there is no memory for it now.
+        """
+        length = request.content_length
+        if length is not None and length > self._limit:
+            raise self._too_long()
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._timeout):
+                while part := await request.content.readany():
+                    parts.append(part)
+                    size += len(part)
+                    self._held += len(part)
+                    if size > self._limit:
+                        raise self._too_long()
+                    if self._held > self._total_limit:
+                        raise BusyError("the server holds as many bytes of requests as it may", 1)
+        except BaseException as error:
+            self._held -= size
+            if isinstance(error, TimeoutError):
+                raise RefusedError(
+                    408, f"the body did not come within {self._timeout:g} s", {"Connection": "close"}
+                ) from None
+            if isinstance(
+                error, web.RequestPayloadError | aiohttp.ClientPayloadError | aiohttp.http.HttpProcessingError
+            ):
+                raise RefusedError(400, "the body is garbled", {"Connection": "close"}) from None
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release(self, body: bytes) -> None:
+        """Stop counting a body: it is no longer needed."""
+        self._held -= len(body)
+
+    def _too_long(self) -> RefusedError:
+        return RefusedError(413, f"a body has at most {self._limit / MIB:g} MiB here", {"Connection": "close"})
+
+
+async def send(request: web.BaseRequest, response: web.Response, timeout: float) -> None:
+    """Send an answer; cut the connection to a client that does not take it in time.
+
+    Raises:
+        ConnectionError: the client is gone.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client did not read its answer in time") from None
+
+
+class Token:
+    """The secret that clients must show.
+
+    Args:
+        secret: None: every client is let in.
+    """
+
+    def __init__(self, secret: str | None) -> None:
+        self._expected = f"Bearer {secret}".encode() if secret is not None else None
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raise RefusedError (401) for a client without it. A nearly right one takes as long as a wrong one."""
+        if self._expected is None:
+            return
+        shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        scheme, _, secret = shown.partition(b" ")
+        if not hmac.compare_digest(b"Bearer " + secret.strip(), self._expected) or scheme.lower() != b"bearer":
+            raise RefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})

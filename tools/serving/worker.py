@@ -1,0 +1,255 @@
+"""One worker process of a server.
+
+Started by `supervise`, which writes one line of settings to its standard input and keeps that open: when it closes, the
+parent is gone and the worker ends too. On standard output the worker writes one JSON line each: that it is ready or why
+it cannot be, and a heartbeat every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Generic
+
+from aiohttp import web
+
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.serving.app import HttpApp
+from toolgym.tools.serving.config import C
+from toolgym.tools.serving.peers import socket_path
+
+BACKLOG = 4096
+"""Connections that the kernel keeps for a worker that is busy."""
+
+ACCEPTED = 8
+"""Connections that the event loop accepts in one turn."""
+
+IN_TRANSIT = 4 * ACCEPTED
+"""Connections beyond the most that are open for a moment: the loop makes, refuses and closes each in a turn of its own,
+and accepts further ones in all of these turns."""
+
+OWN_FILES = 64
+"""Descriptors that a worker needs beside those of connections and of what runs."""
+
+HEARTBEAT = 1.0
+"""Seconds between two heartbeats."""
+
+START_DEADLINE = 120.0
+"""Seconds for a service to start."""
+
+CANCEL_GRACE = 5.0
+"""Seconds for what runs to be killed after the drain."""
+
+CUT = 0.05
+"""Seconds between two steps of cutting a connection."""
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+_log = logging.getLogger("toolgym.tools.serving")
+
+OpenApp = Callable[[C, int, Path | None], AbstractAsyncContextManager[tuple[HttpApp, str]]]
+"""Opens the service of one worker, from the settings, the worker's number and the folder of the workers' sockets (None:
+it is the only worker). Gives the service, and what the announcement says about it."""
+
+
+class Worker(Generic[C]):
+    """Serves until it is stopped.
+
+    Args:
+        open_app: opens the service.
+        config: settings.
+        number: number of this worker.
+        folder: folder of the workers' sockets; None: this is the only one.
+        family: address family of the public socket.
+        address: address of the public socket.
+    """
+
+    def __init__(
+        self,
+        open_app: OpenApp[C],
+        config: C,
+        number: int,
+        folder: Path | None,
+        family: int,
+        address: tuple[Any, ...],
+    ) -> None:
+        self._open_app = open_app
+        self._config = config
+        self._number = number
+        self._folder = folder
+        self._family = family
+        self._address = address
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._orphaned = False
+
+    def stop(self) -> None:
+        """Stop: the first time after what runs has finished, the second time at once."""
+        if self._stop.is_set():
+            self._force.set()
+        self._stop.set()
+
+    def abandon(self) -> None:
+        """Stop at once: the parent is gone."""
+        self._orphaned = True
+        self._force.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Start, tell the parent, serve, drain.
+
+        Raises:
+            ToolgymError: it cannot start.
+            OSError: it cannot listen.
+        """
+        heartbeat = asyncio.create_task(self._send_heartbeats())
+        try:
+            async with self._open_app(_affordable(self._config), self._number, self._folder) as (app, about):
+                await app.start()
+                try:
+                    await self._serve(app, about)
+                finally:
+                    await app.close()
+        finally:
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+
+    async def _serve(self, app: HttpApp, about: str) -> None:
+        # After the drain nothing is waited for: aiohttp cuts the connections, which cancels what runs.
+        public = web.ServerRunner(app.listener(), shutdown_timeout=CUT, handle_signals=False)
+        internal = web.ServerRunner(app.listener(internal=True), shutdown_timeout=CUT, handle_signals=False)
+        try:
+            await public.setup()
+            await internal.setup()
+            if self._folder is not None:
+                path = socket_path(self._folder, self._number)
+                path.unlink(missing_ok=True)  # of a predecessor that was killed
+                await web.UnixSite(internal, str(path), backlog=BACKLOG).start()
+            with listening_socket(self._family, self._address) as listening:
+                site = web.SockSite(public, listening, backlog=ACCEPTED)
+                await site.start()
+                listening.listen(BACKLOG)
+                gc.collect()
+                gc.freeze()
+                tell_parent({"ready": True, "about": about})
+                await self._stop.wait()
+                await site.stop()
+                app.drain()
+                await self._drain(app)
+        finally:
+            await public.cleanup()
+            await internal.cleanup()
+            if self._folder is not None:
+                self._tidy(self._folder)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_GRACE):
+                    await app.quiet()
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove the socket. The parent removes the folder; where it is gone, the last worker does."""
+        with contextlib.suppress(OSError):
+            socket_path(folder, self._number).unlink(missing_ok=True)
+            if self._orphaned:
+                folder.rmdir()
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            tell_parent({"alive": True})
+            await asyncio.sleep(HEARTBEAT)
+
+    async def _drain(self, app: HttpApp) -> None:
+        """Wait for in-flight requests, `drain_timeout`, or a second stop signal."""
+        waits = [asyncio.create_task(app.quiet()), asyncio.create_task(self._force.wait())]
+        try:
+            await asyncio.wait(waits, timeout=self._config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+
+def listening_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket at an address that other workers have too: the kernel shares connections out."""
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind(address)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def tell_parent(message: dict[str, Any]) -> None:
+    """Write a line to the parent, unless its pipe is full or closed."""
+    with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of descriptors as far as it may: each connection and what it runs need some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _affordable(config: C) -> C:
+    """Return the settings with no more connections than there are descriptors for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return config
+    most = max(IN_TRANSIT, soft - OWN_FILES - IN_TRANSIT - 2 * config.share(config.max_concurrency))
+    if most >= config.max_connections:
+        return config
+    _log.warning("max_connections: %d at once, for only %d open files are allowed here (ulimit -Hn)", most, soft)
+    return config.model_copy(update={"max_connections": most})
+
+
+async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> None:
+    config = model.model_validate(setup["config"])
+    folder = Path(setup["folder"]) if setup["folder"] else None
+    worker = Worker(open_app, config, setup["worker"], folder, setup["family"], tuple(setup["address"]))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, worker.stop)
+    loop.add_reader(0, _parent_gone, loop, worker)
+    await worker.run()
+
+
+def _parent_gone(loop: asyncio.AbstractEventLoop, worker: Worker[Any]) -> None:
+    if not os.read(0, 4096):
+        loop.remove_reader(0)
+        worker.abandon()
+
+
+def run_worker(model: type[C], open_app: OpenApp[C]) -> None:
+    """Be a worker process. Exit status: 0 it was stopped, 1 it could not start.
+
+    Args:
+        model: the settings' class.
+        open_app: opens the service.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops all workers
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    setup = json.loads(sys.stdin.buffer.readline())
+    os.set_blocking(1, False)
+    allow_many_files()
+    try:
+        asyncio.run(_main(model, open_app, setup))
+    except (ToolgymError, OSError) as error:
+        tell_parent({"failed": str(error)})
+        sys.exit(1)

@@ -1,0 +1,140 @@
+"""`StatefulTool` and `ToolSession`: a tool whose state per episode is an object.
+
+class Counter(ToolSession):
+    count = 0
+
+    async def execute(self, parameters, **execute_kwargs):
+        self.count += parameters["by"]
+        return str(self.count)
+
+class CounterTool(StatefulTool):
+    default_schema = ...
+
+    async def open(self, **create_kwargs):
+        return Counter()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import ConfigError, EpisodeError, ForkNotSupportedError
+from toolgym.tools.schema import ToolSchema
+
+
+class ToolSession(ABC):
+    """What a tool keeps for one episode."""
+
+    @abstractmethod
+    async def execute(
+        self, parameters: dict[str, Any], **execute_kwargs: Any
+    ) -> ToolResult | str | tuple[str, float, dict[str, Any]]:
+        """Carry out one call. Calls of one turn come at the same time.
+
+        Args:
+            parameters: arguments, already checked against the schema and with its defaults filled in.
+            execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
+
+        Returns:
+            What the model reads, and perhaps reward and metrics; see `ToolResult`. What the model did wrong belongs in
+            the text. An exception is caught by the env and shown to the model as a failure of the tool.
+        """
+
+    async def reward(self, **calc_reward_kwargs: Any) -> float:
+        """The contribution to the episode's reward, asked once when the episode ends. Default 0."""
+        return 0.0
+
+    async def fork(self) -> ToolSession:
+        """Return an independent session in the same state.
+
+        Raises:
+            ForkNotSupportedError: it cannot. The default.
+        """
+        raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
+
+    async def close(self) -> None:
+        """Free what the session holds. Called exactly once, perhaps while `execute` runs. Default: nothing."""
+
+
+class StatefulTool(BaseTool):
+    """A tool with a `ToolSession` for each episode. Subclasses implement `open`.
+
+    Args:
+        config: the tool's own options; see the subclass.
+        tool_schema: see `BaseTool`.
+
+    Raises:
+        ConfigError: see `BaseTool`.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        self._sessions: dict[str, ToolSession] = {}
+
+    @abstractmethod
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        """Begin an episode.
+
+        When it is cancelled, it frees what it has taken so far; from its return on, the tool closes the session.
+
+        Args:
+            create_kwargs: from the task's `tools_kwargs[name]["create_kwargs"]`.
+        """
+
+    async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
+        """Open a session. See `BaseTool.create`.
+
+        Raises:
+            ConfigError: the id is in use.
+        """
+        if instance_id in self._sessions:
+            raise ConfigError(f"the tool {self.name!r} has an instance {instance_id!r} already; release that one first")
+        return await self._keep(await self.open(**create_kwargs), instance_id)
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        return ToolResult.of(await self._session(instance_id).execute(parameters, **execute_kwargs))
+
+    async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
+        return float(await self._session(instance_id).reward(**calc_reward_kwargs))
+
+    async def fork(self, instance_id: str) -> str:
+        try:
+            return await self._keep(await self._session(instance_id).fork(), None)
+        except ForkNotSupportedError as error:
+            raise ForkNotSupportedError(f"the tool {self.name!r} cannot be forked: {error}") from error
+
+    async def release(self, instance_id: str, **release_kwargs: Any) -> None:
+        """Close the session, to the end even if the caller is cancelled. A second release does nothing."""
+        session = self._sessions.pop(instance_id, None)
+        if session is not None:
+            await shielded(session.close())
+
+    async def close(self) -> None:
+        """Close the sessions that were not released."""
+        sessions, self._sessions = self._sessions, {}
+        async with AsyncExitStack() as stack:  # all are closed, also when one raises
+            for session in sessions.values():
+                stack.push_async_callback(shielded, session.close())
+
+    async def _keep(self, session: ToolSession, instance_id: str | None) -> str:
+        instance = await super().create(instance_id)
+        if instance in self._sessions:  # another `create` with this id was faster
+            await shielded(session.close())
+            raise ConfigError(f"the tool {self.name!r} has an instance {instance!r} already; release that one first")
+        self._sessions[instance] = session
+        return instance
+
+    def _session(self, instance_id: str) -> ToolSession:
+        session = self._sessions.get(instance_id)
+        if session is None:
+            raise EpisodeError(f"the tool {self.name!r} has no instance {instance_id!r}; call `create` first")
+        return session
