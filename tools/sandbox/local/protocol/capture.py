@@ -1,0 +1,52 @@
+"""Reading a program's output without ever holding more of it than a cap."""
+
+from __future__ import annotations
+
+FLOOD_FACTOR = 64
+"""A stream may carry this many times its cap before the program is killed for it."""
+
+
+class Capture:
+    """Keeps the head and the tail of a stream within a cap, and drops the middle.
+
+    Args:
+        cap: bytes to keep.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self._half = cap // 2
+        self._cap = cap
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something was dropped."""
+        return self.total > len(self._head) + len(self._tail)
+
+    @property
+    def flooded(self) -> bool:
+        """Whether the stream carried absurdly more than the cap."""
+        return self.total > self._cap * FLOOD_FACTOR
+
+    def add(self, chunk: bytes) -> None:
+        """Add bytes that were read."""
+        self.total += len(chunk)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        self._tail += chunk
+        excess = len(self._tail) - (self._cap - self._half)
+        if excess > 0:
+            del self._tail[:excess]
+
+    def text(self) -> str:
+        """What was kept, invalid UTF-8 replaced, with a note where the middle is missing."""
+        if not self.truncated:
+            return bytes(self._head + self._tail).decode("utf-8", errors="replace")
+        dropped = self.total - len(self._head) - len(self._tail)
+        head = self._head.decode("utf-8", errors="replace")
+        tail = self._tail.decode("utf-8", errors="replace")
+        return f"{head}\n... [{dropped} bytes cut] ...\n{tail}"
