@@ -22,7 +22,7 @@ from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode_config import EpisodeConfig
 from toolgym.rollout.episode_key import episode_scope
 from toolgym.rollout.job import Job
@@ -183,8 +183,17 @@ class Episode:
         over = False
         try:
             while not over:
-                params = replace(self._sampling, max_new_tokens=most - tokens, stop_token_ids=stop_token_ids)
-                generation = await self._generate(conversation.context, params, resumes)
+                parts = (self._number, resumes) if resumes else (self._number,)
+                params = replace(
+                    self._sampling,
+                    max_new_tokens=most - tokens,
+                    stop_token_ids=stop_token_ids,
+                    seed=self._sampling_seed(*parts),
+                )
+                request_id = "-".join([self._id, *map(str, parts)])
+                with _failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
+                    call = self._engine.generate(conversation.context, params, request_id=request_id, affinity=self._id)
+                    generation = await with_deadline(call, self._limits.engine_timeout)
                 conversation.add_generation(generation)
                 tokens = len(conversation.context) - prompt_tokens
                 if resumes == 0:
@@ -214,33 +223,17 @@ class Episode:
                     sequence=conversation.number,
                     resumes=resumes,
                     truncated=reason is not FinishReason.STOP and not renderer.ends_turn(conversation.turn_ids),
-                    seed=self._sampling_seed(0),
+                    seed=self._sampling_seed(self._number),
                 )
                 self._turns.append(turn)
         return reason
 
-    async def _generate(self, context: Sequence[int], params: SamplingParams, part: int) -> Generation:
-        """Send one request: the turn's first part, or with `part` above 0 what goes on from the parts before."""
-        parts = (self._number, part) if part else (self._number,)
-        params = replace(params, seed=self._sampling_seed(part))
-        request_id = "-".join([self._id, *map(str, parts)])
-        with _failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
-            call = self._engine.generate(context, params, request_id=request_id, affinity=self._id)
-            return await with_deadline(call, self._limits.engine_timeout)
-
-    def _sampling_seed(self, part: int) -> int | None:
-        """The seed of the present turn's `part`, counted from 0; each part that goes on has a seed of its own."""
-        if self._seed is None:
-            return self._sampling.seed
-        parts = (self._number, part) if part else (self._number,)
-        return derive_seed(self._seed, *self._key, *parts)
+    def _sampling_seed(self, *parts: int) -> int | None:
+        """The seed of one request: by its turn's number, and behind it that of the part if it is not the first."""
+        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self._key, *parts)
 
     def _close_turn(
-        self,
-        renderer: ChatRenderer,
-        conversation: Conversation,
-        reason: FinishReason,
-        budget: int,
+        self, renderer: ChatRenderer, conversation: Conversation, reason: FinishReason, budget: int
     ) -> StopReason | None:
         """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
         token_ids = conversation.turn_ids
