@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Self, TypeVar
@@ -23,15 +21,14 @@ from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_instances import ToolInstances, encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
-from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.base import BaseTool
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
-
-_log = logging.getLogger("toolgym.envs")
 
 T = TypeVar("T")
 
@@ -61,16 +58,6 @@ class _OwnTools:
             async with AsyncExitStack() as stack:  # all are closed, also when one raises
                 for made in self.tools:
                     stack.push_async_callback(made.close)
-
-
-class _Instances(dict[str, str]):
-    """The tool instances of one episode, by tool name.
-
-    Attributes:
-        given_up: the episode is over or did not come about; a tool that opens later is released at once.
-    """
-
-    given_up = False
 
 
 class ToolEnv(BaseEnv):
@@ -144,7 +131,7 @@ class ToolEnv(BaseEnv):
         self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
         self._rng = random.Random()
         self._task: Task | None = None
-        self._instances = _Instances()
+        self._instances: ToolInstances | None = None  # None before the first `reset`
         self._messages: list[Message] = []
         self._records: list[ToolCallRecord] = []
         self._turn = 0
@@ -208,20 +195,14 @@ class ToolEnv(BaseEnv):
             )
         self._turn = self._calls_seen = self._bad_calls = 0
         self._messages, self._records = [message.copy() for message in task.messages], []
-        instances = self._instances
-        try:
-            for name, made in self.tools.items():
-                kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
-                await self._deadline(self._open(name, made.create(**kwargs), instances))
-        except BaseException:
-            await self._release()
-            raise
+        self._instances = ToolInstances(self.tools, task, self.tool_timeout, self.queue_timeout)
+        await self._instances.open()
         self._over = False
         info: ResetInfo = {"task": task, "tools": [schema.to_openai() for schema in self.tool_schemas]}
         return [message.copy() for message in task.messages], info
 
     async def step(self, action: Action) -> StepResult:
-        if self._task is None:
+        if self._instances is None:
             raise EpisodeError("step was called before reset; call `await env.reset()` first")
         if self._over:
             raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
@@ -235,12 +216,14 @@ class ToolEnv(BaseEnv):
         cost = self._count(requests)
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
-        records = await self._answer(requests)
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(self._instances.answer(request)) for request in requests]
+        records = [one.result() for one in answers]  # in the order of the requests
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
             return await self._end(StopReason.TOO_MANY_BAD_CALLS, message, records, reward=reward)
-        obs = [tool(record.text, tool_call_id=record.id, name=_encodable(record.name)) for record in records]
+        obs = [tool(record.text, tool_call_id=record.id, name=encodable(record.name)) for record in records]
         self._messages += [one.copy() for one in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
 
@@ -267,15 +250,9 @@ class ToolEnv(BaseEnv):
             DeadlineError: a tool's fork did not finish within `tool_timeout`. Whatever else a tool's fork raises passes
                 through. In any case no instance is left behind.
         """
-        if self._over:
+        if self._over or self._instances is None:
             raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
-        instances = _Instances()
-        try:
-            for name, instance in self._instances.items():
-                await self._deadline(self._open(name, self.tools[name].fork(instance), instances))
-        except BaseException:
-            await self._give_up(instances)
-            raise
+        instances = await self._instances.fork()
         twin = copy.copy(self)
         if self._own_tools is not None:
             self._own_tools.owners += 1
@@ -333,45 +310,6 @@ class ToolEnv(BaseEnv):
         )
         return ToolCallError(CallProblem.TOO_MANY_CALLS, message, "", request.id, request.index, request.name)
 
-    async def _answer(self, requests: Sequence[ToolCall | ToolCallError]) -> list[ToolCallRecord]:
-        """Run all good calls at once; return one record per request, in their order."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(request)) for request in requests]
-        return [task.result() for task in tasks]
-
-    async def _one(self, request: ToolCall | ToolCallError) -> ToolCallRecord:
-        if isinstance(request, ToolCallError):
-            text = _encodable(request.message)
-            return ToolCallRecord(request.id, request.name, None, request.problem.value, text)
-        made, instance = self.tools[request.name], self._instances[request.name]
-        assert self._task is not None
-        kwargs = self._task.tools_kwargs.get(request.name, {}).get("execute_kwargs") or {}
-        started = time.monotonic()
-        status, infra_failure = "ok", False
-        try:
-            call = made.execute(instance, request.arguments, **kwargs)
-            result = ToolResult.of(await self._deadline(call))
-            status = str(result.metrics.get("status", "ok"))
-            infra_failure = bool(result.metrics.get("infra_failure", False))
-        except DeadlineError as error:
-            status, infra_failure = "timeout", error.queued
-            result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
-        except Exception as error:  # noqa: BLE001  a tool's failure is the model's observation
-            _log.debug("tool %r raised", request.name, exc_info=True)
-            status = "error"
-            result = ToolResult(f"[The tool {request.name!r} failed: {type(error).__name__}: {error}]")
-        return ToolCallRecord(
-            id=request.id,
-            name=request.name,
-            arguments=request.arguments,
-            status=status,
-            text=_encodable(result.text),
-            reward=result.reward,
-            seconds=time.monotonic() - started,
-            infra_failure=infra_failure,
-            metrics=result.metrics,
-        )
-
     async def _respond(self, turn: ParsedTurn) -> StepResult:
         """Carry out what `respond` says about a turn without calls."""
         text, message = turn.content, turn.message
@@ -405,7 +343,7 @@ class ToolEnv(BaseEnv):
     ) -> StepResult:
         """Score, ask every tool for its reward, release."""
         self._over = True
-        assert self._task is not None
+        assert self._instances is not None
         metrics: dict[str, Any] = {}
         try:
             score = await self._score(reason, final_text)
@@ -413,8 +351,8 @@ class ToolEnv(BaseEnv):
                 reward += score.value
                 metrics["score"] = score.value
                 metrics |= {f"score/{name}": value for name, value in score.components.items()}
-            for name, instance in self._instances.items():
-                metrics[f"reward/{name}"] = await self._tool_reward(name, instance)
+            for name in self._instances.names:
+                metrics[f"reward/{name}"] = await self._tool_reward(self._instances, name)
                 reward += metrics[f"reward/{name}"]
         finally:
             await self._release()
@@ -435,11 +373,9 @@ class ToolEnv(BaseEnv):
         except Exception as error:
             raise _failed(StopReason.SCORE_FAILED, "the scorer failed:", error) from error
 
-    async def _tool_reward(self, name: str, instance: str) -> float:
-        assert self._task is not None
-        kwargs = self._task.tools_kwargs.get(name, {}).get("calc_reward_kwargs") or {}
+    async def _tool_reward(self, instances: ToolInstances, name: str) -> float:
         try:
-            return float(await self._deadline(self.tools[name].calc_reward(instance, **kwargs)))
+            return await instances.reward(name)
         except Exception as error:
             raise _failed(StopReason.TOOL_FAILED, f"calc_reward of the tool {name!r} failed:", error) from error
 
@@ -469,32 +405,9 @@ class ToolEnv(BaseEnv):
     async def _deadline(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await with_deadline(coroutine, self.tool_timeout, queue=self.queue_timeout)
 
-    async def _open(self, name: str, call: Coroutine[Any, Any, str], instances: _Instances) -> None:
-        """Await a tool's `create` or `fork`, and keep the instance, or release it where the episode was given up."""
-        instance = await call
-        if instances.given_up:
-            await self._release_all({name: instance})
-        else:
-            instances[name] = instance
-
     async def _release(self) -> None:
-        """Release every instance exactly once, even when cancelled meanwhile."""
-        instances, self._instances = self._instances, _Instances()
-        await self._give_up(instances)
-
-    async def _give_up(self, instances: _Instances) -> None:
-        instances.given_up = True
-        if instances:
-            await shielded(self._release_all(instances))
-
-    async def _release_all(self, instances: Mapping[str, str]) -> None:
-        task_kwargs = self._task.tools_kwargs if self._task is not None else {}
-        for name, instance in instances.items():
-            kwargs = task_kwargs.get(name, {}).get("release_kwargs") or {}
-            try:
-                await self._deadline(self.tools[name].release(instance, **kwargs))
-            except Exception as error:  # noqa: BLE001  the episode's result is worth more
-                _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
+        if self._instances is not None:
+            await self._instances.release()
 
 
 def _failed(reason: StopReason, what: str, error: Exception) -> EpisodeFailedError:
@@ -508,8 +421,3 @@ def _failed(reason: StopReason, what: str, error: Exception) -> EpisodeFailedErr
 
 async def _awaited(value: Awaitable[T]) -> T:
     return await value
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which a model can write as JSON escapes and no tokenizer takes."""
-    return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")

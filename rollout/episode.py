@@ -10,18 +10,19 @@ and partial, under whatever weights the engine then has. Each token keeps the ve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode_config import EpisodeConfig
 from toolgym.rollout.episode_key import episode_scope
 from toolgym.rollout.job import Job
@@ -98,15 +99,12 @@ class Episode:
 
     async def run(self) -> Trajectory:
         """Play to the end. Never raises, except for cancellation."""
-        with episode_scope(self._key):
-            return await self._run()
-
-    async def _run(self) -> Trajectory:
         started_at, started = time.time(), time.monotonic()
         error: Failure | None = None
         try:
-            async with asyncio.timeout(self._limits.episode_timeout):
-                reason = await self._play()
+            with episode_scope(self._key):
+                async with asyncio.timeout(self._limits.episode_timeout):
+                    reason = await self._play()
         except TimeoutError as cause:  # the whole episode's; the others arrive wrapped
             reason = StopReason.EPISODE_TIMEOUT
             error = self._failure(reason, cause)
@@ -125,8 +123,8 @@ class Episode:
             budget = self._room(len(conversation.context), conversation.response_tokens)
             if budget < 1:
                 return StopReason.BUDGET
-            token_ids, finish_reason = await self._sample_turn(renderer, conversation, budget)
-            reason = self._close_turn(renderer, conversation, token_ids, finish_reason, budget)
+            finish_reason = await self._sample_turn(renderer, conversation, budget)
+            reason = self._close_turn(renderer, conversation, finish_reason, budget)
             if reason is not None:
                 return reason
             result = await self._step_env(conversation)
@@ -145,24 +143,22 @@ class Episode:
 
     async def _begin(self) -> tuple[ChatRenderer, Conversation]:
         seed = None if self._seed is None else derive_seed(self._seed, *self._key)
-        call = self._env.reset(seed=seed, options={"task": self._task})
-        obs, _ = await self._guard(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, call, self._limits.env_timeout)
+        with _failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
+            call = self._env.reset(seed=seed, options={"task": self._task})
+            obs, _ = await with_deadline(call, self._limits.env_timeout)
         self._messages = list(obs)
-        try:
+        with _failing(StopReason.PROMPT_REFUSED):
             self._renderer = renderer = self._make_renderer(self._env.tool_schemas)
             self._conversation = conversation = Conversation(renderer, self._history, obs)
             self._refuse_long_prompt(len(conversation.context))
-        except Exception as cause:
-            raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
         return renderer, conversation
 
     async def _step_env(self, conversation: Conversation) -> StepResult:
         self._phase = StopReason.ENV_FAILED
         turn, parsed = self._turns[-1], conversation.parse_turn()
         started = time.monotonic()
-        result: StepResult = await self._guard(
-            StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, self._env.step(parsed), self._limits.env_timeout
-        )
+        with _failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
+            result = await with_deadline(self._env.step(parsed), self._limits.env_timeout)
         env_seconds = time.monotonic() - started
         if not math.isfinite(result.reward):
             raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
@@ -176,31 +172,37 @@ class Episode:
 
     # ------------------------------------------------------------------ the policy's turn
 
-    async def _sample_turn(
-        self, renderer: ChatRenderer, conversation: Conversation, budget: int
-    ) -> tuple[list[int], FinishReason]:
+    async def _sample_turn(self, renderer: ChatRenderer, conversation: Conversation, budget: int) -> FinishReason:
         """Sample one turn, in several parts where the engine aborts it. What was sampled becomes a `Turn`."""
         self._phase = StopReason.ENGINE_FAILED
         stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
         most = min(budget, self._sampling.max_new_tokens)
         prompt_tokens, started = len(conversation.context), time.monotonic()
-        token_ids: list[int] = []
         reason = FinishReason.ABORT
-        resumes = cached_tokens = idle = 0
+        resumes = cached_tokens = idle = tokens = 0
         over = False
         try:
             while not over:
-                params = replace(self._sampling, max_new_tokens=most - len(token_ids), stop_token_ids=stop_token_ids)
-                generation = await self._generate(conversation.context, params, resumes)
+                parts = (self._number, resumes) if resumes else (self._number,)
+                params = replace(
+                    self._sampling,
+                    max_new_tokens=most - tokens,
+                    stop_token_ids=stop_token_ids,
+                    seed=self._sampling_seed(*parts),
+                )
+                request_id = "-".join([self._id, *map(str, parts)])
+                with _failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
+                    call = self._engine.generate(conversation.context, params, request_id=request_id, affinity=self._id)
+                    generation = await with_deadline(call, self._limits.engine_timeout)
                 conversation.add_generation(generation)
-                token_ids += generation.token_ids
+                tokens = len(conversation.context) - prompt_tokens
                 if resumes == 0:
                     cached_tokens = generation.cached_tokens
                 reason = generation.finish_reason
-                if reason is FinishReason.ABORT and token_ids:  # it may have come at the end by itself
-                    if token_ids[-1] in stop_token_ids:
+                if reason is FinishReason.ABORT and tokens:  # it may have come at the end by itself
+                    if conversation.context[-1] in stop_token_ids:
                         reason = FinishReason.STOP
-                    elif len(token_ids) == most:
+                    elif tokens == most:
                         reason = FinishReason.LENGTH
                 over = reason is not FinishReason.ABORT or resumes == self._limits.max_resumes
                 if not over:
@@ -210,63 +212,42 @@ class Episode:
                         first, longest = RESUME_WAIT
                         await asyncio.sleep(min(longest, first * 2.0 ** min(idle - 1, 30)))
         finally:
-            if over or token_ids:
+            if over or tokens:
                 turn = Turn(
                     text=conversation.add_turn(),
                     finish_reason=reason.value,
                     prompt_tokens=prompt_tokens,
-                    generated_tokens=len(token_ids),
+                    generated_tokens=tokens,
                     cached_tokens=cached_tokens,
                     engine_seconds=time.monotonic() - started,
                     sequence=conversation.number,
                     resumes=resumes,
-                    truncated=reason is not FinishReason.STOP and not renderer.ends_turn(token_ids),
-                    seed=self._sampling_seed(0),
+                    truncated=reason is not FinishReason.STOP and not renderer.ends_turn(conversation.turn_ids),
+                    seed=self._sampling_seed(self._number),
                 )
                 self._turns.append(turn)
-        return token_ids, reason
+        return reason
 
-    async def _generate(self, context: Sequence[int], params: SamplingParams, part: int) -> Generation:
-        """Send one request: the turn's first part, or with `part` above 0 what goes on from the parts before."""
-        parts = (self._number, part) if part else (self._number,)
-        params = replace(params, seed=self._sampling_seed(part))
-        call = self._engine.generate(
-            list(context), params, request_id="-".join([self._id, *map(str, parts)]), affinity=self._id
-        )
-        generation: Generation = await self._guard(
-            StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, call, self._limits.engine_timeout
-        )
-        return generation
-
-    def _sampling_seed(self, part: int) -> int | None:
-        """The seed of the present turn's `part`, counted from 0; each part that goes on has a seed of its own."""
-        if self._seed is None:
-            return self._sampling.seed
-        parts = (self._number, part) if part else (self._number,)
-        return derive_seed(self._seed, *self._key, *parts)
+    def _sampling_seed(self, *parts: int) -> int | None:
+        """The seed of one request: by its turn's number, and behind it that of the part if it is not the first."""
+        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self._key, *parts)
 
     def _close_turn(
-        self,
-        renderer: ChatRenderer,
-        conversation: Conversation,
-        token_ids: Sequence[int],
-        reason: FinishReason,
-        budget: int,
+        self, renderer: ChatRenderer, conversation: Conversation, reason: FinishReason, budget: int
     ) -> StopReason | None:
         """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
+        token_ids = conversation.turn_ids
         if renderer.ends_turn(token_ids):
             return None
         if reason is not FinishReason.STOP and self._on_truncated_turn is TruncationPolicy.END:
             if reason is FinishReason.ABORT:
                 return StopReason.ABORTED
             return StopReason.BUDGET if budget < self._sampling.max_new_tokens else StopReason.LENGTH
-        try:
+        with _failing(StopReason.PROMPT_REFUSED):
             closing = renderer.close_turn(token_ids)
-        except Exception as cause:
-            raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
         if self._room(len(conversation.context), conversation.response_tokens) < len(closing):
             return StopReason.BUDGET
-        conversation.close_turn(closing)
+        conversation.add_env_tokens(closing)
         self._turns[-1] = replace(self._turns[-1], closing_tokens=len(closing))
         return None
 
@@ -277,30 +258,24 @@ class Episode:
     ) -> tuple[list[Message], Extension]:
         """New messages as the context policies let them through, and how the conversation goes on with them."""
         admitted = list(obs)
-        try:
+        with _failing(StopReason.CONTEXT_FAILED):
             for policy in self._context:
                 admitted = [policy.admit(message, renderer) for message in admitted]
-        except Exception as cause:
-            raise _FailedError(StopReason.CONTEXT_FAILED, cause) from cause
-        try:
+        with _failing(StopReason.PROMPT_REFUSED):
             extension = conversation.extended_with(admitted)
-        except Exception as cause:
-            raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
         for policy in self._context:
             # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
-            call = _revise(policy, copy.deepcopy(extension.messages), ContextState(extension.tokens, self._longest()))
-            revised = await self._guard(
-                StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT, call, self._limits.context_timeout
-            )
-            try:
-                if (messages := checked_messages(policy, revised)) != extension.messages:
-                    extension = conversation.rewritten(messages, policy.name)
-            except TemplateError as cause:
-                # What the model wrote may be what the template refuses; then nothing is changed, and it goes on.
-                if conversation.renders(extension.messages):
-                    raise _FailedError(StopReason.CONTEXT_FAILED, cause) from cause
-            except Exception as cause:
-                raise _FailedError(StopReason.CONTEXT_FAILED, cause) from cause
+            messages, state = copy.deepcopy(extension.messages), ContextState(extension.tokens, self._longest())
+            with _failing(StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT):
+                revised = await with_deadline(_revise(policy, messages, state), self._limits.context_timeout)
+            with _failing(StopReason.CONTEXT_FAILED):
+                try:
+                    if (messages := checked_messages(policy, revised)) != extension.messages:
+                        extension = conversation.rewritten(messages, policy.name)
+                except TemplateError:
+                    # What the model wrote may be what the template refuses; then nothing is changed, and it goes on.
+                    if conversation.renders(extension.messages):
+                        raise
         return admitted, extension
 
     # ------------------------------------------------------------------ budgets
@@ -329,18 +304,6 @@ class Episode:
                 f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
                 "because the policy would see another task: shorten the task, or raise max_prompt_tokens"
             )
-
-    async def _guard(self, failed: StopReason, timed_out: StopReason, call: Any, seconds: float) -> Any:
-        try:
-            return await with_deadline(call, seconds)
-        except DeadlineError as cause:
-            raise _FailedError(timed_out, cause) from cause
-        except EpisodeFailedError as cause:
-            raise _FailedError(cause.stop_reason, cause) from cause
-        except SandboxError as cause:
-            raise _FailedError(StopReason.SANDBOX_FAILED, cause) from cause
-        except Exception as cause:
-            raise _FailedError(failed, cause) from cause
 
     # ------------------------------------------------------------------ the record
 
@@ -388,6 +351,21 @@ class Episode:
             training_step=self._config.training_step,
             validate=self._config.validate,
         )
+
+
+@contextlib.contextmanager
+def _failing(failed: StopReason, timed_out: StopReason | None = None) -> Iterator[None]:
+    """Say how the episode ends if the block raises: with `failed`, unless the error knows the reason better."""
+    try:
+        yield
+    except DeadlineError as cause:
+        raise _FailedError(timed_out or failed, cause) from cause
+    except EpisodeFailedError as cause:
+        raise _FailedError(cause.stop_reason, cause) from cause
+    except SandboxError as cause:
+        raise _FailedError(StopReason.SANDBOX_FAILED, cause) from cause
+    except Exception as cause:
+        raise _FailedError(failed, cause) from cause
 
 
 async def _revise(policy: ContextPolicy, messages: list[Message], state: ContextState) -> Sequence[Message]:

@@ -117,12 +117,12 @@ class Segment:
         aligned: Mapping[str, NDArray[Any]] | None = None,
     ) -> Segment:
         """Tokens that the policy sampled, with one log-probability and one weight version per id."""
-        return cls(_ids(token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or {})
+        return cls(np.asarray(token_ids), True, np.asarray(logprobs), version_runs(weight_versions), aligned or {})
 
     @classmethod
     def env(cls, token_ids: ArrayLike) -> Segment:
         """Tokens that the env put there."""
-        return cls(_ids(token_ids), False)
+        return cls(np.asarray(token_ids), False)
 
     @classmethod
     def merge(cls, segments: Sequence[Segment]) -> Segment:
@@ -205,7 +205,7 @@ class Segment:
         """
         aligned = {name: array_from_json(one) for name, one in value["aligned"].items()}
         runs = tuple((version, count) for version, count in value["version_runs"])
-        return cls(_ids(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
+        return cls(np.asarray(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
 
 
 def joined_payload(name: str, segments: Sequence[Segment]) -> NDArray[Any]:
@@ -338,4 +338,4 @@ class TokenSequence:
             KeyError, TypeError, ValueError: it is something else.
         """
         segments = tuple(Segment.from_json(one) for one in value["segments"])
-        return cls(_ids(value["prompt_ids"]), segments, value["start_reason"])
+        return cls(np.asarray(value["prompt_ids"]), segments, value["start_reason"])

@@ -16,8 +16,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pydantic
@@ -104,7 +104,9 @@ class _Interpreter(ToolSession):
         most = options.max_output_chars
         return_code: int | None = None
         asked = time.monotonic()
-        async with self._tool.permits():
+        async with AsyncExitStack() as held:
+            for limiter in self._tool.limiters:
+                await held.enter_async_context(limiter.permit())
             queued = time.monotonic() - asked
             try:
                 if await self._tool.has_sessions() and not stdin:
@@ -185,6 +187,9 @@ class CodeInterpreterTool(StatefulTool):
         tool_schema: another name or description for the model; it must keep the argument `code`.
         sandbox: run on this sandbox instead; it stays the caller's to close.
 
+    Attributes:
+        limiters: what each execution needs a permit of, in this order.
+
     Raises:
         ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
     """
@@ -219,12 +224,12 @@ class CodeInterpreterTool(StatefulTool):
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
         wanted = self.options.stateful is not False and self.options.default_language == "python"
         self._stateful: bool | None = has_sessions if wanted else False
-        self._workers: RateLimiter = LocalRateLimiter(self.options.num_workers)
-        self._limiter: RateLimiter | None = (
-            global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit)
-            if self.options.enable_global_rate_limit
-            else None
-        )
+        workers, shared = self.options.num_workers, self.options.enable_global_rate_limit
+        self.limiters: list[RateLimiter] = []
+        if not shared or workers < self.options.rate_limit:  # otherwise the limit of the process says it all
+            self.limiters.append(LocalRateLimiter(workers))
+        if shared:
+            self.limiters.append(global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit))
 
     @property
     def stateful(self) -> bool | None:
@@ -249,19 +254,10 @@ class CodeInterpreterTool(StatefulTool):
 
     async def close(self) -> None:
         """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
-        self._limiter = None
+        self.limiters = []  # another tool may set another limit of the process now
         await super().close()
         if self._owns_sandbox:
             await self.sandbox.close()
-
-    @asynccontextmanager
-    async def permits(self) -> AsyncIterator[None]:
-        """Hold a place among this tool's executions, and one among those of the process."""
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(self._workers.permit())
-            if self._limiter is not None:
-                await held.enter_async_context(self._limiter.permit())
-            yield
 
     async def has_sessions(self) -> bool:
         """Whether calls share their state; a server is asked until it answers once.

@@ -51,6 +51,10 @@ class SandboxUnsupportedError(SandboxError):
     """This sandbox can never do that, for example fork at the level `landlock`: use another sandbox or level."""
 
 
+class SessionForkError(SandboxUnsupportedError, ForkNotSupportedError):
+    """Sessions of this sandbox can never be forked. Names the session and what keeps it from it."""
+
+
 class SandboxBusyError(SandboxError):
     """There is no room for another session or process: close some, or wait, and try again."""
 

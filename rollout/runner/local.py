@@ -123,12 +123,18 @@ class _Run:
         self._admission = Admission(episodes=runner.config.max_concurrent)
         self.finished: BoundedStream[Trajectory] = BoundedStream(runner.config.max_concurrent)
 
-    async def play(self, job: Job) -> None:
-        """Play this job and all that follow, and end the stream; with an error where it was not the runner who ended
-        an episode."""
+    async def play(self, job: Job | None) -> None:
+        """Play this job and all that follow, one whenever there is a lease, and end the stream; with an error where it
+        was not the runner who ended an episode."""
         async with asyncio.TaskGroup() as episodes:
             try:
-                await self._start(job, episodes)
+                lease = await self._admission.episodes.acquire()
+                while job is not None:
+                    task = episodes.create_task(self._play(job, lease), name=f"toolgym episode of {job.key}")
+                    task.add_done_callback(self._on_done)
+                    lease = await self._admission.episodes.acquire()
+                    job = await self._scheduler.next()
+                lease.release()
             except asyncio.CancelledError:
                 self.finished.end(EngineError("the run was cancelled from outside"))
                 raise
@@ -136,16 +142,6 @@ class _Run:
                 self.finished.end(error)
                 raise
         self.finished.end()
-
-    async def _start(self, job: Job | None, episodes: asyncio.TaskGroup) -> None:
-        """Start an episode whenever there is a lease, until there are no more jobs."""
-        lease = await self._admission.episodes.acquire()
-        while job is not None:
-            task = episodes.create_task(self._play(job, lease), name=f"toolgym episode of {job.key}")
-            task.add_done_callback(self._on_done)
-            lease = await self._admission.episodes.acquire()
-            job = await self._scheduler.next()
-        lease.release()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Let an error reach the consumer; without this, a cancelled episode would be waited for, for ever."""
@@ -155,29 +151,26 @@ class _Run:
             self.finished.end(error)
 
     async def _play(self, job: Job, lease: Lease) -> None:
+        runner = self._runner
         try:
-            trajectory = await self._trajectory(job)
+            try:
+                env = self._envs.take()
+            except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
+                _log.debug("making an env failed", exc_info=True)
+                trajectory = self._not_made(job, error)
+            else:
+                episode = Episode(job, runner.config, env, runner.engine, runner._renderer, env_id=runner.env.env_id)
+                trajectory = await episode.run()
+                if trajectory.failed:  # the env's state is unknown: the next episode gets a fresh one
+                    await self._envs.discard(env)
+                else:
+                    self._envs.give_back(env)
             for one in self._scheduler.finished(job, trajectory):
                 await self.finished.send(one)
             if self._scheduler.over:
                 self.finished.end()
         finally:
             lease.release()
-
-    async def _trajectory(self, job: Job) -> Trajectory:
-        try:
-            env = self._envs.take()
-        except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
-            _log.debug("making an env failed", exc_info=True)
-            return self._not_made(job, error)
-        runner = self._runner
-        episode = Episode(job, runner.config, env, runner.engine, runner._renderer, env_id=runner.env.env_id)
-        trajectory = await episode.run()
-        if trajectory.failed:  # the env's state is unknown: the next episode gets a fresh one
-            await self._envs.discard(env)
-        else:
-            self._envs.give_back(env)
-        return trajectory
 
     def _not_made(self, job: Job, error: Exception) -> Trajectory:
         """The trajectory of an episode whose env could not be made."""

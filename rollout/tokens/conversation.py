@@ -58,7 +58,7 @@ class Extension:
 class Conversation:
     """Messages and tokens of one episode.
 
-    One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `close_turn`, `parse_turn` and
+    One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `add_env_tokens`, `parse_turn` and
     `set_message`; then `apply` puts the observation behind it.
 
     Args:
@@ -81,11 +81,11 @@ class Conversation:
         self.view = list(messages)
         self.context: list[int] = renderer.prompt(messages)
         self._done: list[TokenSequence] = []
-        self._prompt_ids = tuple(self.context)
+        self._prompt_tokens = len(self.context)  # of the present sequence
         self._segments: list[Segment] = []
         self._start_reason = "start"
         self.first_prompt_tokens = len(self.context)
-        self._turn: list[int] = []  # ids of the present turn, what closes it included
+        self._turn_start = len(self.context)  # where the present turn begins in the context
         self._text = ""  # of the present turn, without what closes it
         self._starts_open = renderer.leaves_thinking_open(self.context)  # the present turn begins inside of thinking
         self._requests = 0  # of all turns so far
@@ -99,18 +99,23 @@ class Conversation:
     @property
     def response_tokens(self) -> int:
         """Tokens of the present sequence behind its prompt."""
-        return len(self.context) - len(self._prompt_ids)
+        return len(self.context) - self._prompt_tokens
+
+    @property
+    def turn_ids(self) -> list[int]:
+        """The ids of the present turn, what closes it included."""
+        return self.context[self._turn_start :]
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
         """All sequences, the present one last."""
-        return (*self._done, TokenSequence(np.array(self._prompt_ids), tuple(self._segments), self._start_reason))
+        prompt_ids = np.array(self.context[: self._prompt_tokens], np.int32)
+        return (*self._done, TokenSequence(prompt_ids, tuple(self._segments), self._start_reason))
 
     # ------------------------------------------------------------------ the policy's turn
 
     def add_generation(self, generation: Generation) -> None:
         """Keep what the engine generated, as it is."""
-        self._turn += generation.token_ids
         if generation.token_ids:
             self._segments.append(
                 Segment.policy(
@@ -125,18 +130,14 @@ class Conversation:
         Returns:
             The turn's text, without the token that ended it.
         """
-        self._text = self._renderer.text(self._turn)
+        self._text = self._renderer.text(self.turn_ids)
         message = assistant(self._text)
         self.messages.append(message)
         self.view.append(message)
         return self._text
 
-    def close_turn(self, token_ids: Sequence[int]) -> None:
-        """Put an end behind a turn that the policy did not end itself."""
-        self._turn += token_ids
-        self._append(token_ids)
-
-    def _append(self, token_ids: Sequence[int]) -> None:
+    def add_env_tokens(self, token_ids: Sequence[int]) -> None:
+        """Put ids behind the context that the policy did not sample, such as the end of a turn that it left open."""
         if token_ids:
             self._segments.append(Segment.env(token_ids))
             self.context += token_ids
@@ -186,7 +187,7 @@ class Conversation:
         if self._history is HistoryMode.TEMPLATE:
             with contextlib.suppress(TemplateError):  # because of what the policy wrote: it goes on, see the module
                 return self.rewritten(view, "template")
-        added = self._renderer.extend(observation, self._turn)
+        added = self._renderer.extend(observation, self.turn_ids)
         return Extension(view, added, None, "", len(self.context) + len(added))
 
     def rewritten(self, view: list[Message], start_reason: str) -> Extension:
@@ -240,14 +241,14 @@ class Conversation:
         """
         self.messages.extend(observation)
         self.view = extension.messages
-        self._turn = []
         if extension.prompt is None:
-            self._append(extension.added or ())
+            self.add_env_tokens(extension.added or ())
         else:
             self._done = list(self.sequences)
-            self._prompt_ids, self._segments = tuple(extension.prompt), []
-            self._start_reason = extension.start_reason
+            self._segments, self._start_reason = [], extension.start_reason
             self.context = list(extension.prompt)
+            self._prompt_tokens = len(self.context)
+        self._turn_start = len(self.context)
         self._starts_open = self._renderer.leaves_thinking_open(self.context)
 
 

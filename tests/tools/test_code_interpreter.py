@@ -9,8 +9,8 @@ import pytest
 
 from toolgym.tools import CodeInterpreterTool, ToolSchema
 from toolgym.tools.code_interpreter import render_result
-from toolgym.tools.errors import ConfigError
-from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError
+from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, LocalSandbox, Sandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 
 
@@ -190,6 +190,17 @@ async def test_stateless_by_option():
     await tool.execute(instance, {"code": "x = 1"})
     assert "NameError" in (await tool.execute(instance, {"code": "print(x)"})).text
     await tool.close()
+
+
+async def test_where_the_level_gives_no_forks_the_error_names_the_tool_and_the_level():
+    async with LocalSandbox(level="landlock") as sandbox:
+        tool = CodeInterpreterTool(sandbox=sandbox)
+        instance = await tool.create()
+        await tool.execute(instance, {"code": "x = 1"})
+        with pytest.raises(ForkNotSupportedError, match="'code_interpreter' cannot be forked: .* level 'landlock'"):
+            await tool.fork(instance)
+        await tool.release(instance)
+        await tool.close()
 
 
 async def test_num_workers_bounds_one_tool():

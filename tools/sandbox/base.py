@@ -266,7 +266,7 @@ class Session(ABC):
         Raises:
             ConfigError: `n` is not at least 1.
             UnknownNameError: there is no such checkpoint; names the nearest.
-            SandboxUnsupportedError: sessions of this sandbox cannot be forked.
+            SessionForkError: sessions of this sandbox cannot be forked; says why.
             SandboxBusyError: there is no room for so many.
             SessionLostError: the session, or its checkpoint, is gone.
             SandboxClosedError: the sandbox is closed.

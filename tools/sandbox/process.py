@@ -26,8 +26,8 @@ from typing import cast
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
-from toolgym.tools.sandbox.local.broker.capture import Capture
 from toolgym.tools.sandbox.local.kernel.folders import remove
+from toolgym.tools.sandbox.local.protocol.capture import Capture
 from toolgym.tools.sandbox.names import check_name
 from toolgym.tools.sandbox.options import RunRequest
 

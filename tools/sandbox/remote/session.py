@@ -13,7 +13,7 @@ from toolgym.tools.errors import (
     SandboxBusyError,
     SandboxError,
     SandboxUnavailableError,
-    SandboxUnsupportedError,
+    SessionForkError,
     SessionLostError,
 )
 from toolgym.tools.http.client import CallError, Request, json_body
@@ -206,7 +206,7 @@ def error_for(what: str, error: CallError) -> SandboxError:
     if isinstance(error, SessionGoneError):
         return SessionLostError(text)
     if isinstance(error, UnsupportedError):
-        return SandboxUnsupportedError(text)
+        return SessionForkError(text)
     if isinstance(error, NoRoomError) or error.busy:
         return SandboxBusyError(text)
     return SandboxUnavailableError(text) if error.unreached else SandboxError(text)

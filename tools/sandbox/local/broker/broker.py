@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
@@ -81,7 +81,18 @@ class Broker:
         self._fork_failures = 0
         self._watchdog = Watchdog(monitor)
         self._reactor = Reactor()
-        self._host = HostLink(host, self._reactor, self._on_request, lambda: self._pool.kill_all())
+        operations: Mapping[str, Callable[[Any], None]] = {
+            "run": self._run,
+            "open": self._open,
+            "cell": self._ask_session,
+            "exec": self._ask_session,
+            "read": self._ask_session,
+            "write": self._ask_session,
+            "fork": self._ask_session,
+            "close": self._close,
+            "cancel": self._cancel,
+        }
+        self._host = HostLink(host, self._reactor, operations, lambda: self._pool.kill_all())
         self._deadlines: Deadlines[Channel] = Deadlines()
         self._pool = ChildPool(self._reactor, spec, zygote, zygote_pid, self._on_forked, self._on_fork_failed)
         self._runs = Runs(self._host, self._pool, self._deadlines, spec, monitor)
@@ -143,9 +154,6 @@ class Broker:
 
     # ------------------------------------------------------------------ requests
 
-    def _on_request(self, request: dict[str, Any]) -> None:
-        self._OPERATIONS[request["op"]](self, request)
-
     def _run(self, request: dict[str, Any]) -> None:
         channel = self._take()
         channel.begin(request)
@@ -190,13 +198,6 @@ class Broker:
         channel.send(request)
         self._deadlines.arm(channel, request["timeout"])
 
-    def _fork(self, request: dict[str, Any]) -> None:
-        if not self._spec.hardening.namespaces:
-            why = "sessions fork only at the level 'namespaces'; elsewhere both would have the same user and folder"
-            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": why})
-            return
-        self._ask_session(request)
-
     def _close(self, request: dict[str, Any]) -> None:
         channel = self._sessions.get(request["session"])
         if channel is not None:
@@ -221,18 +222,6 @@ class Broker:
                 else:
                     self._on_deadline(channel)
                 return
-
-    _OPERATIONS: ClassVar[Mapping[str, Callable[[Broker, dict[str, Any]], None]]] = {
-        "run": _run,
-        "open": _open,
-        "cell": _ask_session,
-        "exec": _ask_session,
-        "read": _ask_session,
-        "write": _ask_session,
-        "fork": _fork,
-        "close": _close,
-        "cancel": _cancel,
-    }
 
     # ------------------------------------------------------------------ children
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from toolgym.tools.sandbox.local.broker.capture import Capture
 from toolgym.tools.sandbox.local.broker.reactor import Reactor
 from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.protocol.capture import Capture
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import CompilerOutput, Output, Status

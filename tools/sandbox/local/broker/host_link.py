@@ -18,7 +18,7 @@ class HostLink:
     Args:
         end: the socket.
         reactor: tells when there is something to read.
-        on_request: called with each request, as a dict.
+        operations: what is called with each request, a `messages.HostRequest`, by its `op`.
         on_end: called when the host is gone, before this process ends.
     """
 
@@ -26,10 +26,10 @@ class HostLink:
         self,
         end: socket.socket,
         reactor: Reactor,
-        on_request: Callable[[dict[str, Any]], None],
+        operations: Mapping[str, Callable[[Any], None]],
         on_end: Callable[[], None],
     ) -> None:
-        self._socket, self._reactor, self._on_request, self._on_end = end, reactor, on_request, on_end
+        self._socket, self._reactor, self._operations, self._on_end = end, reactor, operations, on_end
         self._decoder = frames.Decoder()
         self._outbox = bytearray()
         end.setblocking(False)
@@ -83,7 +83,7 @@ class HostLink:
     def handle(self, request: dict[str, Any]) -> None:
         """Handle a request as if it came now."""
         try:
-            self._on_request(request)
+            self._operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001  one bad request must not harm another
             self.answer(request, {"status": "sandbox_error", "message": f"{type(error).__name__}: {error}"})
 

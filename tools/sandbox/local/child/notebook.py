@@ -26,7 +26,7 @@ from toolgym.tools.sandbox.local.child.display import MAX_ECHO
 from toolgym.tools.sandbox.local.protocol import answer_codec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.messages import CellAnswer, CellErrorAnswer
+    from toolgym.tools.sandbox.local.protocol.messages import CellAnswer, CellErrorAnswer, CellRequest
 
 _OURS = os.path.dirname(os.path.dirname(__file__))
 
@@ -62,7 +62,7 @@ class Notebook:
         self._echoed: list[Any] = [_NOTHING] * len(_UNDERSCORES)
         self._dropped: list[Any] = []
 
-    def run(self, code: str) -> CellAnswer:
+    def run(self, request: CellRequest) -> CellAnswer:
         """Run a cell."""
         self._count += 1
         self._display.begin()
@@ -71,7 +71,7 @@ class Notebook:
         error: CellErrorAnswer | None = None
         why = ""
         try:
-            result = self._execute(code, f"<cell {self._count}>")
+            result = self._execute(request["code"], f"<cell {self._count}>")
             self._display.show_figures()
         except BaseException as raised:  # noqa: BLE001  all that the cell raises is its result
             program.ignore_interrupts()

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from toolgym.tools.sandbox.local.child import fork_renewal, notebook, program
 from toolgym.tools.sandbox.local.kernel import harden
@@ -39,6 +39,13 @@ class Repl:
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._near_copies = False
         self._copies: list[int] = []
+        self._operations: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
+            "cell": self._notebook.run,
+            "exec": self._exec,
+            "read": self._read,
+            "write": self._write,
+            "fork": self._fork,
+        }
 
     def run(self) -> NoReturn:
         """Answer requests until the control socket closes."""
@@ -53,7 +60,7 @@ class Repl:
                     fork_renewal.separate()  # once for all copies made since code last ran here
                 self._near_copies = False
             try:
-                answer = self._OPERATIONS[request["op"]](self, request)
+                answer = self._operations[request["op"]](request)
             except BaseException as error:  # noqa: BLE001  a request that fails is an answer
                 program.ignore_interrupts()
                 answer = {"failed": _describe(error)}
@@ -63,9 +70,6 @@ class Repl:
             program.ignore_interrupts()
             frame = frames.encode(answer) if request["op"] == "fork" else frames.encode_answer(_pack(answer))
             frames.send_all(harden.CONTROL_FD, frame)
-
-    def _cell(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._notebook.run(request["code"])
 
     # ------------------------------------------------------------------ programs and files
 
@@ -142,14 +146,6 @@ class Repl:
         self._copies.append(pid)
         frames.send_all(harden.CONTROL_FD, frames.encode({"forked": pid}))
         return {"done": True}
-
-    _OPERATIONS: ClassVar[Mapping[str, Callable[[Repl, Mapping[str, Any]], Mapping[str, Any]]]] = {
-        "cell": _cell,
-        "exec": _exec,
-        "read": _read,
-        "write": _write,
-        "fork": _fork,
-    }
 
     def _reap_copies(self) -> None:
         """Reap the copies that have ended: they are children of this process, and count as processes until then."""

@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
-from typing import Any
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.sandbox.local.kernel.jail import SYSTEM_PATHS
+from toolgym.tools.sandbox.local.protocol.messages import Program
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 """Search path for programs, on the host and in the sandbox."""
@@ -70,8 +70,8 @@ class Language:
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
         return LEVELS.index(level) <= LEVELS.index(least)
 
-    def request(self, code: str, memory_mb: int, level: str, processors: int = 1) -> dict[str, Any]:
-        """Return what a request says of a program: `code`, `source`, `argv`, `compile`, `env` and `compile_memory_mb`.
+    def request(self, code: str, memory_mb: int, level: str, processors: int = 1) -> Program:
+        """Return what a request says of a program.
 
         A compiler gets `COMPILER_MB` where the program itself may use less.
 

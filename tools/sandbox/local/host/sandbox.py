@@ -24,6 +24,7 @@ from toolgym.tools.sandbox.local.host.template_pool import (
     enterable,
 )
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError
+from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 
 PRELOAD = ("numpy", "sympy", "pandas", "scipy")
@@ -100,9 +101,7 @@ class LocalSandbox(Sandbox):
             count=templates or max(1, min(MOST_TEMPLATES, cores // 2)),
             warm=max(0, warm),
         )
-        self._sessions = OpenSessions(
-            self._limiter, int(self.limits.file_mb * (1 << 20)), can_fork=self._level is Level.NAMESPACES
-        )
+        self._sessions = OpenSessions(self._limiter, int(self.limits.file_mb * (1 << 20)), self._level)
 
     @property
     def level(self) -> Level:
@@ -147,7 +146,7 @@ class LocalSandbox(Sandbox):
     async def execute(self, request: RunRequest) -> ExecutionResult:
         found = languages.find(request.language)
         memory = request.memory_mb if request.memory_mb is not None else self.limits.memory_mb
-        message: dict[str, Any] = {
+        message: messages.RunRequest = {
             "op": "run",
             "code": request.code,
             "timeout": request.timeout,
@@ -166,9 +165,10 @@ class LocalSandbox(Sandbox):
                     + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
                 )
             wanted = found.request(request.code, memory, self._level, processors.reported(self.limits))
-            message |= {**wanted, "env": {**wanted["env"], **request.env}}
-            message["compile_timeout"] = request.compile_timeout or request.timeout
-            patience += message["compile_timeout"]
+            compile_timeout = request.compile_timeout or request.timeout
+            environment = {**wanted["env"], **request.env}
+            message = {**message, **wanted, "env": environment, "compile_timeout": compile_timeout}
+            patience += compile_timeout
             if found.name == "pytest":
                 message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", found.source]
         async with self._limiter.permit():
@@ -187,7 +187,7 @@ class LocalSandbox(Sandbox):
     async def open_session(self, request: SessionRequest) -> LocalSession:
         """See `Sandbox.open_session`. With `hint`, code that names no preloaded module gets a bare template, sooner."""
         name = uuid.uuid4().hex
-        message: dict[str, Any] = {
+        message: messages.OpenRequest = {
             "op": "open",
             "session": name,
             "files": _encode_files(request.files),
@@ -205,7 +205,7 @@ class LocalSandbox(Sandbox):
                 why = "the template process was lost"
                 continue
             except asyncio.CancelledError:
-                template.send({"op": "close", "session": name})  # it may have been open already
+                template.send(messages.CloseRequest(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
                 return self._sessions.add(template, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +15,20 @@ from toolgym.tools.errors import (
     SandboxBusyError,
     SandboxError,
     SandboxUnavailableError,
-    SandboxUnsupportedError,
+    SessionForkError,
     SessionLostError,
 )
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
 from toolgym.tools.sandbox.local.protocol import answer_codec
+from toolgym.tools.sandbox.local.protocol.messages import (
+    CloseRequest,
+    ExecRequest,
+    ReadRequest,
+    SessionRequest,
+    WriteRequest,
+)
 from toolgym.tools.sandbox.names import check_argv, check_name, positive
 
 CHUNK = 4 * 1024 * 1024
@@ -43,11 +52,11 @@ class OpenSessions:
     Args:
         limiter: gives permits to run.
         max_file_bytes: largest file that can be read.
-        can_fork: whether the isolation level lets sessions fork.
+        level: their isolation level, which decides whether they can be forked.
     """
 
-    def __init__(self, limiter: LocalRateLimiter, max_file_bytes: int, *, can_fork: bool) -> None:
-        self.limiter, self.max_file_bytes, self.can_fork = limiter, max_file_bytes, can_fork
+    def __init__(self, limiter: LocalRateLimiter, max_file_bytes: int, level: Level) -> None:
+        self.limiter, self.max_file_bytes, self.level = limiter, max_file_bytes, level
         self._open: set[LocalSession] = set()
 
     def __len__(self) -> int:
@@ -99,9 +108,9 @@ class LocalSession(Session):
         return tuple(self._checkpoints)
 
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
-        request = {"op": "cell", "code": code, "timeout": positive("timeout", timeout)}
+        seconds = positive("timeout", timeout)
         async with self._lock:
-            answer = await self._ask(request, timeout)
+            answer = await self._ask({"op": "cell", "session": self._id, "code": code, "timeout": seconds})
         cell = answer.get("answer") or {}
         error = _cell_error(cell.get("error"))
         status = ExecutionStatus(answer["status"])
@@ -125,10 +134,15 @@ class LocalSession(Session):
         )
 
     async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        words = check_argv(argv)
-        request = {"op": "exec", "argv": words, "stdin": stdin, "timeout": positive("timeout", timeout)}
+        request: ExecRequest = {
+            "op": "exec",
+            "session": self._id,
+            "argv": check_argv(argv),
+            "stdin": stdin,
+            "timeout": positive("timeout", timeout),
+        }
         async with self._lock:
-            answer = await self._ask(request, timeout)
+            answer = await self._ask(request)
         inner = answer.get("answer") or {}
         said = inner.get("status")
         code = said if type(said) is int and abs(said) < MAX_CODE else None
@@ -150,8 +164,15 @@ class LocalSession(Session):
         check_name(name)
         async with self._lock:
             for at in range(0, max(len(data), 1), CHUNK):
-                encoded = base64.b64encode(data[at : at + CHUNK]).decode()
-                answer = await self._ask({"op": "write", "name": name, "at": at, "data": encoded}, START_SESSION)
+                request: WriteRequest = {
+                    "op": "write",
+                    "session": self._id,
+                    "name": name,
+                    "at": at,
+                    "data": base64.b64encode(data[at : at + CHUNK]).decode(),
+                    "timeout": START_SESSION,
+                }
+                answer = await self._ask(request)
                 failed = (answer.get("answer") or {}).get("failed")
                 if failed or answer["status"] != "ok":
                     raise self._error(f"the file {name!r} cannot be written in the session", answer, failed)
@@ -162,7 +183,15 @@ class LocalSession(Session):
         size = 0
         async with self._lock:
             while True:
-                answer = await self._ask({"op": "read", "name": name, "at": size, "most": CHUNK}, START_SESSION)
+                request: ReadRequest = {
+                    "op": "read",
+                    "session": self._id,
+                    "name": name,
+                    "at": size,
+                    "most": CHUNK,
+                    "timeout": START_SESSION,
+                }
+                answer = await self._ask(request)
                 inner = answer.get("answer") or {}
                 data = inner.get("data")
                 if inner.get("absent"):
@@ -193,10 +222,10 @@ class LocalSession(Session):
         for itself, and all forks made between two cells of their origin are one for that. A checkpoint is a fork.
         """
         origin = self if name is None else self._checkpoints[name]
-        if not self._owner.can_fork:
-            raise SandboxUnsupportedError(
-                "the session cannot be forked: sessions fork only at the level 'namespaces'; elsewhere both would have "
-                "the same user and folder"
+        if self._owner.level is not Level.NAMESPACES:
+            raise SessionForkError(
+                f"a session at the level {self._owner.level.value!r} cannot be forked: sessions fork only at the level "
+                "'namespaces'; elsewhere both would have the same user and folder"
             )
         forks: list[Session] = []
         try:
@@ -233,7 +262,7 @@ class LocalSession(Session):
             self.end()
             if self.template.alive:
                 try:
-                    await self.template.request({"op": "close", "session": self._id}, patience=GRACE)
+                    await self.template.request(CloseRequest(op="close", session=self._id), patience=GRACE)
                 except TemplateLostError:
                     return
 
@@ -245,9 +274,9 @@ class LocalSession(Session):
     async def _fork_once(self) -> LocalSession:
         into = uuid.uuid4().hex
         try:
-            answer = await self._ask({"op": "fork", "into": into}, START_SESSION)
+            answer = await self._ask({"op": "fork", "session": self._id, "into": into, "timeout": START_SESSION})
         except asyncio.CancelledError:
-            self.template.send({"op": "close", "session": into})  # it may be there already
+            self.template.send(CloseRequest(op="close", session=into))  # it may be there already
             raise
         if answer["status"] != "ok":
             why = f"{answer['status']}: {answer.get('message', '')}".removesuffix(": ")
@@ -263,19 +292,16 @@ class LocalSession(Session):
             return SandboxUnavailableError(text)
         return SandboxBusyError(text) if _NO_PROCESS in text else SandboxError(text)
 
-    async def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+    async def _ask(self, request: SessionRequest) -> dict[str, Any]:
         """Return the template's answer, while the caller holds the lock. What the session sent is under `answer`."""
         gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
         if not self.alive:
             self.end()
             return gone
-        message = {"timeout": timeout, **message, "session": self._id}
+        runs_code = request["op"] in ("cell", "exec")
         try:
-            if message["op"] in ("cell", "exec"):
-                async with self._owner.limiter.permit():
-                    answer = await self.template.request(message, patience=timeout + GRACE, settle=GRACE)
-            else:
-                answer = await self.template.request(message, patience=timeout + GRACE, settle=GRACE)
+            async with self._owner.limiter.permit() if runs_code else contextlib.nullcontext():
+                answer = await self.template.request(request, patience=request["timeout"] + GRACE, settle=GRACE)
         except TemplateLostError:
             answer = {**gone, "message": "the template process of the session was lost"}
         if answer.get("answered"):
@@ -283,7 +309,7 @@ class LocalSession(Session):
                 answer["answer"] = answer_codec.unpack(answer.pop("raw", b""))
             except (ValueError, RecursionError):
                 # The program wrote these bytes in place of the interpreter.
-                self.template.send({"op": "close", "session": self._id})
+                self.template.send(CloseRequest(op="close", session=self._id))
                 answer = {**answer, "status": "killed", "alive": False}
         if not answer.get("alive"):
             self.end()

@@ -20,7 +20,7 @@ from toolgym.tools.errors import SandboxUnavailableError
 from toolgym.tools.sandbox.local.kernel import syscalls, users
 from toolgym.tools.sandbox.local.kernel.cgroup import Group
 from toolgym.tools.sandbox.local.protocol import frames
-from toolgym.tools.sandbox.local.protocol.messages import CancelRequest
+from toolgym.tools.sandbox.local.protocol.messages import CancelRequest, HostRequest
 
 START_TIMEOUT = 120.0
 """Seconds that a template may take to load its libraries."""
@@ -168,11 +168,11 @@ class TemplateProcess:
         self._words.seek(0)
         return self._words.read().decode("utf-8", "replace").strip()[-2000:]
 
-    async def request(self, message: dict[str, Any], *, patience: float, settle: float = 0.0) -> dict[str, Any]:
+    async def request(self, message: HostRequest, *, patience: float, settle: float = 0.0) -> dict[str, Any]:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
 
         Args:
-            message: the request without its id.
+            message: the request; it gets its id here, a new one each time.
             patience: seconds after which the template counts as stuck and is killed.
             settle: when cancelled, seconds to wait until the template has given up, so that the next request does not
                 find it busy.
@@ -189,7 +189,8 @@ class TemplateProcess:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            self._line.transport.write(frames.encode({**message, "id": number}))
+            message["id"] = number
+            self._line.transport.write(frames.encode(message))
             async with asyncio.timeout(patience):
                 return await future
         except TimeoutError:
@@ -239,10 +240,11 @@ class TemplateProcess:
                 _log.warning("a template process said: %s", said)
         self._fail_waiting()
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: HostRequest) -> None:
         """Send a request without waiting for its answer."""
         if self.alive and self._line is not None:
-            self._line.transport.write(frames.encode({**message, "id": next(self._numbers)}))
+            message["id"] = next(self._numbers)
+            self._line.transport.write(frames.encode(message))
 
     def _on_message(self, message: dict[str, Any] | frames.DataChunk) -> None:
         if isinstance(message, frames.DataChunk):

@@ -6,7 +6,7 @@
 
 | from | to | what | form |
 | --- | --- | --- | --- |
-| host | broker | `HostRequest`, each with an `id` | JSON frame |
+| host | broker | `HostRequest`; `TemplateProcess` numbers it with an `id` | JSON frame |
 | broker | host | `Ready` or `Refused`; then answers, each with its request's `id` | JSON frame; data chunks before |
 | broker | zygote | a slot's number, with three descriptors | one packet |
 | zygote | broker | `ZygoteReady` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
@@ -31,15 +31,29 @@ Status = Literal[
 # ---------------------------------------------------------------------- host to broker
 
 
+class Program(TypedDict):
+    """What a run needs to know of a program that is not Python.
+
+    `code` is written to `source`, compiled by `compile` (empty: not at all), and run by `argv`, both with `env`.
+    """
+
+    code: str
+    source: str
+    argv: list[str]
+    compile: list[str]
+    compile_memory_mb: int
+    env: dict[str, str]
+
+
 class RunRequest(TypedDict):
     """Run one program in a child of its own.
 
     `files` maps relative names to base64; `fetch` names files to send back. Without `argv` it is a Python program, and
-    otherwise `code` is written to `source`, compiled by `compile`, and run by `argv`. Times are in seconds.
+    otherwise it has the keys of a `Program`. Times are in seconds.
     """
 
     op: Literal["run"]
-    id: int
+    id: NotRequired[int]
     code: str
     timeout: float
     memory_mb: int
@@ -63,7 +77,7 @@ class OpenRequest(TypedDict):
     """Make a child a session with this name, which the host chose."""
 
     op: Literal["open"]
-    id: int
+    id: NotRequired[int]
     session: str
     timeout: float
     memory_mb: int
@@ -73,7 +87,7 @@ class OpenRequest(TypedDict):
 
 
 class _SessionRequest(TypedDict):
-    id: int
+    id: NotRequired[int]
     session: str
     timeout: float
     cancelled: NotRequired[bool]
@@ -124,7 +138,7 @@ class CloseRequest(TypedDict):
     """End a session."""
 
     op: Literal["close"]
-    id: int
+    id: NotRequired[int]
     session: str
 
 
