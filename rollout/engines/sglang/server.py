@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from toolgym.rollout.engines.sglang.client import SGLangClient
 from toolgym.rollout.engines.sglang.http_transport import HttpSettings, HttpTransport
-from toolgym.rollout.engines.sglang.replicas import ReplicaState
 from toolgym.tools.errors import ConfigError, check_seconds
+from toolgym.tools.http.replicas import ReplicaState
 
 
 class SGLangServer(SGLangClient):
