@@ -138,9 +138,7 @@ class CassetteEngine(Engine):
 
     A reply is found by the episode, the prompt and the sampling parameters, never by the order of arrival, so it does
     not matter how many episodes are played at once. Equal requests of one episode get their replies in the order in
-    which they were asked. A recorded error is raised again. A request that overran its deadline raises at once what the
-    deadline would have raised. A request that was cancelled otherwise (by the deadline of the whole episode) waits for
-    ever, as it did.
+    which they were asked. A request that failed or was cancelled ends as it did, see `replay_outcome`.
 
     Args:
         cassette: the recording, or its path.

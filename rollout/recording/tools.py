@@ -128,7 +128,7 @@ class ReplayedTool(BaseTool):
 
 
 def tool_env(env: BaseEnv) -> ToolEnv | None:
-    """The `ToolEnv` that an env is, or wraps; None for another kind of env."""
+    """Return the `ToolEnv` that an env is or wraps; None for another kind of env."""
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     return inner if isinstance(inner, ToolEnv) else None
 

@@ -45,7 +45,7 @@ class Replica:
     Attributes:
         url: its address, without a slash at the end.
         state: whether it takes calls.
-        trouble: what was wrong with it at last, for error messages.
+        trouble: its latest failure, for error messages.
         in_flight: calls of this client that it works on.
         weight: what those calls weigh together, for example in tokens.
         assigned: affinities that were ever assigned to it.

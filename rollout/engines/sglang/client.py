@@ -1,7 +1,8 @@
-"""`SGLangClient`: the engine that asks SGLang, wherever it runs.
+"""`SGLangClient`: the engine that asks SGLang over any transport.
 
-Every control call goes to all replicas at once, each with a deadline. A replica that is known to be unreachable is left
-out: it comes back only with the right weights. One that refuses, or takes too long, is an error that names it.
+Every control call goes to all replicas at once, each with a deadline. It leaves out a replica that is known to be
+unreachable, which comes back only with the right weights. A replica that refuses or takes too long is an error that
+names it.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class SGLangClient(Engine):
             )
             generation = replace(generation, aligned=payloads)
         if generation.weight_versions and request.updates == self._state.updates_begun:
-            # Others than this engine may update the weights, too.
+            # Other clients may update the weights, too.
             self._state.weight_version = generation.weight_versions[-1]
         return generation
 
@@ -374,8 +375,8 @@ class SGLangClient(Engine):
     ) -> None:
         """Receive weights that the learner broadcasts in the group, in this order.
 
-        The learner must not broadcast before this call has begun, and not wait for it to end: run both together. Where
-        this call is refused a broadcast would wait for ever, so give the learner's a deadline too.
+        The learner must not broadcast before this call has begun, and not wait for it to end: run both together. A
+        broadcast has no end where the servers refuse this call, so give the learner's a deadline too.
 
         Args:
             tensors: name, dtype ("float32") and shape of each.
