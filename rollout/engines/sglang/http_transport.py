@@ -286,12 +286,13 @@ class HttpTransport:
         given_up = asyncio.ensure_future(left.wait())
         try:
             await asyncio.wait({call, given_up}, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
+            if not call.done():
+                raise ServerLostError(f"{replica.url} was given up: {replica.trouble}", sent=True)
+            try:
                 return call.result()
-            raise ServerLostError(f"{replica.url} was given up: {replica.trouble}", sent=True)
-        except ServerLostError as error:
-            replica.failed(str(error))
-            raise
+            except ServerLostError as error:
+                replica.failed(str(error))
+                raise
         finally:
             for task in (call, given_up):
                 task.cancel()
@@ -305,7 +306,7 @@ class HttpTransport:
         return {ROUTING_KEY: self._routing_keys.get(affinity, affinity)}
 
     def _reroute(self, affinity: str | None) -> None:
-        """A router pins a key to its worker until it notices that this is dead; another key goes elsewhere."""
+        """Give an affinity another key: a router keeps a key on its worker until it notices that the worker is dead."""
         if affinity is None:
             return
         self._routing_keys[affinity] = f"{affinity} {uuid.uuid4().hex}"
