@@ -12,7 +12,7 @@ class HistoryMode(enum.StrEnum):
     """What the policy sees of its earlier turns."""
 
     APPEND = "append"
-    """What it generated, token by token. One sequence, whatever the template would do."""
+    """What it generated, token by token. One sequence, also where the template would rewrite history."""
     TEMPLATE = "template"
     """What the chat template makes of them, as at inference. Several sequences where the template rewrites history."""
 

@@ -31,6 +31,9 @@ VersionRuns = tuple[tuple[str, int], ...]
 KINDS = "biuf"
 """Kinds of NumPy dtypes that a payload may have: booleans, integers and floats (of at most 64 bits)."""
 
+FILLERS = {"sampling_mask": -1}
+"""What fills up the rows of payloads `[tokens, width]` whose width may differ from one generation to the next."""
+
 _VERSION = operator.itemgetter(0)
 
 
@@ -208,8 +211,13 @@ class Segment:
         return cls(np.asarray(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
 
 
-def joined_payload(name: str, segments: Sequence[Segment]) -> NDArray[Any]:
+def joined_payload(name: str, segments: Sequence[Segment], width: int = 0) -> NDArray[Any]:
     """A payload of segments that follow each other, as one array.
+
+    Args:
+        name: its name.
+        segments: where it is from.
+        width: see `filled_up`; at least that of the widest segment's.
 
     Raises:
         ConfigError: a segment lacks it, or has it in another dtype or shape.
@@ -218,10 +226,19 @@ def joined_payload(name: str, segments: Sequence[Segment]) -> NDArray[Any]:
         if name not in segment.aligned:
             raise ConfigError(f"{len(segment)} of the policy's tokens have no payload {name!r}, which others have")
     arrays = [segment.aligned[name] for segment in segments]
+    width = max([width, *(array.shape[1] for array in arrays if array.ndim == 2)])
+    arrays = [filled_up(name, array, width) for array in arrays]
     kinds = {f"{array.dtype} {['tokens', *array.shape[1:]]}" for array in arrays}
     if len(kinds) > 1:
         raise ConfigError(f"payload {name!r} comes in different forms: {', '.join(sorted(kinds))}")
     return np.concatenate(arrays)
+
+
+def filled_up(name: str, array: NDArray[Any], width: int) -> NDArray[Any]:
+    """A payload whose rows have at least so many values, where `FILLERS` says what fills them up; else as it is."""
+    if name not in FILLERS or array.ndim != 2 or array.dtype.kind != "i" or array.shape[1] >= width:
+        return array
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=FILLERS[name])
 
 
 def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:

@@ -24,7 +24,11 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) 
     Raises:
         BatchError: an invariant does not hold; names it and the first row.
     """
-    fields = [*FIELDS, *(aligned_field(name, value.numpy().dtype) for name, value in batch.aligned.items())]
+    payloads = {name: value.numpy() for name, value in batch.aligned.items()}
+    fields = [
+        *FIELDS,
+        *(aligned_field(name, one.dtype, one.shape[2] if one.ndim == 3 else 0) for name, one in payloads.items()),
+    ]
     _check_shapes(batch, fields)
     _check_names(batch)
     for item in fields:

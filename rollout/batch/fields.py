@@ -340,8 +340,14 @@ if Batch.__doc__:  # python -OO takes docstrings away
     Batch.__doc__ = Batch.__doc__.replace("the tensors that `FIELDS` lists.", "\n        ".join(map(str, FIELDS)))
 
 
-def aligned_field(name: str, dtype: np.dtype[Any]) -> Field:
-    """The field of a payload of the policy's tokens; its tensor is `Batch.aligned[name]`, `[rows, response, ...]`."""
+def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
+    """The field of a payload of the policy's tokens; its tensor is `Batch.aligned[name]`, `[rows, response, ...]`.
+
+    Args:
+        name: the payload's name.
+        dtype: of its values.
+        width: what the rows of a payload in `FILLERS` are filled up to; without effect on others.
+    """
     padding = -1 if dtype.kind == "i" else 0
 
     def elsewhere(batch: Batch) -> Tensor:
@@ -354,7 +360,7 @@ def aligned_field(name: str, dtype: np.dtype[Any]) -> Field:
         "policy",
         padding,
         "a payload of the policy's tokens",
-        lambda row: joined_payload(name, row.sequence.policy_segments),
+        lambda row: joined_payload(name, row.sequence.policy_segments, width),
         {f"aligned.{name} holds its padding where the policy did not sample": elsewhere},
     )
 

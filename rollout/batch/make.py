@@ -12,6 +12,7 @@ from torch import Tensor
 
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped, Field, Row, aligned_field, rows_of
+from toolgym.rollout.token_sequence import filled_up
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import BatchError
 
@@ -124,6 +125,8 @@ def _payloads(rows: Sequence[Row], names: Sequence[str] | None) -> dict[str, Fie
         names = list(dict.fromkeys(name for _, segment in segments for name in segment.aligned))
     found = {}
     for name in names:
+        given = [segment.aligned[name] for _, segment in segments if name in segment.aligned]
+        width = max((values.shape[1] for values in given if values.ndim == 2), default=0)
         forms: dict[tuple[np.dtype[Any], tuple[int, ...]], str] = {}
         for row, segment in segments:
             values = segment.aligned.get(name)
@@ -132,12 +135,13 @@ def _payloads(rows: Sequence[Row], names: Sequence[str] | None) -> dict[str, Fie
                     f"{len(segment)} policy tokens of row {row} have no payload {name!r}; it is not filled in: drop "
                     "that trajectory, or name the payloads that every one has in aligned=(...)"
                 )
+            values = filled_up(name, values, width)
             forms.setdefault((values.dtype, values.shape[1:]), row)
         if len(forms) > 1:
             shown = " and ".join(f"{dtype} {['tokens', *shape]} in row {row}" for (dtype, shape), row in forms.items())
             raise BatchError(f"payload {name!r} must have one dtype and shape, got {shown}")
         [(dtype, _)] = forms
-        found[name] = aligned_field(name, dtype)
+        found[name] = aligned_field(name, dtype, width)
     return found
 
 

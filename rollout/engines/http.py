@@ -1,11 +1,42 @@
-"""The text of an error's body, for the engines that speak HTTP."""
+"""What the engines that speak HTTP share: how often a request is sent again, and the text of an error's body."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
-from toolgym.tools.errors import shorten
+from toolgym.tools.errors import ConfigError, EngineError, shorten
+from toolgym.tools.http.retries import AttemptError, Retries, repeat
+
+T = TypeVar("T")
+
+RETRIES = Retries(attempts=4, max_delay=2.0)
+"""How often a request is sent that its server refuses for the moment. The engines have deadlines of their own."""
+
+
+class RefusedError(AttemptError):
+    """A server did not take a request, which may be sent again.
+
+    Args:
+        final: what to raise where no attempt is left.
+        after: as in `AttemptError`.
+    """
+
+    def __init__(self, final: ConfigError | EngineError, after: float | None = None) -> None:
+        super().__init__(str(final), sent=False, after=after)
+        self.final = final
+
+
+async def repeat_request(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make attempts at a request as `RETRIES` says, until one succeeds.
+
+    Raises:
+        EngineError, ConfigError: the last attempt's `RefusedError.final`, or what an attempt raised itself.
+    """
+    try:
+        return await repeat(attempt, RETRIES, repeatable=True)
+    except RefusedError as error:
+        raise error.final from None
 
 
 def error_text(answer: Any) -> str:

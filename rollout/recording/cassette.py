@@ -14,8 +14,8 @@ Every line is one object with a `kind`:
 | `end` | the run ended, and was not killed |
 
 A prompt is stored as what it adds to the request before it in the same episode. The last field of a line, `digest`,
-is over the line and all before it, so that an edit is noticed. Of a file that a killed run left, everything up to the
-last whole line is used.
+is over the line and all before it, so that an edit is noticed. A killed run leaves a file whose last line may be cut
+off; a reader uses the lines before it.
 
 Never written: an engine's address, key or headers, and a tool's configuration. Arguments whose name says that they
 are secret, and credentials in the text of errors, are replaced by `[redacted]`.
@@ -85,7 +85,7 @@ class CassetteWriter:
         self.write("header", format=FORMAT, version=FORMAT_VERSION, library=_library())
 
     def count(self, key: str) -> int:
-        """How often this key was counted before; for telling equal requests apart."""
+        """Return how often this key was counted before, which tells equal requests apart."""
         self._counts[key] += 1
         return self._counts[key] - 1
 
@@ -260,7 +260,7 @@ class Cassette:
             raise ValueError(f"unknown kind {kind!r}")
 
     def find(self, key: str) -> Recorded | None:
-        """The next recorded request with this key, each given once; None when there is none (left)."""
+        """Return the next recorded request with this key, each once; None where none is left."""
         number = self._counts[key]
         same = self._found.get(key, [])
         if number >= len(same):
@@ -344,18 +344,18 @@ def _library() -> str:
 
 
 def described(episode: EpisodeKey | None) -> str:
-    """An episode as messages name it."""
+    """Return an episode's name for messages."""
     return "outside of any episode" if episode is None else str(episode)
 
 
 def generate_key(episode: EpisodeKey | None, prompt_ids: Sequence[int], params: SamplingParams) -> str:
-    """The key of a request to an engine: its episode, its prompt and its parameters."""
+    """Return the key of a request to an engine, made of its episode, prompt and parameters."""
     sampling = asdict(params) | {"stop_token_ids": sorted(params.stop_token_ids)}
     return _key(["generate", episode, list(prompt_ids), sampling])
 
 
 def tool_key(episode: EpisodeKey | None, tool: str, call: str, arguments: Any, kwargs: Any) -> str:
-    """The key of a tool's call: its episode, the tool, which of its methods, and the arguments."""
+    """Return the key of a tool's call, made of its episode, the tool, the method and the arguments."""
     return _key(["tool", episode, tool, call, arguments, kwargs])
 
 
@@ -369,7 +369,7 @@ def _digest(before: str, line: str) -> str:
 
 
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common beginning."""
     most = min(len(one), len(other))
     if list(one[:most]) == list(other[:most]):
         return most
@@ -380,7 +380,7 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as JSON."""
+    """Return an exception as JSON."""
     described: dict[str, Any] = {"type": type(error).__name__, "message": scrub(str(error))}
     if isinstance(error, DeadlineError):
         described |= {"seconds": error.seconds, "stuck": error.stuck}
@@ -388,7 +388,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def make_error(described: Mapping[str, Any]) -> Exception:
-    """An exception of the same name and text, and of the same class where that is one of Python's or ours."""
+    """Return an exception of the same name and text, and of the same class where that is Python's or the library's."""
     name, message = str(described["type"]), str(described["message"])
     if name == "DeadlineError":
         return DeadlineError(described["seconds"], stuck=described["stuck"])
@@ -413,7 +413,7 @@ def scrub(text: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """Plain JSON of a value, in which arguments that are secret by their name are replaced."""
+    """Return a value as plain JSON in which arguments with a secret name are replaced."""
     return _redact(plain(value))
 
 
@@ -426,7 +426,7 @@ def _redact(value: Any) -> Any:
 
 
 def scrubbed(trajectory: dict[str, Any]) -> dict[str, Any]:
-    """A trajectory's JSON without credentials in its error."""
+    """Return a trajectory's JSON without credentials in its error."""
     if not trajectory.get("error"):
         return trajectory
     error = trajectory["error"]

@@ -26,12 +26,10 @@ from toolgym.rollout.recording.cassette import (
     Recorded,
     described,
     generate_key,
-    make_error,
     shared_length,
 )
-from toolgym.rollout.recording.outcome import record_outcome
+from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
 from toolgym.rollout.token_sequence import array_from_json, array_to_json
-from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import EngineError
 
 if TYPE_CHECKING:
@@ -140,9 +138,7 @@ class CassetteEngine(Engine):
 
     A reply is found by the episode, the prompt and the sampling parameters, never by the order of arrival, so it does
     not matter how many episodes are played at once. Equal requests of one episode get their replies in the order in
-    which they were asked. A recorded error is raised again. A request that overran its deadline raises at once what the
-    deadline would have raised. A request that was cancelled otherwise (by the deadline of the whole episode) waits for
-    ever, as it did.
+    which they were asked. A request that failed or was cancelled ends as it did, see `replay_outcome`.
 
     Args:
         cassette: the recording, or its path.
@@ -187,18 +183,7 @@ class CassetteEngine(Engine):
         found = self.cassette.find(key)
         if found is None:
             raise self.cassette.miss(self._explain(episode, list(prompt_ids), params, key))
-        if "error" in found.outcome:
-            raise make_error(found.outcome["error"])
-        ended = found.outcome.get("ended")
-        if ended is not None:
-            if ended["by"] == "deadline":
-                raise DeadlineError(ended["seconds"], stuck=False)
-            if episode not in self.cassette.trajectories:
-                raise self.cassette.miss(
-                    f"{described(episode)}: the recording stopped while this request was on its way (line {found.line})"
-                )
-            await asyncio.Event().wait()
-        generation = _from_json(found.outcome["reply"])
+        generation = _from_json(await replay_outcome(self.cassette, found, "this request was on its way"))
         if generation.weight_versions:
             self._weight_version = generation.weight_versions[-1]
         return generation

@@ -1,4 +1,4 @@
-"""`record_outcome`: await a call, and record how it ended."""
+"""`record_outcome` awaits a call and records how it ended; `replay_outcome` ends a call in the same way."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from toolgym.rollout.recording.cassette import describe_error
-from toolgym.tools.concurrency.deadline import ExitError, SelfCancelledError
+from toolgym.rollout.recording.cassette import Cassette, Recorded, describe_error, described, make_error
+from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, SelfCancelledError
 from toolgym.tools.errors import ConfigError
 
 T = TypeVar("T")
@@ -62,6 +62,34 @@ async def record_outcome(
     result = task.result()
     record(reply=to_json(result), seconds=seconds())
     return result
+
+
+async def replay_outcome(cassette: Cassette, found: Recorded, what: str) -> Any:
+    """Return what a recorded call returned, or end as it did.
+
+    A call that overran its deadline raises at once what the deadline would have raised. A call that was cancelled
+    otherwise (by the deadline of the whole episode) waits until it is cancelled, as it did.
+
+    Args:
+        cassette: the recording.
+        found: the recorded call.
+        what: subject and verb of the message where the recording stopped during the call: "the tool ran".
+
+    Raises:
+        CassetteMissError: the recording stopped during the call.
+        DeadlineError: it overran its deadline.
+        Exception: the recorded error, see `make_error`.
+    """
+    if "error" in found.outcome:
+        raise make_error(found.outcome["error"])
+    ended = found.outcome.get("ended")
+    if ended is not None:
+        if ended["by"] == "deadline":
+            raise DeadlineError(ended["seconds"], stuck=False)
+        if found.episode not in cassette.trajectories:
+            raise cassette.miss(f"{described(found.episode)}: the recording stopped while {what} (line {found.line})")
+        await asyncio.Event().wait()
+    return found.outcome["reply"]
 
 
 async def _contained(call: Coroutine[Any, Any, T]) -> T:

@@ -50,7 +50,7 @@ def recorded(
         with recorded(runner, tasks, "run.jsonl") as recording:
             trajectories = await recording.run(tasks)
 
-    The file is complete with the last trajectory. A run that stops before, for whatever reason, leaves what it had.
+    The file is complete with the last trajectory. A run that stops before that leaves what it had.
 
     Args:
         runner: its engine has started. Only where its envs have an id does a replay know how to make them.

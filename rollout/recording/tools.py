@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -10,11 +9,10 @@ from typing import Any, TypeVar
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.episode_key import current_episode
-from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, described, make_error, redacted, tool_key
-from toolgym.rollout.recording.outcome import record_outcome
+from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, described, redacted, tool_key
+from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
 from toolgym.rollout.trajectory import plain
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import shorten
 from toolgym.wrappers.base import Wrapper
 
@@ -115,7 +113,6 @@ class ReplayedTool(BaseTool):
     async def _replay(self, name: str, arguments: Any, kwargs: Mapping[str, Any]) -> Any:
         episode = current_episode()
         asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
-        place = described(episode)
         found = self._cassette.find(tool_key(episode, **asked))
         if found is None:
             known = [
@@ -124,25 +121,14 @@ class ReplayedTool(BaseTool):
                 if (one.asked.get("tool"), one.asked.get("call")) == (self.name, name)
             ]
             raise self._cassette.miss(
-                f"{place}: {self.name}.{name} with {shorten(asked['arguments'], 200)} is not in {self._cassette.path}; "
-                f"recorded for this episode: {', '.join(known) or 'none'}"
+                f"{described(episode)}: {self.name}.{name} with {shorten(asked['arguments'], 200)} is not in "
+                f"{self._cassette.path}; recorded for this episode: {', '.join(known) or 'none'}"
             )
-        if "error" in found.outcome:
-            raise make_error(found.outcome["error"])
-        ended = found.outcome.get("ended")
-        if ended is not None:
-            if ended["by"] == "deadline":
-                raise DeadlineError(ended["seconds"], stuck=False)
-            if episode not in self._cassette.trajectories:
-                raise self._cassette.miss(
-                    f"{place}: the recording stopped while {self.name}.{name} ran (line {found.line})"
-                )
-            await asyncio.Event().wait()
-        return found.outcome["reply"]
+        return await replay_outcome(self._cassette, found, f"{self.name}.{name} ran")
 
 
 def tool_env(env: BaseEnv) -> ToolEnv | None:
-    """The `ToolEnv` that an env is, or wraps; None for another kind of env."""
+    """Return the `ToolEnv` that an env is or wraps; None for another kind of env."""
     inner = env.unwrapped if isinstance(env, Wrapper) else env
     return inner if isinstance(inner, ToolEnv) else None
 

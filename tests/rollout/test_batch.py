@@ -326,6 +326,25 @@ def test_a_payload_that_some_tokens_lack_is_refused_and_can_be_left_out():
         make_batch([with_payloads(LONG), with_payloads(SHORT, axes=(4,))], pad_token_id=PAD)
 
 
+def test_sampling_masks_of_different_widths_share_a_tensor(tmp_path):
+    masks = {4: [[4, 1]], 5: [[5, 6, 7]], 9: [[9]]}
+
+    def masked(first):
+        segment = Segment.policy([first], [-1.0], ["0"], {"sampling_mask": np.array(masks[first], dtype=np.int32)})
+        rest = [Segment.policy([5], [-1.0], ["0"], {"sampling_mask": np.array(masks[5], dtype=np.int32)})]
+        return TokenSequence([1], (segment, *(rest if first == 4 else ())))
+
+    resumed = dataclasses.replace(trajectory([1], [[2]], name="resumed", group=1), sequences=(masked(4),))
+    short = dataclasses.replace(trajectory([1], [[2]], name="short", group=2), sequences=(masked(9),))
+    for pair in ([resumed, short], [short, resumed]):
+        batch = make_batch(pair, pad_token_id=PAD)
+        rows = [[[4, 1, -1], [5, 6, 7]], [[9, -1, -1], [-1, -1, -1]]]
+        assert batch.aligned["sampling_mask"].tolist() == (rows if pair[0] is resumed else rows[::-1])
+        check_batch(batch, pair)
+    save_batch(batch, tmp_path / "batch.safetensors")
+    check_batch(load_batch(tmp_path / "batch.safetensors"), pair)
+
+
 def test_batches_of_version_1_are_read():
     back = load_batch(Path(__file__).parent / "stored" / "batch.v1.safetensors")
     assert back.ids == ("def", "ghi/0", "ghi/1", "jkl")

@@ -226,6 +226,22 @@ def test_what_cannot_be_merged_or_sliced_is_refused():
         one[::2]
 
 
+def test_sampling_masks_of_different_widths_are_filled_up():
+    """The parts of a resumed turn may have kept more or fewer ids at most."""
+    narrow = Segment.policy([5, 6], [-1.0, -1.0], ["0", "0"], {"sampling_mask": np.array([[5, 7], [6, -1]], np.int32)})
+    wide = Segment.policy([8], [-1.0], ["1"], {"sampling_mask": np.array([[8, 9, 4]], np.int32)})
+    whole = Segment.merge([narrow, wide])
+    assert whole.aligned["sampling_mask"].tolist() == [[5, 7, -1], [6, -1, -1], [8, 9, 4]]
+    assert whole.aligned["sampling_mask"].dtype == np.int32
+    assert Segment.merge([wide, narrow[2:]]) == wide
+    other = dataclasses.replace(wide, aligned={"sampling_mask": np.zeros((1, 3), np.int64)})
+    with pytest.raises(ConfigError, match="different forms"):
+        Segment.merge([narrow, other])
+    flags = dataclasses.replace(wide, aligned={"sampling_mask": np.zeros((1, 3), np.bool_)})
+    with pytest.raises(ConfigError, match="different forms"):
+        Segment.merge([dataclasses.replace(narrow, aligned={"sampling_mask": np.zeros((2, 2), np.bool_)}), flags])
+
+
 def test_segments_are_compared_whole_and_cannot_be_changed():
     one = policy_segment(3)
     assert one == policy_segment(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -18,8 +19,13 @@ FIRST_OUT = 0.5
 LONGEST_OUT = 30.0
 """The most that this grows to."""
 
+BAD_CHECKS = 3
+"""Failed checks in a row after which a server that can be reached leaves, while another one is healthy."""
+
 MAX_AFFINITIES = 65_536
 """Most affinities that a pool remembers; it forgets the one that was used longest ago first."""
+
+log = logging.getLogger("toolgym.tools.http")
 
 
 class ReplicaState(enum.StrEnum):
@@ -30,7 +36,7 @@ class ReplicaState(enum.StrEnum):
     UNHEALTHY = "unhealthy"
     """It failed; a probe finds out when it answers again."""
     SUSPENDED = "suspended"
-    """It answers, but takes no calls until its owner says so, for example because its weights are old."""
+    """It answers, but takes no calls until a probe says so, for example because its weights are old."""
 
 
 class Replica:
@@ -39,11 +45,12 @@ class Replica:
     Attributes:
         url: its address, without a slash at the end.
         state: whether it takes calls.
-        trouble: what was wrong with it at last, for error messages.
+        trouble: its latest failure, for error messages.
         in_flight: calls of this client that it works on.
         weight: what those calls weigh together, for example in tokens.
         assigned: affinities that were ever assigned to it.
-        failures: failures since it last answered a call properly.
+        failures: failures since it last answered a call, or a check while it was healthy.
+        bad_checks: probes in a row that it did not answer properly.
         probe_at: when the next probe of an unhealthy one is due.
         busy_until: before that it wants no more calls.
         left: set when it becomes unhealthy, for calls that wait for its answer; another event takes its place.
@@ -57,6 +64,7 @@ class Replica:
         self.weight = 0
         self.assigned = 0
         self.failures = 0
+        self.bad_checks = 0
         self.probe_at = 0.0
         self.busy_until = 0.0
         self.left = asyncio.Event()
@@ -81,8 +89,11 @@ class Replica:
     def failed(self, trouble: str) -> None:
         """Leave it alone for a while: it did not answer properly. Calls that fail together are one failure."""
         now = asyncio.get_running_loop().time()
-        if self.state is ReplicaState.UNHEALTHY and now < self.probe_at:
-            return
+        if self.state is ReplicaState.UNHEALTHY:
+            if now < self.probe_at:
+                return
+        else:
+            log.warning("%s leaves: %s", self.url, trouble)
         self.failures += 1
         self.trouble = trouble
         self.state = ReplicaState.UNHEALTHY
@@ -91,9 +102,15 @@ class Replica:
         left.set()
 
     def answered(self) -> None:
-        """Let it take calls: it answered one properly."""
+        """Let it take calls: it answered one properly. A suspended one stays suspended."""
         self.failures = 0
-        self.state = ReplicaState.HEALTHY
+        if self.state is ReplicaState.UNHEALTHY:
+            self.state = ReplicaState.HEALTHY
+
+    def suspend(self, trouble: str) -> None:
+        """Send it no more calls until a probe says that it takes them again."""
+        self.state = ReplicaState.SUSPENDED
+        self.trouble = trouble
 
     def full(self, seconds: float) -> None:
         """Send it no more calls for so many seconds while another server is free."""
@@ -104,17 +121,20 @@ R = TypeVar("R", bound=Replica)
 
 
 def least_loaded(replica: Replica) -> tuple[Any, ...]:
-    """Order replicas by calls in flight, then by their weight."""
-    return replica.in_flight, replica.weight
+    """Order replicas by calls in flight, then by their weight, then by the affinities that they were given."""
+    return replica.in_flight, replica.weight, replica.assigned
 
 
 class ReplicaPool(Generic[R]):
     """Chooses among replicas. Belongs to the event loop that it is used on; `close` ends its probes.
 
+    A pool is used in one of two ways. `take` probes an unhealthy replica when a call needs one. `watch` checks every
+    replica at an interval, and `wait` gives calls a replica as soon as one is healthy.
+
     Args:
         replicas: at least one.
-        probe: asks a replica whether it is well and returns the state that it comes back with. Any `AttemptError`
-            means that it is not well. Has a deadline of its own.
+        probe: asks a replica whether it is well and returns the state that it is to have. Any `AttemptError` means
+            that it is not well. Has a deadline of its own.
         balance_abs_threshold: calls that the replica of an affinity may have in flight beyond the least loaded one's.
         balance_rel_threshold: how many times the least loaded one's calls it may have; both must be exceeded for the
             affinity to move. (The thresholds of `sglang-router`, by its names.)
@@ -132,13 +152,32 @@ class ReplicaPool(Generic[R]):
         self._probe = probe
         self._abs, self._rel = balance_abs_threshold, balance_rel_threshold
         self._affinities: OrderedDict[str, R] = OrderedDict()
+        self._watchers: list[asyncio.Task[None]] = []
+        self._returned = asyncio.Event()
+
+    def watch(self, interval: float) -> None:
+        """Check every replica in the background, from here on until `close`.
+
+        A check is a probe. It takes a replica out that cannot be reached. One that can be reached and does not answer
+        properly leaves after `BAD_CHECKS` in a row, and only while another one is healthy: the last one is not given
+        up for being slow.
+
+        Args:
+            interval: seconds between two checks. A replica that left is first checked sooner, see `FIRST_OUT`.
+        """
+        self._watchers = [asyncio.create_task(self._watch(one, interval), name=f"check {one.url}") for one in self.all]
 
     async def close(self) -> None:
-        """End the probes that are under way."""
-        probes = [one.probe for one in self.all if one.probe is not None]
-        for task in probes:
+        """End the checks and probes that are under way."""
+        tasks = [*self._watchers, *(one.probe for one in self.all if one.probe is not None)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def reachable(self) -> list[R]:
+        """The replicas that answer, suspended ones included."""
+        return [one for one in self.all if one.state is not ReplicaState.UNHEALTHY]
 
     def has_room(self, tried: Collection[R] = ()) -> bool:
         """Whether a server that was not tried could take a call at once."""
@@ -177,7 +216,6 @@ class ReplicaPool(Generic[R]):
         among: Sequence[R] | None = None,
         tried: Collection[R] = (),
         load: Callable[[R], tuple[Any, ...]] = least_loaded,
-        affinity: str | None = None,
     ) -> R:
         """Choose as `choose` does. Where none is healthy, the one whose probe is due first is probed now.
 
@@ -187,7 +225,7 @@ class ReplicaPool(Generic[R]):
             AttemptError: none of them is well.
         """
         able = self.all if among is None else among
-        chosen = self.choose(among=able, tried=tried, load=load, affinity=affinity)
+        chosen = self.choose(among=able, tried=tried, load=load)
         if chosen is not None:
             now = asyncio.get_running_loop().time()
             for one in able:
@@ -200,19 +238,63 @@ class ReplicaPool(Generic[R]):
             raise AttemptError(f"{one.url} does not answer properly: {one.trouble}", sent=False)
         return one
 
+    async def wait(self, patience: float, *, affinity: str | None = None) -> R:
+        """Choose as `choose` does. Where none is healthy, wait until one of a watched pool is.
+
+        Raises:
+            AttemptError: none was within `patience` seconds.
+        """
+        try:
+            async with asyncio.timeout(patience):
+                while (chosen := self.choose(affinity=affinity)) is None:
+                    await self._returned.wait()
+                return chosen
+        except TimeoutError:
+            reasons = "; ".join(one.trouble or f"{one.url} is {one.state}" for one in self.all)
+            raise AttemptError(
+                f"no server became available within {patience:g} seconds: {reasons}", sent=False
+            ) from None
+
     def begin_probe(self, replica: R) -> asyncio.Task[None]:
         """Return the probe of a replica that is under way; begin one where there is none."""
         if replica.probe is None or replica.probe.done():
             replica.probe = asyncio.create_task(self._run_probe(replica))
         return replica.probe
 
+    async def _watch(self, replica: R, interval: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            pause = interval
+            if replica.state is ReplicaState.UNHEALTHY:
+                pause = min(interval, max(0.0, replica.probe_at - loop.time()))
+            try:
+                async with asyncio.timeout(pause):
+                    await replica.left.wait()  # then the pause is shorter
+            except TimeoutError:
+                await asyncio.wait({self.begin_probe(replica)})
+
     async def _run_probe(self, replica: R) -> None:
         try:
-            replica.state = await self._probe(replica)
+            state = await self._probe(replica)
         except AttemptError as error:
+            replica.bad_checks += 1
+            if error.sent and replica.state is not ReplicaState.UNHEALTHY:
+                others = any(one.healthy for one in self.all if one is not replica)
+                if replica.bad_checks < BAD_CHECKS or not others:
+                    return
             replica.probe_at = 0.0
             replica.failed(str(error))
-            replica.trouble = str(error)
+        except Exception:
+            log.exception("the probe of %s failed", replica.url)
+        else:
+            replica.bad_checks = 0
+            before, replica.state = replica.state, state
+            if before is ReplicaState.HEALTHY:
+                replica.failures = 0
+            elif replica.healthy:
+                log.warning("%s is back", replica.url)
+                returned, self._returned = self._returned, asyncio.Event()
+                returned.set()
 
     def _sticky(self, affinity: str, ready: Sequence[R], tried: Collection[R], least: R) -> R:
         chosen = self._affinities.get(affinity)

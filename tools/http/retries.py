@@ -17,9 +17,6 @@ from toolgym.tools.errors import ConfigError, ToolgymError
 
 T = TypeVar("T")
 
-RETRY_AFTER_LIMIT = 30.0
-"""Most seconds that `retry_pause` follows a server's `Retry-After`."""
-
 
 class AttemptError(ToolgymError):
     """One attempt at a call failed.
@@ -28,7 +25,12 @@ class AttemptError(ToolgymError):
         message: what happened.
         sent: whether the server may have carried the call out.
         after: seconds after which the server wants the next attempt; None where it does not say.
+
+    Attributes:
+        counts: whether it uses up one of a call's attempts.
     """
+
+    counts = True
 
     def __init__(self, message: str, *, sent: bool, after: float | None = None) -> None:
         super().__init__(message)
@@ -38,6 +40,8 @@ class AttemptError(ToolgymError):
 
 class FullError(AttemptError):
     """The server is full (429) and has not begun. The server did not fail: this uses up no attempt."""
+
+    counts = False
 
     def __init__(self, message: str, after: float | None) -> None:
         super().__init__(message, sent=False, after=after)
@@ -116,7 +120,7 @@ async def repeat(
 
     def is_last(state: tenacity.RetryCallState) -> bool:
         nonlocal failures
-        failures += not isinstance(_error(state), FullError)
+        failures += _error(state).counts
         return failures >= limit
 
     def pause(state: tenacity.RetryCallState) -> float:
@@ -173,9 +177,3 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
         except OverflowError:
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def retry_pause(header: str | None, otherwise: float, limit: float = RETRY_AFTER_LIMIT) -> float:
-    """Return the seconds to wait before a repetition: what `Retry-After` asks for up to `limit`, or `otherwise`."""
-    seconds = retry_after(header)
-    return otherwise if seconds is None else min(seconds, limit)

@@ -21,7 +21,7 @@ LONG_BODY = 256 * 1024
 """Bytes beyond which a body is sent in pieces."""
 
 MAX_ANSWER = 256 * 1024 * 1024
-"""Bytes of one answer."""
+"""Most bytes of one answer, where the session says nothing else."""
 
 
 class NotSentError(ToolgymError):
@@ -30,6 +30,10 @@ class NotSentError(ToolgymError):
 
 class BrokenError(ToolgymError):
     """There was no answer, or not all of it: the server may have carried the request out, or not."""
+
+
+class OverdueError(BrokenError):
+    """There was no answer in time."""
 
 
 class Reply(NamedTuple):
@@ -71,14 +75,24 @@ class HttpSession:
         token: bearer token for every server.
         max_connections: connections at once, to all servers.
         connect_timeout: seconds for a connection to be made.
+        max_answer: most bytes of one answer.
     """
 
-    def __init__(self, token: str | None, max_connections: int, connect_timeout: float) -> None:
+    def __init__(
+        self, token: str | None, max_connections: int, connect_timeout: float, max_answer: int = MAX_ANSWER
+    ) -> None:
         self._connect_timeout = connect_timeout
+        self._max_answer = max_answer
         self._session = new_session(token, max_connections)
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None, limit: float, content_type: str = "application/json"
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        limit: float,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """Send a request and read the answer whole. Cancelling closes the connection, which the server notices.
 
@@ -88,13 +102,14 @@ class HttpSession:
             body: what to send.
             limit: seconds for all of it.
             content_type: of the body.
+            headers: further ones.
 
         Raises:
             NotSentError: the server was not reached.
-            BrokenError: it was, and did not answer properly.
+            BrokenError: it was reached, and did not answer properly; `OverdueError` where the time was up.
         """
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._connect_timeout)
-        headers = {"Content-Type": content_type} if body is not None else None
+        headers = {**(headers or {}), **({"Content-Type": content_type} if body is not None else {})}
         # A long body is sent piece by piece, so that others are not held up.
         data = io.BytesIO(body) if body is not None and len(body) > LONG_BODY else body
         try:
@@ -106,13 +121,13 @@ class HttpSession:
                 while part := await response.content.readany():
                     parts.append(part)
                     size += len(part)
-                    if size > MAX_ANSWER:
-                        raise BrokenError(f"the answer has more than {MAX_ANSWER} bytes")
+                    if size > self._max_answer:
+                        raise BrokenError(f"the answer has more than {self._max_answer} bytes")
                 return Reply(response.status, response.headers, b"".join(parts))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise NotSentError(_text(error)) from None
         except TimeoutError:
-            raise BrokenError(f"no answer within {limit:.3g} s") from None
+            raise OverdueError(f"no answer within {limit:.3g} s") from None
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RuntimeError, zlib.error) as error:
             raise BrokenError(_text(error)) from None  # RuntimeError: the session was closed meanwhile
 

@@ -468,7 +468,7 @@ class TransformersEngine(Engine):
             request.deliver()
 
     def _end(self, failure: BaseException | None) -> None:
-        """Settle every future: the thread ends, and would leave waiters for ever."""
+        """Settle every future: the thread ends, and callers would wait without end."""
         with self._changed:
             self._closing = True
             self._failure = failure

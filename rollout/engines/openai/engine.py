@@ -333,7 +333,7 @@ class OpenAICompatible(Engine):
         self._model = model = read_models(self.url, models, self._wanted_model)
         longest = model.context_length
         if model.family is Family.SGLANG:
-            # SGLang serves a few tokens less than it says, and cuts what is longer without a word.
+            # SGLang serves a few tokens less than it says, and silently cuts what is longer.
             server = await self._client.get("/server_info")
             if isinstance(server, dict):
                 most = server.get("max_req_input_len")

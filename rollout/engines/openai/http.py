@@ -9,16 +9,12 @@ from typing import Any
 
 import aiohttp
 
-from toolgym.rollout.engines.http import error_text
+from toolgym.rollout.engines.http import RefusedError, error_text, repeat_request
 from toolgym.rollout.engines.openai.messages import Answer, EventReader
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, shorten
-from toolgym.tools.http.retries import retry_pause
+from toolgym.tools.http.retries import retry_after
 from toolgym.tools.http.session import new_session
 
-ATTEMPTS = 4
-"""How often a request is sent at most; see `CompletionsClient.complete` for when it is sent again."""
-BACKOFF = 0.25
-"""Seconds before the first repetition; doubles each time."""
 DRAIN_DEADLINE = 1.0
 """Seconds that a server gets to end an answer after its last event."""
 
@@ -59,8 +55,8 @@ class CompletionsClient:
     ) -> None:
         """Send a request until the server takes it, and read the answer to its end.
 
-        It is sent again, at most `ATTEMPTS` times, when the connection was refused before anything was sent, and when
-        the server says 429 or 503 with `Retry-After`. Cancelling the call closes its connection.
+        It is sent again, as `RETRIES` says, when the connection was refused before anything was sent, and when the
+        server says 429 or 503 with `Retry-After`. Cancelling the call closes its connection.
 
         Args:
             body: see `messages.request_body`.
@@ -73,31 +69,12 @@ class CompletionsClient:
             EngineUnavailableError: nothing answers.
             EngineError: it answered something else, or broke off.
         """
-        for attempt in range(ATTEMPTS):
-            last = attempt == ATTEMPTS - 1
-            delay = BACKOFF * 2**attempt
-            try:
-                wait = await self._send(body, answer, headers or {}, progress, None if last else delay)
-            except EngineUnavailableError:
-                if last:
-                    raise
-                wait = delay
-            if wait is None:
-                return
-            await asyncio.sleep(wait)
+        await repeat_request(lambda: self._send(body, answer, headers or {}, progress))
 
     async def _send(
-        self,
-        body: dict[str, Any],
-        answer: Answer,
-        headers: dict[str, str],
-        progress: Callable[[], None],
-        delay: float | None,
-    ) -> float | None:
-        """Send a request once. Return the seconds after which to send it again, or None when done.
-
-        `delay` is the wait where the server names none; None when this is the last attempt.
-        """
+        self, body: dict[str, Any], answer: Answer, headers: dict[str, str], progress: Callable[[], None]
+    ) -> None:
+        """Send a request once. Raises `RefusedError` where it may be sent again."""
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout)
         path = f"{self.url}/v1/completions"
@@ -105,14 +82,14 @@ class CompletionsClient:
             async with self._session.post(path, json=body, headers=headers, timeout=limit) as response:
                 if response.status == 200:
                     await self._read(response, answer, progress)
-                    return None
-                text = await response.text(errors="replace")
+                    return
+                refused = _refusal(path, response.status, await response.text(errors="replace"))
                 named = response.headers.get("Retry-After")
-                if response.status not in (429, 503) or named is None or delay is None:
-                    raise _refusal(path, response.status, text)
-                return retry_pause(named, delay)
+                if response.status in (429, 503) and named is not None:
+                    raise RefusedError(refused, retry_after(named))
+                raise refused
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self._unavailable(error) from error
+            raise RefusedError(self._unavailable(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             got = f" after {len(answer.token_ids)} tokens" if answer.token_ids else ""
             raise EngineError(f"{path} broke off{got}: {type(error).__name__}: {error}") from error

@@ -50,7 +50,7 @@ class LogprobsMode(enum.StrEnum):
     SCALED = "scaled"
     """Temperature-scaled, before top-p, top-k and min-p: what this library means. SGLang's."""
     RAW = "raw"
-    """The model's own, whatever the temperature: vLLM's default (`--logprobs-mode raw_logprobs`). The same as `SCALED`
+    """The model's own at every temperature: vLLM's default (`--logprobs-mode raw_logprobs`). The same as `SCALED`
     at the temperatures 0 and 1."""
     PROCESSED = "processed"
     """After temperature, top-p, top-k and min-p: vLLM's `--logprobs-mode processed_logprobs`. The same as `SCALED`

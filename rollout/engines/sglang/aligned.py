@@ -5,12 +5,14 @@ replay. Row t belongs to the forward pass whose logits gave token t, as its log-
 the token *before* it. So every sampled token has a row. The first row is that of the prompt's last token; the pass over
 the last sampled token was never made. SGLang could return the prompt's rows too (one per position but the last); they
 are not asked for, and cut away where a server sends them anyway. Rows of layers without experts are 0. Servers need
-`--enable-return-routed-experts`. Where SGLang retracts a request it computes the keys and values of what it had sampled
-anew, and the rows are those of the last time.
+`--enable-return-routed-experts`. Where SGLang retracts a request it computes its keys and values anew, and returns the
+rows of the last time.
 
 `sampling_mask`: int32 `[tokens, kept]`, the ids among which each token was sampled, after top-k, top-p and min-p, in no
 particular order; -1 fills up rows with fewer. `kept` is `top_k` (1 at temperature 0), or more where equally probable
-ids stand at the border. SGLang wants a finite `top_k` of at most `--sampling-mask-max-tokens`.
+ids stand at the border. It may thus differ from one generation to the next; where generations are joined, rows are
+filled up with -1 to the widest (`FILLERS` in `toolgym.rollout.token_sequence`). SGLang wants a finite `top_k` of at
+most `--sampling-mask-max-tokens`.
 
 Sources: SGLang 0.5.23, `GenerateReqInput` in `managers/io_struct.py`, `_maybe_collect_routed_experts` in
 `managers/scheduler_components/batch_result_processor.py`, `sampling/sampling_mask.py`, and what servers were seen to
@@ -83,7 +85,7 @@ def check_params(names: Sequence[str], params: SamplingParams) -> None:
 
 
 def payload_fields(names: Sequence[str], prompt_tokens: int) -> dict[str, Any]:
-    """What to add to the body of `/generate`."""
+    """Return the fields of `/generate` that ask for these payloads."""
     fields: dict[str, Any] = {}
     if ROUTED_EXPERTS in names:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": prompt_tokens - 1}

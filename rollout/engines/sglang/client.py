@@ -1,7 +1,8 @@
-"""`SGLangClient`: the engine that asks SGLang, wherever it runs.
+"""`SGLangClient`: the engine that asks SGLang over any transport.
 
-Every control call goes to all replicas at once, each with a deadline. A replica that is known to be unreachable is left
-out: it comes back only with the right weights. One that refuses, or takes too long, is an error that names it.
+Every control call goes to all replicas at once, each with a deadline. It leaves out a replica that is known to be
+unreachable, which comes back only with the right weights. A replica that refuses or takes too long is an error that
+names it.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class SGLangClient(Engine):
             )
             generation = replace(generation, aligned=payloads)
         if generation.weight_versions and request.updates == self._state.updates_begun:
-            # Others than this engine may update the weights, too.
+            # Other clients may update the weights, too.
             self._state.weight_version = generation.weight_versions[-1]
         return generation
 
@@ -255,7 +256,6 @@ class SGLangClient(Engine):
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache. Raises EngineError where requests are running or waiting."""
-        self._require_open()
         await self._command("/flush_cache", {})
 
     async def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
@@ -264,12 +264,10 @@ class SGLangClient(Engine):
         Args:
             tags: "weights", "kv_cache"; None is all. Servers need `--enable-memory-saver`.
         """
-        self._require_open()
         await self._command("/release_memory_occupation", {"tags": None if tags is None else list(tags)})
 
     async def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory again. What was in it is gone: update the weights before the next request."""
-        self._require_open()
         await self._command("/resume_memory_occupation", {"tags": None if tags is None else list(tags)})
 
     # ---- weights
@@ -285,16 +283,9 @@ class SGLangClient(Engine):
         Raises:
             EngineError: a server refused; the message names it. The others have the new weights.
         """
-        self._require_open()
-        body: dict[str, Any] = {
-            "model_path": str(model_path),
-            "weight_version": checked_version(version),
-            "flush_cache": self._flushes,
-        }
-        if load_format is not None:
-            body["load_format"] = load_format
         async with self._new_weights(version):
-            await self._transport.command("/update_weights_from_disk", body, timeout=self._weights_timeout)
+            body = {"model_path": str(model_path), "weight_version": version, "flush_cache": self._flushes}
+            await self._weights_command("/update_weights_from_disk", body, load_format)
 
     async def update_weights_from_tensors(
         self,
@@ -323,7 +314,6 @@ class SGLangClient(Engine):
         from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets  # needs torch
 
         self._require_open()
-        checked_version(version)
         buckets = tensor_buckets(named_tensors, bucket_bytes)
         ranks = list(self._transport.ranks.values())
         async with self._new_weights(version), self._updating():
@@ -385,8 +375,8 @@ class SGLangClient(Engine):
     ) -> None:
         """Receive weights that the learner broadcasts in the group, in this order.
 
-        The learner must not broadcast before this call has begun, and not wait for it to end: run both together. Where
-        this call is refused a broadcast would wait for ever, so give the learner's a deadline too.
+        The learner must not broadcast before this call has begun, and not wait for it to end: run both together. A
+        broadcast has no end where the servers refuse this call, so give the learner's a deadline too.
 
         Args:
             tensors: name, dtype ("float32") and shape of each.
@@ -394,31 +384,23 @@ class SGLangClient(Engine):
             group_name: as in `init_weights_update_group`.
             load_format: as SGLang's.
         """
-        self._require_open()
-        body: dict[str, Any] = {
+        body = {
             "names": [name for name, _, _ in tensors],
             "dtypes": [str(dtype).removeprefix("torch.") for _, dtype, _ in tensors],
             "shapes": [list(shape) for _, _, shape in tensors],
             "group_name": group_name,
             "flush_cache": self._flushes,
-            "weight_version": checked_version(version),
+            "weight_version": version,
         }
-        if load_format is not None:
-            body["load_format"] = load_format
         async with self._new_weights(version), self._updating(all_required=True):
-            await self._transport.command(
-                "/update_weights_from_distributed", body, timeout=self._weights_timeout, all_required=True
-            )
+            await self._weights_command("/update_weights_from_distributed", body, load_format, all_required=True)
 
     async def destroy_weights_update_group(self, group_name: str = WEIGHT_UPDATE_GROUP) -> None:
         """Leave the group."""
-        self._require_open()
         await self._command("/destroy_weights_update_group", {"group_name": group_name})
 
     async def update_weight_version(self, version: str) -> None:
         """Name the version of weights that were changed in another way. Aborts nothing."""
-        self._require_open()
-        checked_version(version)
         async with self._new_weights(version):
             await self._command("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
@@ -442,7 +424,14 @@ class SGLangClient(Engine):
     # ---- inside
 
     async def _command(self, path: str, body: Mapping[str, Any]) -> None:
+        self._require_open()
         await self._transport.command(path, body, timeout=self._control_timeout)
+
+    async def _weights_command(
+        self, path: str, body: Mapping[str, Any], load_format: str | None = None, *, all_required: bool = False
+    ) -> None:
+        fields = body if load_format is None else {**body, "load_format": load_format}
+        await self._transport.command(path, fields, timeout=self._weights_timeout, all_required=all_required)
 
     async def _query(self, path: str) -> dict[str, Any]:
         self._require_open()
@@ -470,7 +459,9 @@ class SGLangClient(Engine):
 
     @contextlib.asynccontextmanager
     async def _new_weights(self, version: str) -> AsyncIterator[None]:
-        """Count an update: no replica is let back in meanwhile, and those that miss it are taken out."""
+        """Count an update: no replica comes back meanwhile, and those that miss the update are suspended."""
+        self._require_open()
+        checked_version(version)
         state = self._state
         state.updates_begun += 1
         try:
@@ -488,17 +479,9 @@ class SGLangClient(Engine):
     @contextlib.asynccontextmanager
     async def _updating(self, *, all_required: bool = False) -> AsyncIterator[None]:
         """SGLang insists on a begin and an end around weights that arrive as tensors."""
-        end = functools.partial(
-            self._transport.command,
-            "/end_weight_update",
-            {},
-            timeout=self._weights_timeout,
-            all_required=all_required,
-        )
+        end = functools.partial(self._weights_command, "/end_weight_update", {}, all_required=all_required)
         try:
-            await self._transport.command(
-                "/begin_weight_update", {"selector": "all"}, timeout=self._weights_timeout, all_required=all_required
-            )
+            await self._weights_command("/begin_weight_update", {"selector": "all"}, all_required=all_required)
             yield
         except BaseException:
             with contextlib.suppress(EngineError):  # the first error is the one to raise

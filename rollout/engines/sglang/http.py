@@ -1,46 +1,36 @@
-"""One address over HTTP: sends to an SGLang server or router, and says what went wrong on the way."""
+"""One SGLang server or router over HTTP: sends requests to it, and says what went wrong on the way."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import aiohttp
-
 from toolgym.rollout.engines.http import error_text
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 from toolgym.tools.http.addresses import is_address
-from toolgym.tools.http.retries import retry_pause
+from toolgym.tools.http.client import json_body
+from toolgym.tools.http.replicas import Replica
+from toolgym.tools.http.retries import AttemptError
+from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, OverdueError
 
 LARGE_PROMPT = 50_000
-"""Tokens of a prompt from which its request is sent in pieces."""
+"""Tokens of a prompt from which its request is encoded in a thread."""
 
 
-class ServerLostError(EngineUnavailableError):
-    """An address does not answer, or stopped answering.
+class ServerLostError(AttemptError, EngineUnavailableError):
+    """A server does not answer, or stopped answering. Another one can take over: this uses up no attempt."""
 
-    Attributes:
-        sent: whether the request may have reached it.
-    """
-
-    def __init__(self, message: str, *, sent: bool) -> None:
-        super().__init__(message)
-        self.sent = sent
-
-
-class WorkerLostError(ServerLostError):
-    """A router answered that its worker did not."""
+    counts = False
 
 
 class NoAnswerError(EngineError):
-    """An address took a request and gave no answer in time."""
+    """A server took a request and gave no answer in time."""
 
 
 class HttpReply(NamedTuple):
-    """One answer: its status, its decoded body (JSON or text), and its headers with lower-case names."""
+    """One answer: its status, its decoded body (JSON or text), and its headers."""
 
     status: int
     body: Any
@@ -58,21 +48,16 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-class HttpAddress:
-    """Sends requests to one address.
+class SGLangReplica(Replica):
+    """One SGLang server or router.
 
     Args:
         url: as `check_url` returns it.
-        connect_timeout: seconds to connect.
+        session: sends; its owner closes it.
     """
 
-    def __init__(self, url: str, connect_timeout: float) -> None:
-        self.url = url
-        self._connect_timeout = connect_timeout
-        self._session: aiohttp.ClientSession | None = None
-
-    def open(self, session: aiohttp.ClientSession | None) -> None:
-        """Use these connections from here on; None takes them away."""
+    def __init__(self, url: str, session: HttpSession) -> None:
+        super().__init__(url)
         self._session = session
 
     async def call(
@@ -91,36 +76,28 @@ class HttpAddress:
             NoAnswerError: there was no answer within `timeout` seconds.
             EngineError: a generation was answered with something that is not JSON.
         """
-        if self._session is None:
-            raise EngineError("the engine was not started: await engine.start() first")
-        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
-        sent: dict[str, Any] = {"json": body}
-        if body is not None and _is_large(body):  # encoded in a thread and sent in pieces: the loop goes on meanwhile
-            sent = {"data": io.BytesIO(await asyncio.to_thread(lambda: json.dumps(body).encode()))}
-            headers = {"Content-Type": "application/json", **(headers or {})}
+        encoded = None
+        if body is not None:  # a large one is encoded in a thread, so that the event loop goes on meanwhile
+            encoded = await asyncio.to_thread(json_body, body) if _is_large(body) else json_body(body)
         try:
-            async with self._session.request(
-                method, f"{self.url}{path}", timeout=limit, headers=headers, **sent
-            ) as response:
-                text = await response.text(errors="replace")
-                status = response.status
-                answered = {name.lower(): value for name, value in response.headers.items()}
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            reply = await self._session.exchange(method, f"{self.url}{path}", encoded, timeout, headers=headers)
+        except NotSentError as error:
             raise ServerLostError(
                 f"nothing answers at {self.url} ({error}). Start a server there with: python -m sglang.launch_server "
                 f"--model-path MODEL --host HOST --port PORT, wait until it is ready, or correct the url",
                 sent=False,
             ) from error
-        except TimeoutError as error:
+        except OverdueError as error:
             raise NoAnswerError(f"{self.url}{path} gave no answer within {timeout:g} seconds") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServerLostError(f"{self.url}{path} broke off: {type(error).__name__}: {error}", sent=True) from error
+        except BrokenError as error:
+            raise ServerLostError(f"{self.url}{path} broke off: {error}", sent=True) from error
+        text = reply.body.decode("utf-8", "replace")
         try:
-            return HttpReply(status, json.loads(text) if text else None, answered)
+            return HttpReply(reply.status, json.loads(text) if text else None, reply.headers)
         except ValueError as error:
-            if status == 200 and path == "/generate":
+            if reply.status == 200 and path == "/generate":
                 raise EngineError(f"{self.url}{path} must answer with JSON, got {text[:200]!r}") from error
-            return HttpReply(status, text, answered)
+            return HttpReply(reply.status, text, reply.headers)
 
 
 def _is_large(body: Mapping[str, Any]) -> bool:
@@ -137,12 +114,9 @@ def refusal(name: str, path: str, status: int, body: Any) -> ConfigError | Engin
     return EngineError(f"{name}{path} answered {status}: {text}")
 
 
-def retry_delay(reply: HttpReply, delay: float) -> float | None:
-    """Return the seconds after which the same request may be sent again; None when it may not."""
+def is_overloaded(reply: HttpReply) -> bool:
+    """Whether a server refused a request for the moment, so that it may be sent again later."""
     if reply.status not in (429, 503):
-        return None
-    named = reply.headers.get("retry-after")
-    if named is None:
-        # SGLang sends no Retry-After. Its other 503s (a running request timed out) would only do the same again.
-        return delay if "queue is full" in error_text(reply.body) else None
-    return retry_pause(named, delay)
+        return False
+    # SGLang sends no Retry-After. Its other 503s (a running request timed out) would only do the same again.
+    return "Retry-After" in reply.headers or "queue is full" in error_text(reply.body)

@@ -9,28 +9,25 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import aiohttp
-
-from toolgym.rollout.engines.http import error_text
+from toolgym.rollout.engines.http import RefusedError, error_text, repeat_request
 from toolgym.rollout.engines.sglang.http import (
     HttpReply,
     NoAnswerError,
     ServerLostError,
-    WorkerLostError,
+    SGLangReplica,
     check_url,
+    is_overloaded,
     refusal,
-    retry_delay,
 )
 from toolgym.rollout.engines.sglang.messages import ServerInfo, merge_infos, read_info
-from toolgym.rollout.engines.sglang.replicas import ReplicaState, SGLangReplica, SGLangReplicas
 from toolgym.rollout.engines.sglang.transport import Body, ClientState, InFlightRequest, ReplicaError
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
-from toolgym.tools.http.session import new_session
+from toolgym.tools.http.replicas import ReplicaPool, ReplicaState
+from toolgym.tools.http.retries import AttemptError, retry_after
+from toolgym.tools.http.session import HttpSession
 
-ATTEMPTS = 4
-"""How often a server that is overloaded is asked at most."""
-BACKOFF = 0.25
-"""Seconds before the first repetition; doubles each time."""
+MAX_ANSWER = 4 * 2**30
+"""Most bytes of one answer: routed experts are some KiB a token."""
 MOVES = 2
 """How often a request that was lost with its server is sent to another: it may be what kills them."""
 ROUTER_MOVES = 10
@@ -84,9 +81,10 @@ class HttpTransport:
             raise ConfigError("workers are those of one router: give one url with them")
         self._settings = settings
         self._state = ClientState()
-        self._session: aiohttp.ClientSession | None = None
-        self._routes: SGLangReplicas | None = None
-        self._workers: SGLangReplicas | None = None
+        self._session: HttpSession | None = None
+        self._routes: ReplicaPool[SGLangReplica] | None = None
+        self._workers: ReplicaPool[SGLangReplica] | None = None
+        self._routed = False
         self._ranks: dict[str, int] = {}
         self._routing_keys: OrderedDict[str, str] = OrderedDict()
 
@@ -106,14 +104,14 @@ class HttpTransport:
     @property
     def requests_in_flight(self) -> dict[str, int]:
         """How many requests of this client each server (or the router) has, by url."""
-        return {one.url: one.requests for one in self._routes.all} if self._routes is not None else {}
+        return {one.url: one.in_flight for one in self._routes.all} if self._routes is not None else {}
 
     async def start(self, state: ClientState) -> ServerInfo:
         """Connect, and ask every server what it serves; see `SGLangTransport.start`."""
         self._state = state
-        session = new_session(self._settings.api_key)
+        session = HttpSession(self._settings.api_key, 0, self._settings.connect_timeout, MAX_ANSWER)
         try:
-            entries = self._replicas_of(self.urls, session)
+            entries = [SGLangReplica(url, session) for url in self.urls]
             workers = await self._workers_of(entries, session)
             infos = await asyncio.gather(*(self._handshake(one) for one in workers))
             info = merge_infos({one.url: info for one, info in zip(workers, infos, strict=True)})
@@ -121,23 +119,20 @@ class HttpTransport:
             await session.close()
             raise
         self._session = session
-        self._workers = self._group(workers, routed=False)
-        self._routes = self._workers if workers is entries else self._group(entries, routed=True)
+        self._workers = self._pool(workers)
+        self._routed = workers is not entries
+        self._routes = self._pool(entries) if self._routed else self._workers
         return info
 
-    def _group(self, members: list[SGLangReplica], *, routed: bool) -> SGLangReplicas:
-        settings = self._settings
-        group = SGLangReplicas(
+    def _pool(self, members: list[SGLangReplica]) -> ReplicaPool[SGLangReplica]:
+        pool = ReplicaPool(
             members,
-            check=self._check_router if routed else self._check,
-            readmit=self._readmit_router if routed else self._readmit,
-            health_interval=settings.health_interval,
-            unavailable_timeout=settings.unavailable_timeout,
-            balance_abs_threshold=settings.balance_abs_threshold,
-            balance_rel_threshold=settings.balance_rel_threshold,
+            self._probe,
+            balance_abs_threshold=self._settings.balance_abs_threshold,
+            balance_rel_threshold=self._settings.balance_rel_threshold,
         )
-        group.start()
-        return group
+        pool.watch(self._settings.health_interval)
+        return pool
 
     async def close(self) -> None:
         for group in {self._routes, self._workers}:
@@ -148,18 +143,12 @@ class HttpTransport:
 
     # ---- getting to know the servers
 
-    def _replicas_of(self, urls: Sequence[str], session: aiohttp.ClientSession) -> list[SGLangReplica]:
-        replicas = [SGLangReplica(url, self._settings.connect_timeout) for url in urls]
-        for replica in replicas:
-            replica.open(session)
-        return replicas
-
-    async def _workers_of(self, entries: list[SGLangReplica], session: aiohttp.ClientSession) -> list[SGLangReplica]:
+    async def _workers_of(self, entries: list[SGLangReplica], session: HttpSession) -> list[SGLangReplica]:
         """Return the workers of a router, or the entries themselves where these are servers."""
         first = min(FIRST_ANSWER, self._settings.control_timeout)
         if self._given_workers:
             await entries[0].call("GET", "/health", timeout=first)
-            return self._replicas_of(self._given_workers, session)
+            return [SGLangReplica(url, session) for url in self._given_workers]
         found = await asyncio.gather(*(self._router_workers(entry, first) for entry in entries))
         routers = [(entry, urls) for entry, urls in zip(entries, found, strict=True) if urls is not None]
         if not routers:
@@ -169,7 +158,7 @@ class HttpTransport:
             raise ConfigError(f"{router.url} is a router: give it alone, or the servers without it")
         if not urls:
             raise EngineUnavailableError(f"the router at {router.url} has no workers")
-        return self._replicas_of([check_url(url) for url in urls], session)
+        return [SGLangReplica(check_url(url), session) for url in urls]
 
     async def _router_workers(self, entry: SGLangReplica, timeout: float) -> list[str] | None:
         if (await entry.call("GET", "/model_info", timeout=timeout)).status != 404:
@@ -206,95 +195,104 @@ class HttpTransport:
 
     # ---- health
 
-    async def _check(self, one: SGLangReplica) -> None:
+    async def _probe(self, one: SGLangReplica) -> ReplicaState:
+        """Find out whether a server or the router takes requests; see `ReplicaPool`."""
+        assert self._workers is not None
+        is_server = one in self._workers.all
         # A health check may generate a token, which a paused server does not.
-        path = "/health" if self._state.pause_mode is None else "/model_info"
-        reply = await one.call("GET", path, timeout=self._settings.health_timeout)
-        if reply.status >= 500:
-            raise refusal(one.url, path, reply.status, reply.body)
+        path = "/model_info" if is_server and self._state.pause_mode is not None else "/health"
+        try:
+            reply = await one.call("GET", path, timeout=self._settings.health_timeout)
+            if reply.status >= 500:
+                raise refusal(one.url, path, reply.status, reply.body)
+            return await self._readmit(one) if is_server and not one.healthy else ReplicaState.HEALTHY
+        except ServerLostError:
+            raise
+        except EngineError as error:
+            raise AttemptError(str(error), sent=True) from error
 
     async def _readmit(self, one: SGLangReplica) -> ReplicaState:
-        model = await self._ask(one, "/model_info", "/get_model_info", "model_path", self._settings.health_timeout)
-        version = model.get("weight_version")
-        if self._state.updates_begun != self._state.updates_ended or version != self._state.weight_version:
-            one.why = (
-                f"{one.url} came back with weights {version!r}, the others have {self._state.weight_version!r}: "
-                "it takes requests again after the next update of the weights"
-            )
-            return ReplicaState.OUTDATED
+        """Prepare a server that answers again, and return the state that it is to have."""
         if self._state.pause_mode is None:  # it may have missed the end of a pause
             await one.call("POST", "/continue_generation", {}, timeout=self._settings.control_timeout)
-        return ReplicaState.HEALTHY
-
-    async def _check_router(self, one: SGLangReplica) -> None:
-        reply = await one.call("GET", "/health", timeout=self._settings.health_timeout)
-        if reply.status >= 500:
-            raise refusal(one.url, "/health", reply.status, reply.body)
-
-    async def _readmit_router(self, one: SGLangReplica) -> ReplicaState:
-        return ReplicaState.HEALTHY
+        # Asked last: an update that began before the answer came has missed this server.
+        model = await self._ask(one, "/model_info", "/get_model_info", "model_path", self._settings.health_timeout)
+        version = model.get("weight_version")
+        if self._state.updates_begun == self._state.updates_ended and version == self._state.weight_version:
+            return ReplicaState.HEALTHY
+        one.trouble = (
+            f"{one.url} came back with weights {version!r}, the others have {self._state.weight_version!r}: "
+            "it takes requests again after the next update of the weights"
+        )
+        return ReplicaState.SUSPENDED
 
     # ---- one request
 
     async def dispatch(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
         """Send a request until a server answers it; see `SGLangTransport.dispatch`.
 
-        It is sent again when a server is overloaded (at most `ATTEMPTS` times), and, from its exact ids, when its
-        server is lost (at most `MOVES` times).
+        It is sent again when a server is overloaded (as `RETRIES` says), and, from its exact ids, when its server is
+        lost (at most `MOVES` times).
         """
-        assert self._routes is not None
-        routed = self._routes is not self._workers
-        tokens = len(body["input_ids"]) + int(body["sampling_params"]["max_new_tokens"])
-        refusals = losses = 0
-        while True:
+        losses = 0
+
+        async def attempt() -> Any:
+            nonlocal losses
             await self._state.admit(request, body)
-            replica = await self._routes.take(affinity)
-            headers = self._routing(affinity) if routed else None
-            rid = request.next_rid()
-            request.carrier = replica
             try:
-                with replica.carrying(tokens):
-                    reply = await self._send(replica, body | {"rid": rid}, headers)
-                if routed and "x-smg-error-code" in reply.headers and reply.status >= 500:
-                    raise WorkerLostError(f"the router lost its worker: {error_text(reply.body)}", sent=True)
-            except ServerLostError as error:
-                delay = 0.0
-                if isinstance(error, WorkerLostError):
-                    self._reroute(affinity)
-                    delay = BACKOFF
-                else:
-                    self._routes.lost(replica, str(error))
-                losses += error.sent
-                if losses > (ROUTER_MOVES if routed else MOVES):
+                return await self._attempt(request, body, affinity)
+            except AttemptError as error:
+                if isinstance(error, ServerLostError):
+                    losses += error.sent
+                if losses > (ROUTER_MOVES if self._routed else MOVES):
                     raise EngineError(
                         f"a request was lost with its server {losses} times, and is not sent again, for it may be what "
                         f"kills them; the last time: {error}"
                     ) from error
-            else:
-                if reply.status == 200:
-                    return reply.body
-                refusals += 1
-                wait = retry_delay(reply, BACKOFF * 2 ** (refusals - 1))
-                if wait is None or refusals == ATTEMPTS:
-                    raise refusal(replica.url, "/generate", reply.status, reply.body)
-                delay = wait
-            request.sent = False
-            if request.aborted:
-                return None
-            await asyncio.sleep(delay)
+                request.sent = False
+                if request.aborted:
+                    return None
+                raise
+
+        return await repeat_request(attempt)
+
+    async def _attempt(self, request: InFlightRequest, body: dict[str, Any], affinity: str | None) -> Any:
+        """Send a request once. Raises `AttemptError` where it may be sent again."""
+        assert self._routes is not None
+        try:
+            replica = await self._routes.wait(self._settings.unavailable_timeout, affinity=affinity)
+        except AttemptError as error:
+            raise EngineUnavailableError(str(error)) from None
+        rid = request.next_rid()
+        request.carrier = replica
+        with replica.working(len(body["input_ids"]) + int(body["sampling_params"]["max_new_tokens"])):
+            reply = await self._send(replica, body | {"rid": rid}, self._routing(affinity) if self._routed else None)
+        if reply.status == 200:
+            return reply.body
+        if self._routed and "x-smg-error-code" in reply.headers and reply.status >= 500:
+            self._reroute(affinity)
+            raise ServerLostError(f"the router lost its worker: {error_text(reply.body)}", sent=True)
+        refused = refusal(replica.url, "/generate", reply.status, reply.body)
+        if is_overloaded(reply):
+            raise RefusedError(refused, retry_after(reply.headers.get("Retry-After")))
+        raise refused
 
     async def _send(self, replica: SGLangReplica, body: dict[str, Any], headers: dict[str, str] | None) -> HttpReply:
-        """Send a request and wait for its answer, as long as the replica is not given up."""
-        gone = replica.gone
-        # The caller's deadline fires first; aiohttp's timeout is a backstop.
+        """Send a request and wait for its answer, as long as the replica has not left."""
+        left = replica.left
+        # The caller's deadline fires first; this one is a backstop.
         timeout = self._settings.request_timeout + 1
         call = asyncio.ensure_future(replica.call("POST", "/generate", body, timeout=timeout, headers=headers))
-        given_up = asyncio.ensure_future(gone.wait())
+        given_up = asyncio.ensure_future(left.wait())
         try:
             await asyncio.wait({call, given_up}, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
+            if not call.done():
+                raise ServerLostError(f"{replica.url} was given up: {replica.trouble}", sent=True)
+            try:
                 return call.result()
-            raise ServerLostError(f"{replica.url} was given up: {replica.why}", sent=True)
+            except ServerLostError as error:
+                replica.failed(str(error))
+                raise
         finally:
             for task in (call, given_up):
                 task.cancel()
@@ -308,7 +306,7 @@ class HttpTransport:
         return {ROUTING_KEY: self._routing_keys.get(affinity, affinity)}
 
     def _reroute(self, affinity: str | None) -> None:
-        """A router pins a key to its worker until it notices that this is dead; another key goes elsewhere."""
+        """Give an affinity another key: a router keeps a key on its worker until it notices that the worker is dead."""
         if affinity is None:
             return
         self._routing_keys[affinity] = f"{affinity} {uuid.uuid4().hex}"
@@ -330,7 +328,7 @@ class HttpTransport:
     # ---- control
 
     @property
-    def _control_targets(self) -> SGLangReplicas:
+    def _control_targets(self) -> ReplicaPool[SGLangReplica]:
         if self._workers is None:
             raise EngineError("the engine was not started: await engine.start() first")
         return self._workers
@@ -354,12 +352,15 @@ class HttpTransport:
         self, method: str, path: str, body: Body, *, timeout: float, all_required: bool
     ) -> dict[str, Any]:
         group = self._control_targets
-        targets = [(n, one) for n, one in enumerate(group.all) if one.state is not ReplicaState.UNHEALTHY]
+        targets = [(number, one) for number, one in enumerate(group.all) if one in group.reachable]
         if not targets or (all_required and len(targets) < len(group.all)):
-            reasons = "; ".join(one.why for one in group.all if one.state is ReplicaState.UNHEALTHY)
+            reasons = "; ".join(one.trouble for one in group.all if one not in group.reachable)
             raise EngineUnavailableError(f"{path} cannot reach the servers that it needs: {reasons}")
         outcomes = await asyncio.gather(
-            *(self._call_one(one, path, body(n) if callable(body) else body, timeout, method) for n, one in targets),
+            *(
+                self._call_one(one, path, body(number) if callable(body) else body, timeout, method)
+                for number, one in targets
+            ),
             return_exceptions=True,
         )
         answers: dict[str, Any] = {}
@@ -367,11 +368,11 @@ class HttpTransport:
         failed: dict[str, Exception] = {}
         for (_, one), outcome in zip(targets, outcomes, strict=True):
             if isinstance(outcome, ServerLostError):
-                group.lost(one, str(outcome))
+                one.failed(str(outcome))
                 lost.append(outcome)
             elif isinstance(outcome, Exception):
                 if isinstance(outcome, NoAnswerError) and len(group.all) > 1:
-                    group.lost(one, str(outcome))  # what it did is not known: `_readmit` asks before it is used again
+                    one.failed(str(outcome))  # what it did is not known: `_readmit` asks before it is used again
                 failed[one.url] = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
@@ -385,6 +386,5 @@ class HttpTransport:
 
     def mark_outdated(self, names: Sequence[str]) -> None:
         for one in self._control_targets.all:
-            if one.url in names and one.state is ReplicaState.HEALTHY:
-                one.state = ReplicaState.OUTDATED
-                one.why = f"{one.url} did not take the last update of the weights"
+            if one.url in names and one.healthy:
+                one.suspend(f"{one.url} did not take the last update of the weights")

@@ -1,4 +1,4 @@
-"""What SGLang's HTTP server takes and answers, as pure functions.
+"""Bodies for SGLang's HTTP server, and its answers as plain data: pure functions.
 
 Formats as in SGLang 0.5.23: `GenerateReqInput` in `managers/io_struct.py`, `SamplingParams` in
 `sampling/sampling_params.py`, and what the server was seen to send.
@@ -59,9 +59,9 @@ def read_info(
 ) -> ServerInfo:
     """Read the answers of `/model_info` and `/server_info`.
 
-    The context is what the server accepts *and* serves whole. Beside the model's own `context_length` there is
-    `max_req_input_len`, derived from the memory it has; a prompt must be shorter than that, and a longer sum of
-    prompt and `max_new_tokens` is cut without a word a few tokens later.
+    The context is what the server accepts *and* serves whole. The model has its own `context_length`. The server
+    derives `max_req_input_len` from its memory: a prompt must be shorter than that, and the server silently cuts a
+    generation whose prompt and `max_new_tokens` together are a few tokens longer.
 
     Args:
         url: the server, for error messages.
@@ -103,7 +103,7 @@ def read_info(
 
 
 def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
-    """What equal servers say together: what the first one says, with the shortest context of all.
+    """Return what equal servers say: what the first one says, with the shortest context of all.
 
     Raises:
         ConfigError: they are not equal.
@@ -245,7 +245,7 @@ def _finish_reason(meta: Mapping[str, Any], token_ids: list[int], params: Sampli
 
 
 def _weight_versions(meta: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Spread the spans over the tokens. Servers without spans tell one version, that at the end: it goes for all."""
+    """Spread the spans over the tokens. Servers without spans tell one version, that at the end; all tokens get it."""
     spans = meta.get("weight_versions")
     if spans is None:
         version = meta.get("weight_version")

@@ -1,4 +1,4 @@
-"""The requests of one client that are on their way: run, abort, end for a pause, and never leave one behind."""
+"""The requests of one client that are on their way: runs them, aborts them, and ends them for a pause or at close."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHDRAW_DEADLINE = 5.0
 ABORT_GRACE = 5.0
 """Most seconds that a pause which aborts waits for what was in flight to come back."""
 NOTHING = Generation((), (), FinishReason.ABORT, ())
-"""What a request gives that was aborted before it began."""
+"""The generation of a request that was aborted before it began."""
 
 
 class InFlightRequests:
@@ -88,7 +88,7 @@ class InFlightRequests:
         tasks = {one.task for one in requests if one.task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_GRACE)
-        # What is still out reached SGLang after the pause began; it waits there, and nothing was generated.
+        # A request that is still out reached SGLang after the pause began; it waits there and has no tokens.
         late = [one for one in requests if one.task is not None and not one.task.done()]
         for one in late:
             one.dropped = True
@@ -112,7 +112,7 @@ class InFlightRequests:
             await asyncio.wait(self._withdrawals, timeout=WITHDRAW_DEADLINE)
 
     async def _abort(self, request: InFlightRequest) -> None:
-        """Ask for the end of a request, until it ended or it is clear that SGLang was asked."""
+        """Ask SGLang to end a request, until it ended or SGLang has certainly been asked."""
         request.aborted = True
         task = request.task
         if task is None or task.done():
@@ -131,7 +131,7 @@ class InFlightRequests:
             await self._transport.abort(request)
 
     async def _withdraw(self, request: InFlightRequest) -> None:
-        """End a request in every case, also when the caller is cancelled again meanwhile."""
+        """End a request in every case, also where the caller is cancelled again meanwhile."""
 
         async def withdraw() -> None:
             try:

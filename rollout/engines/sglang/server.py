@@ -6,23 +6,24 @@ from collections.abc import Sequence
 
 from toolgym.rollout.engines.sglang.client import SGLangClient
 from toolgym.rollout.engines.sglang.http_transport import HttpSettings, HttpTransport
-from toolgym.rollout.engines.sglang.replicas import ReplicaState
 from toolgym.tools.errors import ConfigError, check_seconds
+from toolgym.tools.http.replicas import ReplicaState
 
 
 class SGLangServer(SGLangClient):
-    """Generates on SGLang servers, through their token-in-token-out `/generate`.
+    """Generates on SGLang servers, through their `/generate`, which takes and returns token ids.
 
     Example:
         >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # doctest: +SKIP
         >>> engine = SGLangServer("http://router:8000")  # doctest: +SKIP
 
-    Several servers: requests that share an `affinity` stick to one server, for its prefix cache; new ones go to the
-    one with the least requests in flight. One that has `balance_abs_threshold` requests more than the least loaded
-    one, and more than `balance_rel_threshold` times as many, gives its trajectories away. Health checks take servers
-    out and back in. A request whose server dies is sent to another from its exact ids: none of its tokens had been
-    returned. A server that comes back with other weights than the rest (it was restarted) waits for the next update
-    of weights.
+    Several servers: requests that share an `affinity` stay with one server, for its prefix cache; new ones go to the
+    server with the fewest requests in flight. A server that has `balance_abs_threshold` requests more than the least
+    loaded one, and more than `balance_rel_threshold` times as many, gives its trajectories away. Health checks take
+    servers out and back in: one that cannot be reached leaves at once, and one that answers badly leaves after three
+    checks in a row, but never the last one. A request whose server dies is sent to another from its exact ids: none of
+    its tokens had been returned. A server that comes back with other weights than the rest (it was restarted) is
+    suspended until the next update of the weights.
 
     A router: its workers are asked from it, or given as `workers`; control calls and aborts go to them directly, for
     routers do not pass them on. Start it with `--policy manual --disable-retries`.

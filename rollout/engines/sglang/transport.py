@@ -1,4 +1,6 @@
-"""What carries requests and control calls to SGLang: over HTTP (`http_transport`) or in this process (`in_process`).
+"""The contract of a transport, which carries requests and control calls to SGLang.
+
+There are two: over HTTP (`http_transport`) and in this process (`in_process`).
 
 `SGLangClient` knows what to ask; a transport knows where SGLang is, how to reach it, and which replica gets what. Both
 see one `ClientState`.
@@ -43,7 +45,7 @@ class InFlightRequest:
         self.task: asyncio.Task[Generation] | None = None
 
     def next_rid(self) -> str:
-        """A new id for each time that it is sent, all of one length: SGLang aborts whatever *begins* with an id."""
+        """Return a new id for one send, always of one length: SGLang aborts every request whose id *begins* so."""
         self.rid = uuid.uuid4().hex
         self.sent = True
         return self.rid
@@ -57,12 +59,12 @@ def _open_gate() -> asyncio.Event:
 
 @dataclass
 class ClientState:
-    """What a client and its transport both look at.
+    """The state that a client and its transport share.
 
     Attributes:
         weight_version: the newest version of the weights that is known.
         updates_begun: how many updates of the weights have begun.
-        updates_ended: how many have ended, in whatever way.
+        updates_ended: how many have ended, well or not.
         pause_mode: how the engine is paused; None when it is not.
         running: set while the engine is not paused.
     """
@@ -170,7 +172,7 @@ class SGLangTransport(Protocol):
         ...
 
     def mark_outdated(self, names: Sequence[str]) -> None:
-        """Take out replicas that did not take an update of the weights which others took."""
+        """Suspend replicas that did not take an update of the weights which others took."""
         ...
 
     async def close(self) -> None:

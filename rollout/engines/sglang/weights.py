@@ -1,8 +1,8 @@
 """Tensors as SGLang's `/update_weights_from_tensor` takes them: a pickled list of (name, tensor) pairs in base64.
 
 Tensors on a CPU are pickled with their data. (SGLang's own `MultiprocessingSerializer` hands over open files or
-shared memory, which a server that is no child of this process cannot take: it dies of it.) Tensors on CUDA are handed
-over as CUDA IPC handles, which needs the same machine. The server's unpickler (`SafeUnpickler` in
+shared memory. A server that is no child of this process cannot take them, and dies.) Tensors on CUDA are handed over as
+CUDA IPC handles, which needs the same machine. The server's unpickler (`SafeUnpickler` in
 `srt/utils/common.py`) takes both.
 """
 

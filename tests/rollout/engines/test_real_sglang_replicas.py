@@ -10,7 +10,7 @@ import pytest
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import RunConfig, Trajectory, rollout
 from toolgym.rollout.engines import Engine, Generation, SamplingParams, SGLangServer
-from toolgym.rollout.engines.sglang.replicas import ReplicaState
+from toolgym.tools.http.replicas import ReplicaState
 
 pytestmark = pytest.mark.sglang
 

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from toolgym.rollout.engines import Generation, PauseMode, SamplingParams, SGLangServer
-from toolgym.rollout.engines.sglang.replicas import ReplicaState, SGLangReplica, SGLangReplicas
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+from toolgym.tools.http.replicas import ReplicaState
 
 TWO = SamplingParams(max_new_tokens=2)
 
@@ -167,27 +167,6 @@ async def test_an_overloaded_server_gives_trajectories_away() -> None:
         await asyncio.gather(*tasks)
 
 
-def test_the_table_of_affinities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolgym.rollout.engines.sglang.replicas.MAX_AFFINITIES", 10)
-
-    async def never(replica: SGLangReplica) -> Any:
-        raise AssertionError
-
-    group = SGLangReplicas(
-        [SGLangReplica("http://a", 1.0), SGLangReplica("http://b", 1.0)],
-        check=never,
-        readmit=never,
-        health_interval=1.0,
-        unavailable_timeout=1.0,
-        balance_abs_threshold=32,
-        balance_rel_threshold=1.5,
-    )
-    for number in range(1000):
-        group.pick(f"t{number}")
-    assert len(group._assignments) == 10
-    assert group.all[0].assigned == group.all[1].assigned == 500
-
-
 # ---- who leaves
 
 
@@ -306,7 +285,7 @@ async def test_a_server_with_other_weights_waits_for_the_next_update() -> None:
         await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
         two.version = "default"  # it was started again
         await two.start()
-        await until(lambda: engine.replicas[two.url] is ReplicaState.OUTDATED)
+        await until(lambda: engine.replicas[two.url] is ReplicaState.SUSPENDED)
         for number in range(4):
             assert (await ask(engine, str(number))).weight_versions == ("1", "1")
         assert not two.seen
@@ -317,6 +296,30 @@ async def test_a_server_with_other_weights_waits_for_the_next_update() -> None:
         assert two.seen
 
 
+async def test_a_server_that_comes_back_during_an_update_has_missed_it() -> None:
+    class Slow(Fake):
+        held = 0
+
+        async def _control(self, request: web.Request) -> web.Response:
+            self.held += 1
+            await self.go.wait()
+            return await super()._control(request)
+
+    one, two = Fake("1"), Slow("1")
+    async with fakes(one, two), client(one, two) as engine:
+        await two.stop()
+        await until(lambda: engine.replicas[two.url] is ReplicaState.UNHEALTHY)
+        two.go.clear()
+        await two.start()
+        await until(lambda: two.held == 1)  # it is about to come back, with the weights that the others have
+        await engine.update_weight_version("2")
+        two.go.set()
+        await until(lambda: engine.replicas[two.url] is not ReplicaState.UNHEALTHY)
+        assert engine.replicas[two.url] is ReplicaState.SUSPENDED
+        for number in range(4):
+            assert (await ask(engine, str(number))).weight_versions == ("2", "2")
+
+
 async def test_a_server_that_misses_an_update_is_named_and_left_out() -> None:
     one, two = Fake(), Fake()
     async with fakes(one, two), client(one, two) as engine:
@@ -325,7 +328,7 @@ async def test_a_server_that_misses_an_update_is_named_and_left_out() -> None:
             await engine.update_weights_from_disk("m2", version="2")
         one.version = "2"
         assert engine.weight_version == "2"
-        assert engine.replicas == {one.url: ReplicaState.HEALTHY, two.url: ReplicaState.OUTDATED}
+        assert engine.replicas == {one.url: ReplicaState.HEALTHY, two.url: ReplicaState.SUSPENDED}
         for number in range(4):
             await ask(engine, str(number))
         assert not two.seen

@@ -21,6 +21,8 @@ async def make():
     def one(count, **options):
         async def probe(replica):
             found = outcome[replica.url]
+            if isinstance(found, Exception):
+                raise found
             if isinstance(found, str) and not isinstance(found, ReplicaState):
                 raise AttemptError(found, sent=False)
             return found
@@ -110,6 +112,14 @@ async def test_a_suspended_one_answers_and_takes_no_calls(make):
     await pool.begin_probe(first)
     assert first.state is SUSPENDED
     assert {pool.choose() for _ in range(20)} == {second}
+    first.answered()
+    assert first.state is SUSPENDED, "an answer to an earlier call does not end it"
+    assert pool.reachable == pool.all
+    second.suspend("it has old weights")
+    assert pool.choose() is None
+    outcome[first.url] = HEALTHY
+    await pool.begin_probe(first)
+    assert pool.choose() is first
 
 
 async def test_calls_of_one_affinity_stay_together(make):
@@ -135,6 +145,13 @@ async def test_an_affinity_leaves_a_server_that_is_overloaded(make):
             assert pool.choose(affinity="a") is not home
 
 
+async def test_affinities_are_spread_evenly(make):
+    pool, _ = make(2)
+    for number in range(1000):
+        pool.choose(affinity=f"t{number}")
+    assert [one.assigned for one in pool.all] == [500, 500]
+
+
 async def test_the_oldest_affinity_is_forgotten(make, monkeypatch):
     monkeypatch.setattr(replicas, "MAX_AFFINITIES", 2)
     pool, _ = make(2)
@@ -154,3 +171,91 @@ async def test_closing_ends_probes():
     assert pool.begin_probe(pool.all[0]) is task, "one probe at a time"
     await pool.close()
     assert task.cancelled()
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_watched_server_leaves_when_it_cannot_be_reached_and_comes_back(make, monkeypatch):
+    monkeypatch.setattr(replicas, "FIRST_OUT", 0.01)
+    pool, outcome = make(2)
+    first, _ = pool.all
+    pool.watch(0.02)
+    outcome[first.url] = AttemptError("connection refused", sent=False)
+    await until(lambda: first.state is UNHEALTHY)
+    assert first.trouble == "connection refused"
+    await until(lambda: first.failures >= 3)
+    outcome[first.url] = HEALTHY
+    await until(lambda: first.healthy)
+    await until(lambda: first.failures == 0)
+
+
+async def test_a_server_that_left_is_checked_sooner_than_the_others(make, monkeypatch):
+    monkeypatch.setattr(replicas, "FIRST_OUT", 0.01)
+    pool, _ = make(2)
+    pool.watch(60)
+    await asyncio.sleep(0)
+    first, second = pool.all
+    first.failed("it broke off")
+    await until(lambda: first.healthy)
+    assert second.probe is None
+
+
+async def test_a_slow_server_leaves_after_three_bad_checks_but_never_the_last_one(make, monkeypatch):
+    monkeypatch.setattr(replicas, "LONGEST_OUT", 0.01)
+    pool, outcome = make(2)
+    first, second = pool.all
+    slow = AttemptError("no answer within 1 s", sent=True)
+    for bad in (1, 2):
+        outcome[first.url] = slow
+        await pool.begin_probe(first)
+        assert (first.healthy, first.bad_checks) == (True, bad)
+    outcome[first.url] = HEALTHY
+    await pool.begin_probe(first)
+    assert first.bad_checks == 0, "only checks in a row count"
+    pool.watch(0.005)
+    outcome |= dict.fromkeys(outcome, slow)
+    await until(lambda: second.bad_checks >= 6 and first.bad_checks >= 6)
+    assert [one.state for one in pool.all].count(HEALTHY) == 1
+    left = next(one for one in pool.all if not one.healthy)
+    assert left.trouble == "no answer within 1 s"
+
+
+async def test_a_call_waits_for_a_watched_server_until_its_time_is_up(make, monkeypatch):
+    monkeypatch.setattr(replicas, "FIRST_OUT", 0.01)
+    pool, outcome = make(2)
+    second = pool.all[1]
+    gone = AttemptError("connection refused", sent=False)
+    outcome |= dict.fromkeys(outcome, gone)
+    pool.watch(0.02)
+    await until(lambda: not pool.reachable)
+    with pytest.raises(AttemptError, match=r"within 0\.05 seconds: connection refused; connection refused"):
+        await pool.wait(0.05)
+    waiting = asyncio.create_task(pool.wait(10, affinity="a"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    outcome[second.url] = HEALTHY
+    assert await waiting is second
+    assert second.assigned == 1
+
+
+async def test_closing_ends_the_watch(make):
+    pool, _ = make(2)
+    pool.watch(0.01)
+    before = asyncio.all_tasks()
+    await asyncio.sleep(0.03)
+    await pool.close()
+    assert all(task.done() for task in before - {asyncio.current_task()})
+
+
+async def test_a_probe_that_fails_by_mistake_is_logged_and_the_watch_goes_on(make, caplog):
+    pool, outcome = make(1)
+    [one] = pool.all
+    outcome[one.url] = ZeroDivisionError()
+    pool.watch(0.01)
+    await until(lambda: "ZeroDivisionError" in caplog.text)
+    outcome[one.url] = SUSPENDED
+    await until(lambda: one.state is SUSPENDED)

@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgym.tools.http.retries import (
-    RETRY_AFTER_LIMIT,
     AttemptError,
     FullError,
     Retries,
     repeat,
     retry_after,
-    retry_pause,
 )
 
 QUICK = Retries(attempts=3, first_delay=0.001, max_delay=0.01)
@@ -100,23 +98,3 @@ def test_retry_after_as_a_date():
     now = datetime(2026, 10, 21, 7, 27, 30, tzinfo=UTC)
     assert retry_after("Wed, 21 Oct 2026 07:28:00 GMT", now) == 30
     assert retry_after("Wed, 21 Oct 2026 07:27:00 GMT", now) == 0
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("0", 0.0),
-        ("2.5", 2.5),
-        ("-3", 0.0),
-        ("86400", RETRY_AFTER_LIMIT),
-        ("Wed, 21 Oct 2099 07:28:00 GMT", RETRY_AFTER_LIMIT),
-        ("Wed, 21 Oct 2020 07:28:00 GMT", 0.0),
-        ("inf", 7.0),
-        ("nan", 7.0),
-        ("soon", 7.0),
-        ("", 7.0),
-        (None, 7.0),
-    ],
-)
-def test_a_pause_is_what_the_header_asks_for_within_bounds(header, seconds):
-    assert retry_pause(header, 7.0) == seconds
