@@ -105,14 +105,7 @@ class HttpApp:
         Args:
             internal: for the other workers rather than for clients.
         """
-        listener: Listener
-
-        async def handler(request: web.BaseRequest) -> web.StreamResponse:
-            listener.head_arrived(request.protocol)
-            return await self._handle(request, internal)
-
-        listener = Listener(handler, self._config)
-        return listener
+        return Listener(self._handle, self._config, internal=internal)
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -125,7 +118,9 @@ class HttpApp:
 
     # ------------------------------------------------------------------ every request
 
-    async def _handle(self, request: web.BaseRequest, internal: bool) -> web.StreamResponse:
+    async def _handle(self, listener: Listener, request: web.BaseRequest) -> web.StreamResponse:
+        listener.head_arrived(request.protocol)
+        internal = listener.internal
         loop = asyncio.get_running_loop()
         started = loop.time()
         route = UNKNOWN

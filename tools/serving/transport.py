@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -69,21 +70,27 @@ class Listener(web.Server):
     """An HTTP server that closes connections which send no request in time.
 
     Args:
-        handler: answers one request. It is cancelled when the client goes away.
+        handler: answers one request of this listener. It is cancelled when the client goes away.
         config: deadlines and limits.
+        internal: whether the other workers send the requests, and not clients.
     """
 
     def __init__(
-        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], config: ServingConfig
+        self,
+        handler: Callable[[Listener, web.BaseRequest], Awaitable[web.StreamResponse]],
+        config: ServingConfig,
+        *,
+        internal: bool,
     ) -> None:
         super().__init__(
-            handler,
+            functools.partial(handler, self),
             handler_cancellation=True,
             access_log=None,
             logger=_log,
             keepalive_timeout=config.keepalive_timeout,
             lingering_time=LINGER,
         )
+        self.internal = internal
         self._max_connections = config.max_connections
         self._head_timeout = config.read_timeout
         self._expected: dict[RequestHandler, asyncio.TimerHandle] = {}

@@ -10,7 +10,7 @@ from toolgym.tools.sandbox.server.config import ServerConfig
 
 
 def make_sandbox(config: ServerConfig) -> LocalSandbox:
-    """The sandbox of one worker.
+    """Return the sandbox of one worker. The server's `Gate` admits what runs; the sandbox has no limit of its own.
 
     Raises:
         SandboxError: the machine cannot give the isolation that is asked for.
@@ -21,7 +21,7 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         network=config.network,
         preload=config.preload,
         python=config.python,
-        max_running=config.share(config.max_concurrency),
+        max_running="unlimited",
         templates=max(1, processors.available() // 2 // config.workers),
     )
 

@@ -41,12 +41,12 @@ class OpenSessions:
     """The open sessions of one sandbox, and what they share.
 
     Args:
-        limiter: gives permits to run.
+        limiter: gives permits to run; None: they run without.
         max_file_bytes: largest file that can be read.
         can_fork: whether the isolation level lets sessions fork.
     """
 
-    def __init__(self, limiter: LocalRateLimiter, max_file_bytes: int, *, can_fork: bool) -> None:
+    def __init__(self, limiter: LocalRateLimiter | None, max_file_bytes: int, *, can_fork: bool) -> None:
         self.limiter, self.max_file_bytes, self.can_fork = limiter, max_file_bytes, can_fork
         self._open: set[LocalSession] = set()
 
@@ -271,7 +271,7 @@ class LocalSession(Session):
             return gone
         message = {"timeout": timeout, **message, "session": self._id}
         try:
-            if message["op"] in ("cell", "exec"):
+            if message["op"] in ("cell", "exec") and self._owner.limiter:
                 async with self._owner.limiter.permit():
                     answer = await self.template.request(message, patience=timeout + GRACE, settle=GRACE)
             else:
