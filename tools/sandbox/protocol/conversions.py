@@ -210,6 +210,14 @@ def exec_response(result: ExecutionResult) -> ExecResponse:
 # --------------------------------------------------------------------------------------------------- message to result
 
 
+def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files of an answer, as bytes by name. Raises SandboxError where one is not base64."""
+    try:
+        return {name: base64.b64decode(content) for name, content in files.items()}
+    except ValueError as error:
+        raise SandboxError(f"the answer's files are not base64: {error}") from None
+
+
 def read_command(message: CommandRunResult) -> ExecutionResult:
     """Return the result in a command's part of an answer; without `reason`, SandboxFusion's `status` decides."""
     status, code = message.reason, message.return_code
@@ -245,10 +253,7 @@ def read_run_code(message: RunCodeResponse) -> ExecutionResult:
     compiled = read_command(message.compile_result) if message.compile_result is not None else None
     if message.status is RunStatus.SANDBOX_ERROR:
         return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=message.message, compile=compiled)
-    try:
-        files = {name: base64.b64decode(content) for name, content in message.files.items()}
-    except ValueError as error:
-        raise SandboxError(f"the answer's files are not base64: {error}") from None
+    files = decode_files(message.files)
     if message.run_result is not None:
         ran = read_command(message.run_result)
     elif compiled is not None:

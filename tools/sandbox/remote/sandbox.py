@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,8 +20,9 @@ from toolgym.tools.http.client import CallError, Request, json_body
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpSession, Reply
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
-from toolgym.tools.sandbox.names import check_name, positive
+from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.protocol.conversions import encode_files
 from toolgym.tools.sandbox.protocol.messages import SessionInfo
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.kinds import ServerKind
@@ -111,7 +111,7 @@ class RemoteSandbox(Sandbox):
             "run_timeout": request.timeout,
             "compile_timeout": compiling,
             "stdin": request.stdin,
-            "memory_limit_MB": self.memory_limit(request.memory_mb),
+            "memory_limit_MB": self._memory_limit(request.memory_mb),
             "files": encode_files(request.files),
             "fetch_files": list(request.fetch_files),
         }
@@ -150,13 +150,14 @@ class RemoteSandbox(Sandbox):
         Raises:
             ConfigError: as `run`.
         """
+        checked = RunRequest("", timeout=timeout, memory_mb=memory_mb, files=files or {}, fetch_files=fetch_files)
         body = {
             "cells": list(cells),
-            "total_timeout": positive("timeout", timeout),
+            "total_timeout": timeout,
             "cell_timeout": 0 if cell_timeout is None else positive("cell_timeout", cell_timeout),
-            "memory_limit_MB": self.memory_limit(memory_mb),
-            "files": encode_files({check_name(name): data for name, data in (files or {}).items()}),
-            "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
+            "memory_limit_MB": self._memory_limit(memory_mb),
+            "files": encode_files(checked.files),
+            "fetch_files": list(fetch_files),
         }
         try:
             return await self._stateless("/run_jupyter", body, timeout, read_run_jupyter)
@@ -171,7 +172,7 @@ class RemoteSandbox(Sandbox):
                 "each program by itself (stateful: false)"
             )
         body = {
-            "memory_limit_MB": self.memory_limit(request.memory_mb),
+            "memory_limit_MB": self._memory_limit(request.memory_mb),
             "files": encode_files(request.files),
             "env": dict(request.env),
         }
@@ -254,7 +255,6 @@ class RemoteSandbox(Sandbox):
     async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
         """Return the sessions that a call makes; they are closed with the sandbox.
 
-
         When the caller is cancelled while the answer is on its way, the sessions would stay open on the server: so this
         waits for the answer a little, and closes them.
         """
@@ -283,16 +283,16 @@ class RemoteSandbox(Sandbox):
             self._open.discard(session)
             session.replica.sessions -= 1
 
-    def memory_limit(self, memory_mb: int | None) -> int:
-        """Return the limit as servers take it: MiB, or -1 for their own."""
-        asked = memory_mb if memory_mb is not None else self._memory_mb
-        return -1 if asked is None else int(positive("memory_mb", asked))
-
     # ------------------------------------------------------------------ inside
 
     async def _stateless(self, path: str, body: dict[str, Any], own: float, read: Callable[[Reply], T]) -> T:
         found, _ = await self.call(Request("POST", path, json_body(body), own), read)
         return found
+
+    def _memory_limit(self, memory_mb: int | None) -> int:
+        """Return the limit as servers take it: MiB, or -1 for their own."""
+        asked = memory_mb if memory_mb is not None else self._memory_mb
+        return -1 if asked is None else int(asked)
 
     async def _known_kind(self) -> ServerKind | None:
         """Return the better of the servers' kinds; None where they cannot be asked now."""
@@ -327,8 +327,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return files as they travel: in base64, by name."""
-    return {name: base64.b64encode(data).decode() for name, data in files.items()}
