@@ -104,7 +104,7 @@ class Gate:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._next()  # the slot came at the same moment; the next one gets it
+                self._next()  # the slot came at the same moment: the next request gets it
             else:
                 with contextlib.suppress(ValueError):  # `_next` may have dropped it already
                     self._queue.remove(turn)
@@ -113,6 +113,7 @@ class Gate:
             raise
 
     def _next(self) -> None:
+        """Give a slot to the first request that waits; it is free if none waits."""
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():  # one that was cancelled a moment ago is done

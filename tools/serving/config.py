@@ -38,13 +38,13 @@ class ServingConfig(Settings):
         max_concurrency: requests that run something at once, all workers together.
         max_queue: requests that wait for a slot, all workers together; more are asked to come back (429).
         queue_timeout: most seconds that a request waits for a slot; then 429.
-        max_connections: connections at once, per worker; more are closed at once.
+        max_connections: connections at once, per worker; further ones are closed immediately.
         body_limit_mb: MiB of one request's body; a longer one is refused (413).
         bodies_limit_mb: MiB of all bodies that are being received or worked on at once, per worker.
-        read_timeout: seconds in which a request's head, and then its body, must have come.
-        write_timeout: seconds in which a client must have taken its answer.
+        read_timeout: seconds in which a request's head must arrive, and then its body.
+        write_timeout: seconds in which a client must read its answer.
         keepalive_timeout: seconds that an idle connection is kept.
-        drain_timeout: seconds that running requests get to finish when the server stops.
+        drain_timeout: seconds that requests have to finish when the server stops.
         token: secret that clients must send as `Authorization: Bearer ...`; None: every client is let in.
         token_file: file that holds the token.
     """

@@ -33,7 +33,7 @@ from toolgym.tools.sandbox.protocol.messages import (
 )
 
 POD_NAME = os.environ.get("MY_POD_NAME")
-"""What answers give as `executor_pod_name`, from the variable that SandboxFusion reads."""
+"""The `executor_pod_name` of answers, from the variable that SandboxFusion reads."""
 
 _LIMITS = {
     ExecutionStatus.MEMORY_LIMIT: (-9, "asked for more memory than allowed"),
@@ -78,8 +78,8 @@ def run_code_response(
 ) -> RunCodeResponse:
     """Return the answer of `/run_code`.
 
-    Any command that failed as such: `SandboxError`; that ran too long or ended with another return code than 0:
-    `Failed`.
+    Its status is `SandboxError` where the sandbox failed, and `Failed` where a command ran too long or ended with
+    another return code than 0.
 
     Args:
         result: how the program ended.
@@ -229,7 +229,7 @@ def read_command(message: CommandRunResult) -> ExecutionResult:
         status = ExecutionStatus.KILLED
     elif status is None:
         status = ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR
-    if status in _LIMITS and code == _LIMITS[status][0]:  # stands for none in `command_result`
+    if status in _LIMITS and code == _LIMITS[status][0]:  # `command_result` gives it where there is none
         code = None
     return ExecutionResult(
         status=status,

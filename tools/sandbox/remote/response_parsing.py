@@ -1,4 +1,4 @@
-"""Results from servers' answers, whatever bytes they hold.
+"""Results from servers' answers, which may hold any bytes.
 
 Each reader takes a `Reply` and returns its result, or raises `GarbledError` (it makes no sense), `CallError` (the
 server failed) or `ConfigError` (the server says that the caller made a mistake).

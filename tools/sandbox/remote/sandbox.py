@@ -35,7 +35,7 @@ CLOSE_TIMEOUT = 15.0
 """Seconds for closing the sessions that are still open when the sandbox closes."""
 
 LAST_ANSWER = 1.0
-"""Seconds that the answer to a cancelled opening of a session is waited for; then its connection is closed."""
+"""Seconds to wait for the answer when opening a session was cancelled; then the connection is closed."""
 
 SPARE = 32
 """Connections beyond `max_connections`, for health checks and for closing sessions."""
@@ -50,11 +50,11 @@ class RemoteSandbox(Sandbox):
     uses `/run_code` and `/run_jupyter` alone, so there are no sessions: for SandboxFusion itself, and for gateways that
     let nothing else through.
 
-    Calls go to the server that has the least to do; a server that fails gets no calls for a growing time and comes back
-    when it answers a health check. What is safe to send again is sent again, see `Retries`. A run is: every run is a
-    clean start. A cell or program in a session is not, once it may have begun; then the result is `SANDBOX_ERROR` and
-    says that the outcome is unknown. A server's failure is `SANDBOX_ERROR`; what the program does is never that.
-    Cancelling a call closes its connection, at which our own server kills what it ran.
+    Calls go to the server that has the least to do. A server that fails gets no calls for a growing time, and gets some
+    again when it answers a health check. What is safe to send again is sent again, see `Retries`: a run is, because it
+    is a clean start. A cell or program in a session is not, once it may have begun; then the result is `SANDBOX_ERROR`
+    and says that the outcome is unknown. `SANDBOX_ERROR` is a server's failure, and never a program's. Cancelling a
+    call closes its connection; our own server then kills what it ran.
 
     May be used from several event loops, which have connections of their own (`leave` closes those of a loop that is
     about to end); a session belongs to the loop that opened it.
@@ -202,7 +202,7 @@ class RemoteSandbox(Sandbox):
             return
         left = tuple(self._open)
         if left:
-            self.caller()  # sessions of loops that have ended are closed from here
+            self.caller()  # it closes the sessions of event loops that have ended
         self._closed = True
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
@@ -231,9 +231,9 @@ class RemoteSandbox(Sandbox):
         *,
         for_session: bool = False,
     ) -> tuple[T, SandboxReplica]:
-        """Have a server answer, see `Caller.call`, when it is this call's turn."""
+        """Return what a server answers, see `Caller.call`, when it is this call's turn."""
         caller = self.caller()
-        async with self._gate.permit():  # gives back without a pause in which an answer could be lost to cancellation
+        async with self._gate.permit():  # `release` does not await, so no cancellation can lose an answer
             return await caller.call(request, read, at, for_session=for_session)
 
     def caller(self) -> Caller:
@@ -255,8 +255,8 @@ class RemoteSandbox(Sandbox):
     async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
         """Return the sessions that a call makes; they are closed with the sandbox.
 
-        When the caller is cancelled while the answer is on its way, the sessions would stay open on the server: so this
-        waits for the answer a little, and closes them.
+        If the caller is cancelled before the answer comes, this waits `LAST_ANSWER` seconds for it and closes the
+        sessions: they would stay open on the server.
         """
         call = asyncio.ensure_future(asking)
         try:
@@ -270,6 +270,7 @@ class RemoteSandbox(Sandbox):
         return [*sessions]
 
     async def _undo(self, call: asyncio.Task[tuple[Sequence[SessionInfo], SandboxReplica]]) -> None:
+        """Close the sessions that a call has made; cancel it if it does not end soon."""
         if not (await asyncio.wait({call}, timeout=LAST_ANSWER))[0]:
             call.cancel()
             await asyncio.wait({call})

@@ -53,7 +53,7 @@ DATASET_PATHS = {
     "/get_metrics": "POST",
     "/get_metrics_function": "POST",
 }
-"""SandboxFusion's online judge, which is not built here: it needs data sets."""
+"""Paths of SandboxFusion's online judge. This server answers 501 there: the judge needs data sets."""
 
 RAW = "application/octet-stream"
 
@@ -75,7 +75,7 @@ class SandboxApp(HttpApp):
     """The service over one sandbox.
 
     Args:
-        sandbox: runs programs; stays its maker's to close.
+        sandbox: runs programs; the caller closes it.
         config: settings.
         languages: languages that are offered.
         version: version of the library, for `/health` and `/openapi.json`.
@@ -118,7 +118,7 @@ class SandboxApp(HttpApp):
         self.add_routes(self._table())
 
     async def start(self) -> None:
-        """Begin to look after sessions, on the event loop that will serve."""
+        """Start to close idle sessions, on the event loop that will serve."""
         self._sessions.start()
 
     async def close(self) -> None:
@@ -238,7 +238,7 @@ class SandboxApp(HttpApp):
     # ------------------------------------------------------------------ handlers
 
     async def _create_session(self, call: Call) -> web.Response:
-        """Open a session here; where there is no room, in another worker."""
+        """Open a session here or, if there is no room here, in another worker."""
         try:
             return await self._api.create(call)
         except BusyError:
@@ -254,7 +254,7 @@ class SandboxApp(HttpApp):
             raise
 
     def _here(self, handler: Handler) -> Handler:
-        """Return what answers calls of this worker's sessions, and passes those of other workers' sessions on."""
+        """Return a handler that answers calls of this worker's sessions, and passes other calls on to their workers."""
         return partial(self._route_to_owner, handler)
 
     async def _route_to_owner(self, handler: Handler, call: Call) -> web.Response:
@@ -268,7 +268,7 @@ class SandboxApp(HttpApp):
             raise NoSessionError(name) from None
 
     def _owner(self, name: str) -> int | None:
-        """Return the other worker that a session's id names; None for this one and for ids that are none."""
+        """Return the other worker that a session's id names; None: this worker, or the id names none."""
         number = name[1:].partition("-")[0]
         if not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
             return None

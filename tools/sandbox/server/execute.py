@@ -25,10 +25,10 @@ from toolgym.tools.serving.routes import Call
 from toolgym.tools.serving.transport import MIB, answer
 
 GRACE = 60.0
-"""Seconds beyond a program's own time-out until the sandbox itself is given up on."""
+"""Seconds beyond a program's own time-out after which the server stops waiting for the sandbox."""
 
 FILE_DEADLINE = 60.0
-"""Seconds for reading or writing one file of a session, opening, forking or closing one."""
+"""Seconds for reading or writing one file of a session, and for opening, forking or closing a session."""
 
 NOT_FOUND = 127
 """The return code that shells give for a command that they do not find."""
@@ -39,6 +39,7 @@ _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.COMPILE_ERROR,
     ExecutionStatus.SANDBOX_ERROR,
 }
+"""How a program ends that the sandbox has killed, or another process."""
 
 Result = TypeVar("Result", ExecutionResult, CellResult)
 
@@ -46,13 +47,13 @@ _log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class Executor:
-    """Runs what requests ask for.
+    """Answers `/run_code` and `/run_jupyter`.
 
     Args:
-        sandbox: runs it.
+        sandbox: runs programs.
         config: limits.
-        languages: what can be asked for.
-        gate: gives places to run.
+        languages: languages that are offered.
+        gate: gives slots to run.
         metrics: counts.
     """
 
@@ -64,11 +65,8 @@ class Executor:
         gate: Gate,
         metrics: SandboxMetrics,
     ) -> None:
-        self._sandbox = sandbox
-        self._config = config
-        self._languages = languages
-        self._gate = gate
-        self._metrics = metrics
+        self._sandbox, self._config, self._languages = sandbox, config, languages
+        self._gate, self._metrics = gate, metrics
         self._files_limit = int(config.files_limit_mb * MIB)
 
     async def run_code(self, call: Call) -> web.Response:
@@ -99,7 +97,7 @@ class Executor:
                 self._metrics.queued(waited)
                 result = await _answered(self._sandbox.execute(request), patience, ExecutionResult)
             if compiled and result.compile is None and result.status in _STOPPED:
-                result = replace(result, compile=replace(result, files={}))  # it never got beyond the compiler
+                result = replace(result, compile=replace(result, files={}))  # the compiler was stopped
         self._metrics.ran("/run_code", result.status.value)
         kept, note = self._fitting(result.files)
         return answer(run_code_response(result, kept, note))
@@ -158,7 +156,7 @@ class Executor:
         return run_jupyter_response(cells, duration=duration, files=kept, timed_out=timed_out, message=note)
 
     async def _fetch(self, session: Session, names: Sequence[str]) -> tuple[dict[str, bytes], str]:
-        """Return those files that exist, and a note about those that exist and cannot be read."""
+        """Return the files that exist, and a note about files that cannot be read."""
         found: dict[str, bytes] = {}
         notes = []
         for name in names:
@@ -216,7 +214,7 @@ async def _answered(running: Awaitable[Result], patience: float, failed: Callabl
 
 
 async def close_session(session: Session) -> None:
-    """Close a session, whatever happens; a failure goes to the log."""
+    """Close a session. A failure goes to the log."""
     try:
         async with asyncio.timeout(FILE_DEADLINE):
             await session.close()

@@ -27,7 +27,7 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
 
 
 def offered_languages(config: ServerConfig, level: Level) -> frozenset[str]:
-    """Languages that requests can use: installed, possible at that isolation level, and not left out."""
+    """Return the languages that requests can use: installed, possible at that isolation level, and not left out."""
     able = {"python"}
     for name, language in LANGUAGES.items():
         if language.available and language.possible(level):
