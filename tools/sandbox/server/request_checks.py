@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from pydantic import BaseModel
@@ -34,21 +33,22 @@ def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
     Raises:
         InvalidRequestError: a value cannot be used.
     """
-    check_timeouts(asked, config, "run_timeout", "compile_timeout")
-    memory = _memory(asked.memory_limit_MB, config)
+    check_limits(asked, config, "run_timeout", "compile_timeout")
     files = _files(asked.files, config.limits)
-    with _fields_named():
+    try:
         return RunRequest(
             asked.code,
             language=asked.language,
             timeout=asked.run_timeout if asked.run_timeout > 0 else 1.0,
             compile_timeout=asked.compile_timeout if asked.compile_timeout > 0 else None,
-            memory_mb=memory,
+            memory_mb=asked.memory_limit_MB if asked.memory_limit_MB > 0 else None,
             stdin=asked.stdin or "",
             files=files,
             fetch_files=asked.fetch_files,
             env=asked.env,
         )
+    except OptionError as error:
+        raise problem(error.field, str(error)) from None
 
 
 def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: ServerConfig) -> SessionRequest:
@@ -57,35 +57,33 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
     Raises:
         InvalidRequestError: a value cannot be used.
     """
-    cells = asked if isinstance(asked, RunJupyterRequest) else None
-    if cells:
-        check_timeouts(cells, config, "total_timeout", "cell_timeout")
-    memory = _memory(asked.memory_limit_MB, config)
+    timeouts = ("total_timeout", "cell_timeout") if isinstance(asked, RunJupyterRequest) else ()
+    check_limits(asked, config, *timeouts)
     files = _files(asked.files, config.limits)
-    with _fields_named():
+    memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else None
+    try:
         if isinstance(asked, CreateSessionRequest):
             return SessionRequest(files=files, env=asked.env, memory_mb=memory)
         request = SessionRequest(files=files, memory_mb=memory, hint="\n".join(asked.cells))
         for at, name in enumerate(asked.fetch_files):
             check_name(name, absolute=True, field=("fetch_files", at))
         return request
+    except OptionError as error:
+        raise problem(error.field, str(error)) from None
 
 
-def check_timeouts(asked: BaseModel, config: ServerConfig, *fields: str) -> None:
-    """Raise InvalidRequestError where a field asks for more seconds than a request may ask for."""
-    for field in fields:
-        seconds = getattr(asked, field)
-        if seconds > config.max_timeout:
-            most = f"Input should be less than or equal to {config.max_timeout:g}"
-            raise problem((field,), most, "less_than_equal", seconds)
+def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None:
+    """Check the time-outs, which are fields of what a client asks for, and the memory, if that is one.
 
-
-def _memory(asked: int, config: ServerConfig) -> int | None:
-    """Return how many MiB a request asks for; None where it asks for none. Raises InvalidRequestError for too much."""
-    if asked > config.max_memory_mb:
-        most = f"Input should be less than or equal to {config.max_memory_mb}"
-        raise problem(("memory_limit_MB",), most, "less_than_equal", asked)
-    return asked if asked > 0 else None
+    Raises:
+        InvalidRequestError: it is more than a request may ask for.
+    """
+    limits = dict.fromkeys(timeouts, config.max_timeout) | {"memory_limit_MB": config.max_memory_mb}
+    for field, most in limits.items():
+        value = getattr(asked, field, 0)
+        if value > most:
+            shown = most if isinstance(most, int) else f"{most:g}"
+            raise problem((field,), f"Input should be less than or equal to {shown}", "less_than_equal", value)
 
 
 def _files(given: Mapping[str, str | None], limits: LimitsConfig) -> dict[str, bytes]:
@@ -120,12 +118,3 @@ def _files(given: Mapping[str, str | None], limits: LimitsConfig) -> dict[str, b
     if too_large is not None:
         raise problem(("files", too_large), f"A file should have at most {limits.file_mb} MiB", "too_long")
     return files
-
-
-@contextlib.contextmanager
-def _fields_named() -> Iterator[None]:
-    """Raise InvalidRequestError, which names the field of the body, where the block raises OptionError."""
-    try:
-        yield
-    except OptionError as error:
-        raise problem(error.field, str(error)) from None

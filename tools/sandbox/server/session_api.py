@@ -31,7 +31,7 @@ from toolgym.tools.sandbox.protocol.messages import (
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
-from toolgym.tools.sandbox.server.request_checks import check_timeouts, session_request
+from toolgym.tools.sandbox.server.request_checks import check_limits, session_request
 from toolgym.tools.sandbox.server.sessions import Entry, Sessions
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
@@ -136,7 +136,7 @@ class SessionApi:
     async def run_cell(self, call: Call) -> web.Response:
         """Run a cell."""
         request = parse(CellRequest, call.body)
-        check_timeouts(request, self._config, "timeout")
+        check_limits(request, self._config, "timeout")
         async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
             self._metrics.queued(waited)
             entry.cells += 1
@@ -151,7 +151,7 @@ class SessionApi:
     async def exec(self, call: Call) -> web.Response:
         """Run a program beside the interpreter."""
         request = parse(ExecRequest, call.body)
-        check_timeouts(request, self._config, "timeout")
+        check_limits(request, self._config, "timeout")
         async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
             self._metrics.queued(waited)
             try:

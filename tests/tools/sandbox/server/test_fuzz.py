@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from toolgym.tools.sandbox.protocol import messages
 from toolgym.tools.sandbox.server.config import load_config
-from toolgym.tools.sandbox.server.request_checks import check_timeouts, run_request, session_request
+from toolgym.tools.sandbox.server.request_checks import check_limits, run_request, session_request
 from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates and NUL among them
@@ -46,7 +46,7 @@ def test_bodies(model, body):
         elif isinstance(request, messages.RunJupyterRequest | messages.CreateSessionRequest):
             session_request(request, CONFIG)
         else:
-            check_timeouts(request, CONFIG, "timeout")
+            check_limits(request, CONFIG, "timeout")
     except InvalidRequestError as error:
         detail = json.loads(encode({"detail": error.problems}).decode("utf-8"))["detail"]
         assert detail
