@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 
 from toolgym.tools.base import BaseTool
-from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, missing_file, nearest
+from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, nearest
+from toolgym.tools.yaml_file import read_yaml
 
 
 class _Entry(pydantic.BaseModel):
@@ -48,7 +48,10 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
         UnknownNameError: the file, a module or a class does not exist; names the nearest one.
         ConfigError: the file is not valid YAML or not of the shape above; names the place.
     """
-    where, data = ("the mapping", source) if isinstance(source, Mapping) else _load(Path(source))
+    if isinstance(source, Mapping):
+        where, data = "the mapping", source
+    else:
+        where, data = str(source), read_yaml("tool file", Path(source))
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where}: at top: expected a mapping with the list 'tools', got {data!r}")
     try:
@@ -72,19 +75,6 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
     if double:
         raise ConfigError(f"{where}: two tools have the same name {double[0]!r}; names must be unique")
     return tools
-
-
-def _load(path: Path) -> tuple[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise missing_file("tool file", path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the tool file {str(path)!r}: {error}") from error
-    try:
-        return str(path), yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _import_class(dotted: str) -> type[BaseTool]:

@@ -64,6 +64,8 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     ("text", "said"),
     [
         ("tools: [", "not valid YAML"),
+        ("[" * 3000, "nested too deeply"),
+        ("tools: []\ntools: []", "tools: is given twice"),
         ("", "at top"),
         ("tools: {}", "at tools"),
         ("tools: [{config: {}}]", "at tools.0.class_name"),

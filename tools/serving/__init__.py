@@ -11,5 +11,5 @@
 | `peers` | one worker's calls of another |
 | `metrics`, `openapi` | the page for Prometheus, and the API's description, from the routes |
 
-Import from the modules. Nothing here knows what a server serves.
+Import from the modules. None of them depends on what a server serves.
 """

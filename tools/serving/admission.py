@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from types import TracebackType
+from collections.abc import AsyncIterator
 
 from toolgym.tools.errors import ConfigError, ToolgymError
 
@@ -67,9 +67,25 @@ class Gate:
         """Whether a further request would be refused."""
         return self._running >= self.slots and len(self._queue) >= self.max_queue
 
-    def slot(self) -> Slot:
-        """Return a slot, to be held with `async with`."""
-        return Slot(self)
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[float]:
+        """Hold a slot while the block lasts. Gives the seconds that it took to get it.
+
+        Raises:
+            BusyError: the queue is full, or no slot came free in time.
+        """
+        time = asyncio.get_running_loop().time
+        asked = time()
+        if self._running < self.slots and not self._queue:
+            self._running += 1
+        else:
+            await self._wait()
+        started = time()
+        try:
+            yield started - asked
+        finally:
+            self._mean += 0.1 * (time() - started - self._mean)
+            self._next()
 
     def busy(self, reason: str = "") -> BusyError:
         """Return the refusal, with an estimate of when the queue will be empty."""
@@ -77,15 +93,8 @@ class Gate:
         reason = reason or f"{self._running} running and {len(self._queue)} waiting: no more are taken"
         return BusyError(reason, min(max(1, seconds), MAX_RETRY_AFTER))
 
-    async def enter(self) -> None:
-        """Take a slot, or wait for one.
-
-        Raises:
-            BusyError: the queue is full, or no slot came free in time.
-        """
-        if self._running < self.slots and not self._queue:
-            self._running += 1
-            return
+    async def _wait(self) -> None:
+        """Wait until another request gives its slot to this one."""
         if len(self._queue) >= self.max_queue:
             raise self.busy()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,7 +104,7 @@ class Gate:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._next()  # the slot came at the same moment; the next one gets it
+                self._next()  # the slot came at the same moment: the next request gets it
             else:
                 with contextlib.suppress(ValueError):  # `_next` may have dropped it already
                     self._queue.remove(turn)
@@ -103,37 +112,11 @@ class Gate:
                 raise self.busy(f"no slot came free within {self.queue_timeout:g} s") from None
             raise
 
-    def leave(self, seconds: float) -> None:
-        """Give the slot back after so many seconds."""
-        self._mean += 0.1 * (seconds - self._mean)
-        self._next()
-
     def _next(self) -> None:
+        """Give a slot to the first request that waits; it is free if none waits."""
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():  # one that was cancelled a moment ago is done
-                turn.set_result(None)  # the slot passes from hand to hand
+                turn.set_result(None)  # the slot is now that request's
                 return
         self._running -= 1
-
-
-class Slot:
-    """A slot of a `Gate` while its `async with` lasts. `waited` is how many seconds it took to get."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._since = 0.0
-        self.waited = 0.0
-
-    async def __aenter__(self) -> Slot:
-        time = asyncio.get_running_loop().time
-        before = time()
-        await self._gate.enter()
-        self._since = time()
-        self.waited = self._since - before
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._gate.leave(asyncio.get_running_loop().time() - self._since)

@@ -1,7 +1,7 @@
 """A service: finds the route of each request, admits it, answers it, and turns errors into answers.
 
-Built on aiohttp's low-level server rather than on its applications: a server has a dozen paths, and a request must cost
-less than what it runs.
+It uses aiohttp's low-level server instead of its applications: a server has a dozen paths, and handling a request must
+cost less than what the request runs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _log = logging.getLogger("toolgym.tools.serving")
 
 
 class HttpApp:
-    """A service in one worker. Its maker calls `start`, serves `listener()`, then calls `drain` and `close`.
+    """A service in one worker. The caller calls `start`, serves `listener()`, then calls `drain` and `close`.
 
     Args:
         config: settings.
         gate: which requests run and which wait.
-        metrics: counts. `gauges` gives those that every service has.
+        metrics: counts; the service adds the gauges that every service has.
         peers: the other workers.
         worker: number of this worker.
 
@@ -55,7 +55,7 @@ class HttpApp:
         metrics.gauge("queue_length", "Requests that wait for a slot.", lambda: gate.waiting)
 
     def add_routes(self, routes: Sequence[Route]) -> None:
-        """Answer these paths, and those of the metrics."""
+        """Answer requests for these paths, and for those of the metrics."""
         own = [
             Route(
                 "/metrics",
@@ -88,10 +88,10 @@ class HttpApp:
             await self._quiet.wait()
 
     async def start(self) -> None:
-        """Begin background work, on the event loop that will serve."""
+        """Start background work, on the event loop that will serve."""
 
     def drain(self) -> None:
-        """Take no more requests; those that are here are answered."""
+        """Refuse further requests; those that came before are answered."""
         self._draining = True
 
     async def close(self) -> None:
@@ -103,16 +103,9 @@ class HttpApp:
         """Return an HTTP server for a socket.
 
         Args:
-            internal: for the other workers rather than for clients.
+            internal: whether it is for the other workers, and not for clients.
         """
-        listener: Listener
-
-        async def handler(request: web.BaseRequest) -> web.StreamResponse:
-            listener.head_arrived(request.protocol)
-            return await self._handle(request, internal)
-
-        listener = Listener(handler, self._config)
-        return listener
+        return Listener(self._handle, self._config, internal=internal)
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -121,11 +114,13 @@ class HttpApp:
         return None
 
     async def undelivered(self, request: web.BaseRequest, response: web.Response) -> None:
-        """Undo what a client will never hear of: it went away before it got this answer."""
+        """Undo what a request made: its client disconnected before it got this answer."""
 
     # ------------------------------------------------------------------ every request
 
-    async def _handle(self, request: web.BaseRequest, internal: bool) -> web.StreamResponse:
+    async def _handle(self, listener: Listener, request: web.BaseRequest) -> web.StreamResponse:
+        listener.head_arrived(request.protocol)
+        internal = listener.internal
         loop = asyncio.get_running_loop()
         started = loop.time()
         route = UNKNOWN

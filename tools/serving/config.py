@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
-import yaml
 from pydantic import Field
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_file, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.yaml_file import read_yaml
 
 
 class Settings(pydantic.BaseModel):
@@ -38,13 +38,13 @@ class ServingConfig(Settings):
         max_concurrency: requests that run something at once, all workers together.
         max_queue: requests that wait for a slot, all workers together; more are asked to come back (429).
         queue_timeout: most seconds that a request waits for a slot; then 429.
-        max_connections: connections at once, per worker; more are closed at once.
+        max_connections: connections at once, per worker; further ones are closed immediately.
         body_limit_mb: MiB of one request's body; a longer one is refused (413).
         bodies_limit_mb: MiB of all bodies that are being received or worked on at once, per worker.
-        read_timeout: seconds in which a request's head, and then its body, must have come.
-        write_timeout: seconds in which a client must have taken its answer.
+        read_timeout: seconds in which a request's head must arrive, and then its body.
+        write_timeout: seconds in which a client must read its answer.
         keepalive_timeout: seconds that an idle connection is kept.
-        drain_timeout: seconds that running requests get to finish when the server stops.
+        drain_timeout: seconds that requests have to finish when the server stops.
         token: secret that clients must send as `Authorization: Bearer ...`; None: every client is let in.
         token_file: file that holds the token.
     """
@@ -136,36 +136,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a setting that is given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the base class."""
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice}: is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise missing_file("configuration file", path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration file {str(path)!r}: {error}") from None
-    try:
-        values = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not valid YAML: nested too deeply") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
+    values = read_yaml("configuration file", path)
+    if not isinstance(values, dict | None):
         raise ConfigError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
-    return {str(name): value for name, value in values.items()}
+    return {str(name): value for name, value in (values or {}).items()}
 
 
 def _problem(

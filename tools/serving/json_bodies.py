@@ -19,17 +19,17 @@ MAX_ECHO = 200
 """Characters of a bad value that are sent back."""
 
 MAX_DEPTH = 50
-"""Levels of a value that are sent, where it is nested so deep that it cannot be sent as it is."""
+"""Levels that are sent of a value that is nested too deeply to be sent whole."""
 
 Problem = dict[str, Any]
 """One entry of a 422 answer, in FastAPI's shape: `type`, `loc`, `msg`, and `input` where it is short."""
 
 
 class InvalidRequestError(ToolgymError):
-    """A request that is to be answered with 422.
+    """A request has an error, and is answered with 422.
 
     Args:
-        problems: what is wrong with it, at least one.
+        problems: what is wrong with it; at least one.
     """
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -40,7 +40,7 @@ class InvalidRequestError(ToolgymError):
 def problem(
     loc: Sequence[str | int], message: str, kind: str = "value_error", value: Any = None
 ) -> InvalidRequestError:
-    """A request with one problem, at `loc` below the body."""
+    """Return the error for a request with one problem, at `loc` below the body."""
     found: Problem = {"type": kind, "loc": ["body", *loc], "msg": message}
     return InvalidRequestError([found | _echo(value)])
 
@@ -49,7 +49,7 @@ RequestType = TypeVar("RequestType", bound=BaseModel)
 
 
 def parse(model: type[RequestType], body: bytes) -> RequestType:
-    """Read a request.
+    """Return the request that a body holds.
 
     Raises:
         InvalidRequestError: the body is not JSON, or not of the model's shape.
@@ -84,7 +84,7 @@ def parse(model: type[RequestType], body: bytes) -> RequestType:
 
 
 _FASTAPI = {"model_type": "model_attributes_type"}
-"""Kinds of problems that FastAPI, which lets pydantic read attributes too, calls otherwise."""
+"""FastAPI's names for kinds of problems. They differ where it lets pydantic read attributes too."""
 
 
 def _problems(details: Sequence[Any]) -> list[Problem]:
@@ -96,7 +96,7 @@ def _problems(details: Sequence[Any]) -> list[Problem]:
 
 
 def _echo(value: Any) -> dict[str, Any]:
-    """The bad value, where it is short. (FastAPI sends all of it back, be it megabytes.)"""
+    """Return the bad value, if it is short. (FastAPI sends it back whole, even megabytes.)"""
     if isinstance(value, str):
         return {"input": value} if len(value) <= MAX_ECHO else {}
     if isinstance(value, int) and value.bit_length() > 64:  # too long to be read as a number everywhere
@@ -107,20 +107,20 @@ def _echo(value: Any) -> dict[str, Any]:
 
 
 def encode(message: BaseModel | Mapping[str, Any]) -> bytes:
-    """An answer as UTF-8 JSON.
+    """Return an answer as UTF-8 JSON.
 
-    What JSON in UTF-8 cannot hold is mended: lone surrogates become U+FFFD, numbers that are not finite null.
+    Values that it cannot hold are replaced: lone surrogates by U+FFFD, numbers that are not finite by null.
     """
     try:
         if isinstance(message, BaseModel):
             return message.__pydantic_serializer__.to_json(message)
         return json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):  # a text that cannot be encoded, and pydantic's serialization error, are too
+    except (ValueError, RecursionError):  # among them: text that cannot be encoded, pydantic's own error
         return json.dumps(_mended(message, MAX_DEPTH), ensure_ascii=False).encode()
 
 
 def _mended(value: Any, depth: int) -> Any:
-    """The same value in what JSON and UTF-8 can hold."""
+    """Return the value, with everything replaced that JSON in UTF-8 cannot hold."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, bool | int | None):

@@ -1,7 +1,7 @@
 """Counts and times of one worker, and the page for Prometheus with those of all workers.
 
-Each worker has a registry of its own; the page holds every sample once, with the number of its worker as a label, and
-is the same whichever worker is asked. (`prometheus_client`'s multi-process mode needs files that outlive a worker, and
+Each worker has a registry of its own. The page holds every sample once, with the number of its worker as a label, and
+every worker gives the same page. (`prometheus_client`'s multi-process mode needs files that outlive a worker, and
 loses the label.)
 """
 
@@ -53,7 +53,7 @@ class Metrics:
         )
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a figure that is asked when the page is."""
+        """Add a figure that is computed for each page."""
         Gauge(f"{self._prefix}_{name}", text, registry=self.registry).set_function(value)
 
     def answered(self, endpoint: str, code: int, seconds: float) -> None:
@@ -66,7 +66,7 @@ class Metrics:
         self._queue.observe(seconds)
 
     def disconnected(self) -> None:
-        """Count a client that went away before its answer."""
+        """Count a client that disconnected before its answer."""
         self._disconnects.inc()
 
     def snapshot(self) -> list[list[Any]]:
@@ -92,7 +92,7 @@ def render(snapshots: Sequence[tuple[int, list[list[Any]]]]) -> bytes:
 
 
 class _Snapshots(Collector):
-    """The families of several registries as one."""
+    """Gives the families of several registries as those of one."""
 
     def __init__(self, snapshots: Sequence[tuple[int, list[list[Any]]]]) -> None:
         self._snapshots = snapshots

@@ -1,7 +1,7 @@
 """The other workers of the same server, each on a UNIX socket.
 
-What lives in one worker, such as a session, is asked for over connections that may reach any worker. So a worker passes
-such calls on to their owner, over a socket that only this server's user can reach.
+All workers share a port, so a call can reach any of them, while a session lives in one. A worker passes a call of
+another worker's session on to that worker, over a socket that only this server's user can reach.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PASSED_ON = ("Authorization", "Content-Type")
 PASSED_BACK = ("Content-Type", "Location", "Retry-After")
 
 WORKER_METRICS = "/worker/metrics"
-"""Where a worker gives its figures to the others."""
+"""Path under which a worker gives its figures to the others."""
 
 METRICS_TIMEOUT = 2.0
 """Seconds to wait for another worker's figures."""
 
 
 class PeerGoneError(ToolgymError):
-    """That worker does not exist, or not any more; what it held is lost."""
+    """The worker does not exist (any more), and what it held is lost."""
 
 
 def socket_path(folder: Path, worker: int) -> Path:
-    """Where a worker listens for the others."""
+    """Return the path of the socket on which a worker listens for the others."""
     return folder / f"w{worker}.sock"
 
 
@@ -57,7 +57,7 @@ class Peers:
         return list(self._clients)
 
     async def forward(self, worker: int, request: web.BaseRequest, body: bytes) -> web.Response:
-        """Have another worker answer a request.
+        """Return another worker's answer to a request.
 
         Raises:
             PeerGoneError: it does not exist.
@@ -65,7 +65,7 @@ class Peers:
         return await self.ask(worker, request.method, request.raw_path, request, body)
 
     async def ask(self, worker: int, method: str, path: str, request: web.BaseRequest, body: bytes) -> web.Response:
-        """Have another worker answer a request of this worker's own.
+        """Return another worker's answer to a request that this worker makes.
 
         Args:
             worker: its number.
@@ -94,7 +94,7 @@ class Peers:
             raise PeerGoneError(f"worker {worker} is gone: {type(error).__name__}") from None
 
     async def metrics(self) -> list[tuple[int, list[Any]]]:
-        """Return the figures of those others that answer soon."""
+        """Return the figures of the workers that answer within `METRICS_TIMEOUT`, each with its number."""
         found = await asyncio.gather(*(self._figures(worker) for worker in self._clients))
         return [(worker, figures) for worker, figures in zip(self._clients, found, strict=True) if figures is not None]
 

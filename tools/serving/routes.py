@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 
 class Call(NamedTuple):
-    """One request on its way.
+    """One request, as its handler gets it.
 
     Attributes:
         request: the request.
         body: its body.
-        params: the parts of its path that stand for the route's placeholders, percent-encoded.
+        params: the values of the route's placeholders in its path, percent-encoded.
         internal: whether it came from another worker.
     """
 
@@ -56,7 +56,7 @@ class Route(NamedTuple):
         path: the path. A placeholder `{name}` stands for what is between two slashes, `{name:path}` for all the rest.
         operations: by method.
         public: whether it is answered without a token.
-        runs: whether it needs a slot to run something, so that a full server can refuse before it reads the body.
+        runs: whether it needs a slot to run something; a full server refuses it before it reads the body.
         while_draining: whether it is still answered while the server is being stopped.
     """
 

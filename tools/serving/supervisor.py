@@ -1,4 +1,4 @@
-"""A server as a whole: worker processes that share a port, watched over and stopped together."""
+"""A whole server: worker processes that share a port. A supervisor replaces those that end, and stops them all."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def supervise(
     Args:
         config: settings.
         module: module that is run as a worker process and calls `run_worker`.
-        name: what the server is called in its announcement.
-        announce: called once, when all workers serve, with the name, the address and the workers' own words.
+        name: name of the server, for its announcement.
+        announce: called once, when all workers serve, with the name, the address, and what a worker says of itself.
         hidden_variables: environment variables that the workers do not get.
 
     Raises:
@@ -57,7 +57,7 @@ async def supervise(
         ServerStartError: the workers cannot start.
     """
     family, address = resolve(config)
-    reserved = listening_socket(family, address)  # never listens; it keeps the port while workers come and go
+    reserved = listening_socket(family, address)  # it never listens; it keeps the port while workers are replaced
     # Not where TMPDIR says: a UNIX socket's path has at most 107 bytes.
     folder = tempfile.mkdtemp(prefix="toolgym-serve-", dir="/tmp") if config.workers > 1 else ""
     try:
@@ -88,7 +88,7 @@ def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host: {config.host!r} is no address of this machine: {error}") from None
     family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-    # A port that is shared can be bound twice: whether another server has it shows only without sharing.
+    # The workers share the port, so they could share it with another server too. This socket shares it with none.
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -99,7 +99,7 @@ def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
 
 
 class _Supervisor:
-    """The parent's view of its workers."""
+    """Keeps the workers running, in the parent process."""
 
     def __init__(
         self,
@@ -111,13 +111,8 @@ class _Supervisor:
         address: tuple[Any, ...],
         hidden_variables: Collection[str],
     ) -> None:
-        self._config = config
-        self._module = module
-        self._name = name
-        self._hidden_variables = hidden_variables
-        self._folder = folder
-        self._family = family
-        self._address = address
+        self._config, self._module, self._name, self._hidden_variables = config, module, name, hidden_variables
+        self._folder, self._family, self._address = folder, family, address
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ready: set[int] = set()
         self._all_ready = asyncio.Event()
@@ -172,7 +167,7 @@ class _Supervisor:
             _log.error("worker %d cannot start (%s); trying again", number, why)
 
     async def _run_once(self, number: int) -> tuple[bool, str]:
-        """Start a worker and follow it to its end. Returns whether it was ever ready, and how it ended."""
+        """Run a worker until it ends. Returns whether it was ever ready, and why it ended."""
         setup = {
             "config": _plain(self._config),
             "worker": number,
@@ -236,13 +231,14 @@ class _Supervisor:
 
 
 async def _all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait until all tasks are done, or one has failed; raises its error."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()
 
 
 async def _end(process: asyncio.subprocess.Process) -> int:
-    """Make sure that a process is gone and return its exit status. One that closed its output gets a moment to exit."""
+    """Return a process's exit status once it has ended. After `CANCEL_GRACE` seconds it is killed."""
     try:
         async with asyncio.timeout(CANCEL_GRACE):
             return await process.wait()

@@ -1,8 +1,9 @@
-"""HTTP with deadlines: a client that sends or reads slowly, or sends too much, holds nothing."""
+"""HTTP with deadlines and limits: a client that is slow, or sends too much, cannot keep resources."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import encode
 
 LINGER = 2.0
-"""Seconds that the rest of a refused body is read, so that the client comes to read the answer."""
+"""Seconds that the rest of a refused body is read: a client may read the answer only after it has sent the body."""
 
 MIB = 1024 * 1024
 
@@ -29,8 +30,8 @@ _log = logging.getLogger("toolgym.tools.serving.http")
 def _is_ours(record: logging.LogRecord) -> bool:
     """Whether a line of the log is about this server.
 
-    Clients that go away, and those that send something else than HTTP, are answered or forgotten; they must not fill
-    the log. Nor must what aiohttp raises when it cuts connections at the end of a drain.
+    Clients that disconnect or send something else than HTTP must not fill the log. Neither must the errors that aiohttp
+    raises when it cuts connections at the end of a drain.
     """
     error = record.exc_info[1] if record.exc_info else None
     expected = ConnectionError | web.RequestPayloadError | aiohttp.http.HttpProcessingError | asyncio.InvalidStateError
@@ -41,13 +42,13 @@ _log.addFilter(_is_ours)
 
 
 class RefusedError(ToolgymError):
-    """A request that is answered with an error.
+    """A request is answered with an error.
 
     Args:
         status: HTTP status.
         detail: the answer's `detail`.
         headers: further headers.
-        reason: a word by which clients recognise it, as the answer's `reason`.
+        reason: the answer's `reason`, a word by which clients recognise the error.
     """
 
     def __init__(
@@ -69,38 +70,44 @@ class Listener(web.Server):
     """An HTTP server that closes connections which send no request in time.
 
     Args:
-        handler: answers one request. It is cancelled when the client goes away.
+        handler: answers one request of this listener. It is cancelled when the client goes away.
         config: deadlines and limits.
+        internal: whether the other workers send the requests, and not clients.
     """
 
     def __init__(
-        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], config: ServingConfig
+        self,
+        handler: Callable[[Listener, web.BaseRequest], Awaitable[web.StreamResponse]],
+        config: ServingConfig,
+        *,
+        internal: bool,
     ) -> None:
         super().__init__(
-            handler,
+            functools.partial(handler, self),
             handler_cancellation=True,
             access_log=None,
             logger=_log,
             keepalive_timeout=config.keepalive_timeout,
             lingering_time=LINGER,
         )
+        self.internal = internal
         self._max_connections = config.max_connections
         self._head_timeout = config.read_timeout
         self._expected: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Take a new connection, if there is room, and give it a while to send a request's head."""
+        """Take a new connection, if there is room, and start the timer of its first head."""
         super().connection_made(handler, transport)
         if len(self._connections) > self._max_connections:
             transport.abort()
             return
-        # Writing waits until the client has taken everything: a deadline on it means nothing otherwise.
+        # Writing then waits until the client has read everything, and so the deadline for writing holds for the client.
         transport.set_write_buffer_limits(0)
         loop = asyncio.get_running_loop()
         self._expected[handler] = loop.call_later(self._head_timeout, transport.abort)
 
     def connection_lost(self, handler: RequestHandler, error: BaseException | None = None) -> None:
-        """Forget a connection."""
+        """Stop the timer of a connection that has ended."""
         self.head_arrived(handler)
         super().connection_lost(handler, error)
 
@@ -125,10 +132,10 @@ class Bodies:
         self._held = 0
 
     async def receive(self, request: web.BaseRequest) -> bytes:
-        """Read a request's body. It counts as held until `release`.
+        """Return a request's body. It counts as held until `release`.
 
         Raises:
-            RefusedError: it is too long (413), too slow (408) or garbled (400).
+            RefusedError: it is too long (413), comes too slowly (408) or breaks HTTP (400).
             BusyError: there is no memory for it now.
         """
         length = request.content_length
@@ -162,7 +169,7 @@ class Bodies:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def release(self, body: bytes) -> None:
-        """Stop counting a body: it is no longer needed."""
+        """Count a body as held no longer."""
         self._held -= len(body)
 
     def _too_long(self) -> RefusedError:
@@ -196,7 +203,7 @@ class Token:
         self._expected = f"Bearer {secret}".encode() if secret is not None else None
 
     def check(self, request: web.BaseRequest) -> None:
-        """Raise RefusedError (401) for a client without it. A nearly right one takes as long as a wrong one."""
+        """Raise RefusedError (401) for a client without it. The time that it takes does not tell how much was right."""
         if self._expected is None:
             return
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
 """One worker process of a server.
 
-Started by `supervise`, which writes one line of settings to its standard input and keeps that open: when it closes, the
-parent is gone and the worker ends too. On standard output the worker writes one JSON line each: that it is ready or why
-it cannot be, and a heartbeat every second.
+`supervise` starts it, writes one line of settings to its standard input, and keeps that open. When it closes, the
+parent has ended, and the worker ends too. The worker writes JSON lines to its standard output: that it is ready, or why
+it cannot start, and a heartbeat every second.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ACCEPTED = 8
 """Connections that the event loop accepts in one turn."""
 
 IN_TRANSIT = 4 * ACCEPTED
-"""Connections beyond the most that are open for a moment: the loop makes, refuses and closes each in a turn of its own,
-and accepts further ones in all of these turns."""
+"""Connections beyond `max_connections` that can be open for a moment: the event loop makes, refuses and closes each in
+three turns, and accepts further ones in each turn."""
 
 OWN_FILES = 64
-"""Descriptors that a worker needs beside those of connections and of what runs."""
+"""Descriptors that a worker needs in addition to those of connections and of what runs."""
 
 HEARTBEAT = 1.0
 """Seconds between two heartbeats."""
@@ -49,7 +49,7 @@ START_DEADLINE = 120.0
 """Seconds for a service to start."""
 
 CANCEL_GRACE = 5.0
-"""Seconds for what runs to be killed after the drain."""
+"""Seconds after the drain in which what still runs is killed."""
 
 CUT = 0.05
 """Seconds between two steps of cutting a connection."""
@@ -85,24 +85,20 @@ class Worker(Generic[C]):
         family: int,
         address: tuple[Any, ...],
     ) -> None:
-        self._open_app = open_app
-        self._config = config
-        self._number = number
-        self._folder = folder
-        self._family = family
-        self._address = address
+        self._open_app, self._config, self._number = open_app, config, number
+        self._folder, self._family, self._address = folder, family, address
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._orphaned = False
 
     def stop(self) -> None:
-        """Stop: the first time after what runs has finished, the second time at once."""
+        """Stop: at the first call when what runs has finished, at the second call at once."""
         if self._stop.is_set():
             self._force.set()
         self._stop.set()
 
     def abandon(self) -> None:
-        """Stop at once: the parent is gone."""
+        """Stop at once: the parent has ended."""
         self._orphaned = True
         self._force.set()
         self._stop.set()
@@ -127,7 +123,7 @@ class Worker(Generic[C]):
             await asyncio.gather(heartbeat, return_exceptions=True)
 
     async def _serve(self, app: HttpApp, about: str) -> None:
-        # After the drain nothing is waited for: aiohttp cuts the connections, which cancels what runs.
+        # After the drain aiohttp does not wait: it cuts the connections, which cancels what runs.
         public = web.ServerRunner(app.listener(), shutdown_timeout=CUT, handle_signals=False)
         internal = web.ServerRunner(app.listener(internal=True), shutdown_timeout=CUT, handle_signals=False)
         try:
@@ -158,7 +154,7 @@ class Worker(Generic[C]):
                     await app.quiet()
 
     def _tidy(self, folder: Path) -> None:
-        """Remove the socket. The parent removes the folder; where it is gone, the last worker does."""
+        """Remove the socket. The parent removes the folder; if it has ended, the last worker does."""
         with contextlib.suppress(OSError):
             socket_path(folder, self._number).unlink(missing_ok=True)
             if self._orphaned:
@@ -181,7 +177,7 @@ class Worker(Generic[C]):
 
 
 def listening_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
-    """Return a socket at an address that other workers have too: the kernel shares connections out."""
+    """Return a socket at an address that other workers have too; the kernel gives each connection to one of them."""
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -200,7 +196,7 @@ def tell_parent(message: dict[str, Any]) -> None:
 
 
 def allow_many_files() -> None:
-    """Raise this process's limit of descriptors as far as it may: each connection and what it runs need some."""
+    """Raise this process's limit of descriptors as far as allowed: each connection and what it runs need some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -243,7 +239,7 @@ def run_worker(model: type[C], open_app: OpenApp[C]) -> None:
         model: the settings' class.
         open_app: opens the service.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops all workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops all workers
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     setup = json.loads(sys.stdin.buffer.readline())
     os.set_blocking(1, False)

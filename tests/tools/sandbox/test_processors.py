@@ -93,6 +93,23 @@ async def test_another_template_is_started_only_when_there_is_much_to_do():
         assert len(sandbox.template_ids) == 3
 
 
+async def test_an_unlimited_sandbox_lets_nothing_wait():
+    many = 4 * processors.available() + 1  # one more than runs at once by default
+    async with (
+        LocalSandbox(preload=(), templates=1, max_running="unlimited") as sandbox,
+        await sandbox.session() as session,
+        asyncio.timeout(60),
+    ):
+        sleeping = [asyncio.create_task(sandbox.run("import time; time.sleep(100)", timeout=200)) for _ in range(many)]
+        await asyncio.sleep(0.1)
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+        assert (await session.run_cell("6 * 7")).result == "42"
+        assert not any(task.done() for task in sleeping)
+        for task in sleeping:
+            task.cancel()
+        await asyncio.gather(*sleeping, return_exceptions=True)
+
+
 async def test_sessions_are_spread_over_the_templates():
     async with LocalSandbox(preload=(), templates=2) as sandbox, contextlib.AsyncExitStack() as stack:
         few = [await stack.enter_async_context(await sandbox.session()) for _ in range(CROWDED * SESSIONS_EACH)]

@@ -33,7 +33,7 @@ from toolgym.tools.sandbox.protocol.messages import (
 )
 
 POD_NAME = os.environ.get("MY_POD_NAME")
-"""What answers give as `executor_pod_name`, from the variable that SandboxFusion reads."""
+"""The `executor_pod_name` of answers, from the variable that SandboxFusion reads."""
 
 _LIMITS = {
     ExecutionStatus.MEMORY_LIMIT: (-9, "asked for more memory than allowed"),
@@ -78,8 +78,8 @@ def run_code_response(
 ) -> RunCodeResponse:
     """Return the answer of `/run_code`.
 
-    Any command that failed as such: `SandboxError`; that ran too long or ended with another return code than 0:
-    `Failed`.
+    Its status is `SandboxError` where the sandbox failed, and `Failed` where a command ran too long or ended with
+    another return code than 0.
 
     Args:
         result: how the program ended.
@@ -210,6 +210,14 @@ def exec_response(result: ExecutionResult) -> ExecResponse:
 # --------------------------------------------------------------------------------------------------- message to result
 
 
+def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files of an answer, as bytes by name. Raises SandboxError where one is not base64."""
+    try:
+        return {name: base64.b64decode(content) for name, content in files.items()}
+    except ValueError as error:
+        raise SandboxError(f"the answer's files are not base64: {error}") from None
+
+
 def read_command(message: CommandRunResult) -> ExecutionResult:
     """Return the result in a command's part of an answer; without `reason`, SandboxFusion's `status` decides."""
     status, code = message.reason, message.return_code
@@ -221,7 +229,7 @@ def read_command(message: CommandRunResult) -> ExecutionResult:
         status = ExecutionStatus.KILLED
     elif status is None:
         status = ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR
-    if status in _LIMITS and code == _LIMITS[status][0]:  # stands for none in `command_result`
+    if status in _LIMITS and code == _LIMITS[status][0]:  # `command_result` gives it where there is none
         code = None
     return ExecutionResult(
         status=status,
@@ -245,10 +253,7 @@ def read_run_code(message: RunCodeResponse) -> ExecutionResult:
     compiled = read_command(message.compile_result) if message.compile_result is not None else None
     if message.status is RunStatus.SANDBOX_ERROR:
         return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=message.message, compile=compiled)
-    try:
-        files = {name: base64.b64decode(content) for name, content in message.files.items()}
-    except ValueError as error:
-        raise SandboxError(f"the answer's files are not base64: {error}") from None
+    files = decode_files(message.files)
     if message.run_result is not None:
         ran = read_command(message.run_result)
     elif compiled is not None:

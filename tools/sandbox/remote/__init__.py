@@ -4,7 +4,7 @@
 | --- | --- |
 | `kinds` | whether a server is ours or SandboxFusion's |
 | `caller` | calls of servers of both kinds, on the HTTP client of `toolgym.tools.http` |
-| `response_parsing` | results from servers' answers, whatever bytes they hold |
+| `response_parsing` | results from servers' answers, which may hold any bytes |
 | `sandbox`, `session` | the `Sandbox` and `Session` that callers see |
 """
 

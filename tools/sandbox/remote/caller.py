@@ -46,7 +46,7 @@ class Caller:
         self._client = HttpClient(self.replicas, retries, session, health_path=HEALTH, prepare=self._kind)
 
     async def close(self) -> None:
-        """Break off what is under way, and close all connections."""
+        """Cancel the calls that are under way, and close all connections."""
         questions = [one.question for one in self.replicas if one.question is not None]
         for task in questions:
             task.cancel()
@@ -62,15 +62,15 @@ class Caller:
         attempts: int | None = None,
         for_session: bool = False,
     ) -> tuple[T, SandboxReplica]:
-        """Have a server answer, see `HttpClient.call`.
+        """Return what a server answers, and the server, see `HttpClient.call`.
 
         Args:
             request: what to send.
-            read: what the answer says.
+            read: makes the result from the answer.
             at: the only server that will do; None: any.
             attempts: instead of the retries'.
-            for_session: whether it opens a session: only our own servers have some, and since a session stays, the
-                server with the fewest gets it.
+            for_session: whether it opens a session. It goes to the server of ours with the fewest sessions, because a
+                session stays where it is opened.
 
         Raises:
             CallError: no server answered properly, or the time is up.
@@ -91,7 +91,7 @@ class Caller:
 
         Raises:
             CallError: it cannot be asked now.
-            ConfigError: it is no sandbox server, or does not let us in.
+            ConfigError: it is no sandbox server, or refuses the token.
         """
         try:
             async with asyncio.timeout(self._retries.connect_timeout * 2):
@@ -108,7 +108,7 @@ class Caller:
         return able
 
     async def _kind(self, replica: SandboxReplica) -> ServerKind:
-        """As `kind`; calls that want to know at the same time share one question."""
+        """As `kind`. Calls that need it at the same time share one request."""
         if replica.kind is None:
             if replica.question is None or replica.question.done():
                 replica.question = asyncio.create_task(self._ask_kind(replica))
@@ -124,7 +124,7 @@ class Caller:
         try:
             reply = await self._client.exchange(replica, Request("GET", DESCRIPTION), self._retries.connect_timeout)
         except AttemptError as error:
-            if error.sent:  # the call itself was not sent
+            if error.sent:  # the call that waits for this was not sent
                 raise AttemptError(str(error), sent=False, after=error.after) from None
             raise
         if reply.status >= 500:
@@ -139,6 +139,6 @@ def _fewest_sessions(replica: SandboxReplica) -> tuple[int, int]:
 
 
 def _retrieve(task: asyncio.Task[ServerKind]) -> None:
-    """Retrieve a question's exception, so that asyncio does not log it where all callers were cancelled."""
+    """Retrieve the exception, so that asyncio does not log it if all callers were cancelled."""
     if not task.cancelled():
         task.exception()

@@ -12,7 +12,7 @@ DESCRIPTION = "/openapi.json"
 """Where both kinds of server describe themselves."""
 
 HEALTH = "/v1/ping"
-"""Path that both kinds answer at once, without a token."""
+"""Path that both kinds of server answer at once, without a token."""
 
 
 class ServerKind(enum.StrEnum):
@@ -28,7 +28,7 @@ def read_kind(url: str, reply: Reply) -> ServerKind:
     """Return which kind a server is, from its answer to `DESCRIPTION`.
 
     Raises:
-        ConfigError: it is neither, or does not let this client in.
+        ConfigError: it is neither, or refuses the token.
     """
     if reply.status in (401, 403):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Results from servers' answers, whatever bytes they hold.
+"""Results from servers' answers, which may hold any bytes.
 
 Each reader takes a `Reply` and returns its result, or raises `GarbledError` (it makes no sense), `CallError` (the
 server failed) or `ConfigError` (the server says that the caller made a mistake).
@@ -6,8 +6,6 @@ server failed) or `ConfigError` (the server says that the caller made a mistake)
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import math
 from collections.abc import Mapping
@@ -96,9 +94,9 @@ def read_run_jupyter(reply: Reply) -> CellsResult:
     if status is ExecutionStatus.SANDBOX_ERROR and not said:
         said = (driver.stderr if driver is not None else "") or "the server reported SandboxError"
     try:
-        files = {name: base64.b64decode(data) for name, data in message.files.items()}
-    except (binascii.Error, ValueError) as error:
-        raise GarbledError(f"the answer's files are not base64: {error}") from None
+        files = conversions.decode_files(message.files)
+    except SandboxError as error:
+        raise GarbledError(str(error)) from None
     return CellsResult(
         status=status,
         cells=tuple(map(_cell, message.cells)),

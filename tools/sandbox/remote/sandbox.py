@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,8 +20,9 @@ from toolgym.tools.http.client import CallError, Request, json_body
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.http.session import HttpSession, Reply
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
-from toolgym.tools.sandbox.names import check_name, positive
+from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.protocol.conversions import encode_files
 from toolgym.tools.sandbox.protocol.messages import SessionInfo
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.kinds import ServerKind
@@ -35,7 +35,7 @@ CLOSE_TIMEOUT = 15.0
 """Seconds for closing the sessions that are still open when the sandbox closes."""
 
 LAST_ANSWER = 1.0
-"""Seconds that the answer to a cancelled opening of a session is waited for; then its connection is closed."""
+"""Seconds to wait for the answer when opening a session was cancelled; then the connection is closed."""
 
 SPARE = 32
 """Connections beyond `max_connections`, for health checks and for closing sessions."""
@@ -50,11 +50,11 @@ class RemoteSandbox(Sandbox):
     uses `/run_code` and `/run_jupyter` alone, so there are no sessions: for SandboxFusion itself, and for gateways that
     let nothing else through.
 
-    Calls go to the server that has the least to do; a server that fails gets no calls for a growing time and comes back
-    when it answers a health check. What is safe to send again is sent again, see `Retries`. A run is: every run is a
-    clean start. A cell or program in a session is not, once it may have begun; then the result is `SANDBOX_ERROR` and
-    says that the outcome is unknown. A server's failure is `SANDBOX_ERROR`; what the program does is never that.
-    Cancelling a call closes its connection, at which our own server kills what it ran.
+    Calls go to the server that has the least to do. A server that fails gets no calls for a growing time, and gets some
+    again when it answers a health check. What is safe to send again is sent again, see `Retries`: a run is, because it
+    is a clean start. A cell or program in a session is not, once it may have begun; then the result is `SANDBOX_ERROR`
+    and says that the outcome is unknown. `SANDBOX_ERROR` is a server's failure, and never a program's. Cancelling a
+    call closes its connection; our own server then kills what it ran.
 
     May be used from several event loops, which have connections of their own (`leave` closes those of a loop that is
     about to end); a session belongs to the loop that opened it.
@@ -111,7 +111,7 @@ class RemoteSandbox(Sandbox):
             "run_timeout": request.timeout,
             "compile_timeout": compiling,
             "stdin": request.stdin,
-            "memory_limit_MB": self.memory_limit(request.memory_mb),
+            "memory_limit_MB": self._memory_limit(request.memory_mb),
             "files": encode_files(request.files),
             "fetch_files": list(request.fetch_files),
         }
@@ -150,13 +150,14 @@ class RemoteSandbox(Sandbox):
         Raises:
             ConfigError: as `run`.
         """
+        checked = RunRequest("", timeout=timeout, memory_mb=memory_mb, files=files or {}, fetch_files=fetch_files)
         body = {
             "cells": list(cells),
-            "total_timeout": positive("timeout", timeout),
+            "total_timeout": timeout,
             "cell_timeout": 0 if cell_timeout is None else positive("cell_timeout", cell_timeout),
-            "memory_limit_MB": self.memory_limit(memory_mb),
-            "files": encode_files({check_name(name): data for name, data in (files or {}).items()}),
-            "fetch_files": [check_name(name, absolute=True) for name in fetch_files],
+            "memory_limit_MB": self._memory_limit(memory_mb),
+            "files": encode_files(checked.files),
+            "fetch_files": list(fetch_files),
         }
         try:
             return await self._stateless("/run_jupyter", body, timeout, read_run_jupyter)
@@ -171,7 +172,7 @@ class RemoteSandbox(Sandbox):
                 "each program by itself (stateful: false)"
             )
         body = {
-            "memory_limit_MB": self.memory_limit(request.memory_mb),
+            "memory_limit_MB": self._memory_limit(request.memory_mb),
             "files": encode_files(request.files),
             "env": dict(request.env),
         }
@@ -201,7 +202,7 @@ class RemoteSandbox(Sandbox):
             return
         left = tuple(self._open)
         if left:
-            self.caller()  # sessions of loops that have ended are closed from here
+            self.caller()  # it closes the sessions of event loops that have ended
         self._closed = True
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
@@ -230,9 +231,9 @@ class RemoteSandbox(Sandbox):
         *,
         for_session: bool = False,
     ) -> tuple[T, SandboxReplica]:
-        """Have a server answer, see `Caller.call`, when it is this call's turn."""
+        """Return what a server answers, see `Caller.call`, when it is this call's turn."""
         caller = self.caller()
-        async with self._gate.permit():  # gives back without a pause in which an answer could be lost to cancellation
+        async with self._gate.permit():  # `release` does not await, so no cancellation can lose an answer
             return await caller.call(request, read, at, for_session=for_session)
 
     def caller(self) -> Caller:
@@ -254,9 +255,8 @@ class RemoteSandbox(Sandbox):
     async def opened(self, asking: Coroutine[Any, Any, tuple[Sequence[SessionInfo], SandboxReplica]]) -> list[Session]:
         """Return the sessions that a call makes; they are closed with the sandbox.
 
-
-        When the caller is cancelled while the answer is on its way, the sessions would stay open on the server: so this
-        waits for the answer a little, and closes them.
+        If the caller is cancelled before the answer comes, this waits `LAST_ANSWER` seconds for it and closes the
+        sessions: they would stay open on the server.
         """
         call = asyncio.ensure_future(asking)
         try:
@@ -270,6 +270,7 @@ class RemoteSandbox(Sandbox):
         return [*sessions]
 
     async def _undo(self, call: asyncio.Task[tuple[Sequence[SessionInfo], SandboxReplica]]) -> None:
+        """Close the sessions that a call has made; cancel it if it does not end soon."""
         if not (await asyncio.wait({call}, timeout=LAST_ANSWER))[0]:
             call.cancel()
             await asyncio.wait({call})
@@ -283,16 +284,16 @@ class RemoteSandbox(Sandbox):
             self._open.discard(session)
             session.replica.sessions -= 1
 
-    def memory_limit(self, memory_mb: int | None) -> int:
-        """Return the limit as servers take it: MiB, or -1 for their own."""
-        asked = memory_mb if memory_mb is not None else self._memory_mb
-        return -1 if asked is None else int(positive("memory_mb", asked))
-
     # ------------------------------------------------------------------ inside
 
     async def _stateless(self, path: str, body: dict[str, Any], own: float, read: Callable[[Reply], T]) -> T:
         found, _ = await self.call(Request("POST", path, json_body(body), own), read)
         return found
+
+    def _memory_limit(self, memory_mb: int | None) -> int:
+        """Return the limit as servers take it: MiB, or -1 for their own."""
+        asked = memory_mb if memory_mb is not None else self._memory_mb
+        return -1 if asked is None else int(asked)
 
     async def _known_kind(self) -> ServerKind | None:
         """Return the better of the servers' kinds; None where they cannot be asked now."""
@@ -327,8 +328,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return files as they travel: in base64, by name."""
-    return {name: base64.b64encode(data).decode() for name, data in files.items()}

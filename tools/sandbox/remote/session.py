@@ -173,17 +173,17 @@ class RemoteSession(Session):
             return
         request = Request("DELETE", f"/sessions/{self._id}")
         try:
-            async with asyncio.timeout(CLOSING):  # without waiting for a turn: closing makes room
+            async with asyncio.timeout(CLOSING):  # it waits for no turn, because closing makes room
                 await self._owner.caller().call(request, read_nothing, self.replica, attempts=None if reachable else 1)
         except SessionGoneError:
             return
         except (CallError, SandboxError, ConfigError, TimeoutError) as error:
-            # The loss of the server was reported by the call that met it, and may concern hundreds of sessions.
+            # The call that lost the server has reported it already, and hundreds of sessions may be lost with it.
             level = logging.WARNING if reachable else logging.DEBUG
             _log.log(level, "a remote session could not be closed, its server will: %s", error or "it took too long")
 
     async def _ask(self, request: Request, read: Callable[[Reply], T], *, dead_too: bool = False) -> T:
-        """Return the server's answer. Of a session that has died its checkpoints are left: `dead_too` is for them."""
+        """Return the server's answer. `dead_too`: also if the session has died, whose checkpoints are still there."""
         async with self._lock:
             if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
                 raise SessionGoneError(NO_SESSION)

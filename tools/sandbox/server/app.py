@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,6 @@ from toolgym.tools.sandbox.server.session_api import SessionApi, made_sessions
 from toolgym.tools.sandbox.server.sessions import NoSessionError, Sessions
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
-from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.openapi import describe
 from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
@@ -54,7 +53,7 @@ DATASET_PATHS = {
     "/get_metrics": "POST",
     "/get_metrics_function": "POST",
 }
-"""SandboxFusion's online judge, which is not built here: it needs data sets."""
+"""Paths of SandboxFusion's online judge. This server answers 501 there: the judge needs data sets."""
 
 RAW = "application/octet-stream"
 
@@ -76,7 +75,7 @@ class SandboxApp(HttpApp):
     """The service over one sandbox.
 
     Args:
-        sandbox: runs programs; stays its maker's to close.
+        sandbox: runs programs; the caller closes it.
         config: settings.
         languages: languages that are offered.
         version: version of the library, for `/health` and `/openapi.json`.
@@ -114,12 +113,12 @@ class SandboxApp(HttpApp):
         )
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         self._executor = Executor(sandbox, config, languages, gate, metrics)
-        self._api = SessionApi(sandbox, config, self._executor, gate, metrics, self._sessions)
+        self._api = SessionApi(sandbox, config, gate, metrics, self._sessions)
         self._languages = sorted(languages)
         self.add_routes(self._table())
 
     async def start(self) -> None:
-        """Begin to look after sessions, on the event loop that will serve."""
+        """Start to close idle sessions, on the event loop that will serve."""
         self._sessions.start()
 
     async def close(self) -> None:
@@ -145,27 +144,28 @@ class SandboxApp(HttpApp):
         worker = self._owner(name)
         try:
             if worker is None:
-                await self._api.delete(name)
+                await self._sessions.remove(name)
             else:
                 await self._peers.ask(worker, "DELETE", f"/sessions/{name}", request, b"")
         except (NoSessionError, PeerGoneError):
             return
 
     def _table(self) -> list[Route]:
-        api = self._api
-        bound = self._session_bound
+        api, here, run = self._api, self._here, self._executor
         session = "/sessions/{id}"
+        cannot_fork = "It is in a state that cannot be forked"
+        fork_summary = "Fork a session, or one of its checkpoints; an empty body asks for one fork of the session"
         routes = [
             Route(
                 "/run_code",
-                {"POST": Operation(self._run_code, "Run a program", RunCodeRequest, RunCodeResponse)},
+                {"POST": Operation(run.run_code, "Run a program", RunCodeRequest, RunCodeResponse)},
                 runs=True,
             ),
             Route(
                 "/run_jupyter",
                 {
                     "POST": Operation(
-                        self._run_jupyter, "Run cells in a fresh session", RunJupyterRequest, RunJupyterResponse
+                        run.run_jupyter, "Run cells in a fresh session", RunJupyterRequest, RunJupyterResponse
                     )
                 },
                 runs=True,
@@ -178,93 +178,45 @@ class SandboxApp(HttpApp):
             Route(
                 session,
                 {
-                    "GET": Operation(
-                        bound(lambda call: api.info(call.params["id"])), "Tell about a session", None, SessionInfo
-                    ),
-                    "DELETE": Operation(
-                        bound(lambda call: api.delete(call.params["id"])), "Close a session", status=204
-                    ),
+                    "GET": Operation(here(api.info), "Tell about a session", None, SessionInfo),
+                    "DELETE": Operation(here(api.delete), "Close a session", status=204),
                 },
             ),
             Route(
                 f"{session}/cells",
-                {
-                    "POST": Operation(
-                        bound(lambda call: api.run_cell(call.params["id"], call.body)),
-                        "Run a cell",
-                        CellRequest,
-                        CellResponse,
-                    )
-                },
+                {"POST": Operation(here(api.run_cell), "Run a cell", CellRequest, CellResponse)},
             ),
             Route(
                 f"{session}/exec",
-                {
-                    "POST": Operation(
-                        bound(lambda call: api.exec(call.params["id"], call.body)),
-                        "Run a program in it",
-                        ExecRequest,
-                        ExecResponse,
-                    )
-                },
+                {"POST": Operation(here(api.exec), "Run a program in it", ExecRequest, ExecResponse)},
             ),
             Route(
                 f"{session}/fork",
-                {
-                    "POST": Operation(
-                        bound(lambda call: api.fork(call.params["id"], call.body)),
-                        "Fork a session, or one of its checkpoints; an empty body asks for one fork of the session",
-                        ForkRequest,
-                        ForkResponse,
-                        201,
-                        conflict="It is in a state that cannot be forked",
-                    )
-                },
+                {"POST": Operation(here(api.fork), fork_summary, ForkRequest, ForkResponse, 201, cannot_fork)},
             ),
             Route(
                 f"{session}/checkpoints",
-                {
-                    "GET": Operation(
-                        bound(lambda call: api.checkpoints(call.params["id"])),
-                        "List the checkpoints of a session",
-                        None,
-                        CheckpointNames,
-                    )
-                },
+                {"GET": Operation(here(api.checkpoints), "List the checkpoints of a session", None, CheckpointNames)},
             ),
             Route(
                 f"{session}/checkpoints/{{name}}",
                 {
                     "PUT": Operation(
-                        bound(lambda call: api.checkpoint(call.params["id"], call.params["name"])),
+                        here(api.checkpoint),
                         "Keep the state of a session under a name",
                         status=204,
-                        conflict="It is in a state that cannot be forked",
+                        conflict=cannot_fork,
                     ),
-                    "DELETE": Operation(
-                        bound(lambda call: api.drop_checkpoint(call.params["id"], call.params["name"])),
-                        "Free a checkpoint",
-                        status=204,
-                    ),
+                    "DELETE": Operation(here(api.drop_checkpoint), "Free a checkpoint", status=204),
                 },
             ),
             Route(
                 f"{session}/files/{{name:path}}",
                 {
                     "PUT": Operation(
-                        bound(lambda call: api.write_file(call.params["id"], call.params["name"], call.body)),
-                        "Write a file",
-                        RAW,
-                        status=204,
-                        conflict="It cannot be written",
+                        here(api.write_file), "Write a file", RAW, status=204, conflict="It cannot be written"
                     ),
-                    "GET": Operation(
-                        bound(lambda call: api.read_file(call.params["id"], call.params["name"])),
-                        "Read a file",
-                        None,
-                        RAW,
-                        conflict="It cannot be read",
-                    ),
+                    "GET": Operation(here(api.read_file), "Read a file", None, RAW, conflict="It cannot be read"),
                 },
             ),
             Route("/", {"GET": Operation(self._index)}, public=True, while_draining=True),
@@ -285,16 +237,10 @@ class SandboxApp(HttpApp):
 
     # ------------------------------------------------------------------ handlers
 
-    async def _run_code(self, call: Call) -> web.Response:
-        return answer(await self._executor.run_code(parse(RunCodeRequest, call.body)))
-
-    async def _run_jupyter(self, call: Call) -> web.Response:
-        return answer(await self._executor.run_jupyter(parse(RunJupyterRequest, call.body)))
-
     async def _create_session(self, call: Call) -> web.Response:
-        """Open a session here; where there is no room, in another worker."""
+        """Open a session here or, if there is no room here, in another worker."""
         try:
-            return await self._api.create(call.body)
+            return await self._api.create(call)
         except BusyError:
             if call.internal:
                 raise
@@ -307,22 +253,22 @@ class SandboxApp(HttpApp):
                     return response
             raise
 
-    def _session_bound(self, here: Callable[[Call], Awaitable[web.Response]]) -> Handler:
-        """Answer calls of this worker's sessions, and pass those of other workers' sessions on."""
-        return partial(self._route_to_owner, here)
+    def _here(self, handler: Handler) -> Handler:
+        """Return a handler that answers calls of this worker's sessions, and passes other calls on to their workers."""
+        return partial(self._route_to_owner, handler)
 
-    async def _route_to_owner(self, here: Callable[[Call], Awaitable[web.Response]], call: Call) -> web.Response:
+    async def _route_to_owner(self, handler: Handler, call: Call) -> web.Response:
         name = call.params["id"]
         worker = None if call.internal else self._owner(name)
         if worker is None:
-            return await here(call)
+            return await handler(call)
         try:
             return await self._peers.forward(worker, call.request, call.body)
         except PeerGoneError:
             raise NoSessionError(name) from None
 
     def _owner(self, name: str) -> int | None:
-        """Return the other worker that a session's id names; None for this one and for ids that are none."""
+        """Return the other worker that a session's id names; None: this worker, or the id names none."""
         number = name[1:].partition("-")[0]
         if not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
             return None

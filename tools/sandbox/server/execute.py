@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePosixPath
 from typing import TypeVar
+
+from aiohttp import web
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
-from toolgym.tools.sandbox.names import OptionError, check_name
-from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.options import SessionRequest
 from toolgym.tools.sandbox.protocol.conversions import run_code_response, run_jupyter_response
-from toolgym.tools.sandbox.protocol.messages import (
-    COMPILED,
-    RunCodeRequest,
-    RunCodeResponse,
-    RunJupyterRequest,
-    RunJupyterResponse,
-)
+from toolgym.tools.sandbox.protocol.messages import COMPILED, RunCodeRequest, RunJupyterRequest, RunJupyterResponse
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
-from toolgym.tools.sandbox.server.request_checks import decode_files
+from toolgym.tools.sandbox.server.request_checks import run_request, session_request
 from toolgym.tools.serving.admission import Gate
-from toolgym.tools.serving.json_bodies import problem
+from toolgym.tools.serving.json_bodies import parse, problem
+from toolgym.tools.serving.routes import Call
+from toolgym.tools.serving.transport import MIB, answer
 
 GRACE = 60.0
-"""Seconds beyond a program's own time-out until the sandbox itself is given up on."""
+"""Seconds beyond a program's own time-out after which the server stops waiting for the sandbox."""
 
 FILE_DEADLINE = 60.0
-"""Seconds for reading or writing one file of a session, opening, forking or closing one."""
-
-OWN_INODES = 16
-"""Files and folders that the sandbox itself keeps where a program's are."""
+"""Seconds for reading or writing one file of a session, and for opening, forking or closing a session."""
 
 NOT_FOUND = 127
 """The return code that shells give for a command that they do not find."""
-
-MIB = 1024 * 1024
 
 _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.OK,
@@ -48,20 +39,21 @@ _STOPPED = frozenset(ExecutionStatus) - {
     ExecutionStatus.COMPILE_ERROR,
     ExecutionStatus.SANDBOX_ERROR,
 }
+"""How a program ends that the sandbox has killed, or another process."""
 
-T = TypeVar("T")
+Result = TypeVar("Result", ExecutionResult, CellResult)
 
 _log = logging.getLogger("toolgym.tools.sandbox.server")
 
 
 class Executor:
-    """Runs what requests ask for.
+    """Answers `/run_code` and `/run_jupyter`.
 
     Args:
-        sandbox: runs it.
+        sandbox: runs programs.
         config: limits.
-        languages: what can be asked for.
-        gate: gives places to run.
+        languages: languages that are offered.
+        gate: gives slots to run.
         metrics: counts.
     """
 
@@ -73,98 +65,62 @@ class Executor:
         gate: Gate,
         metrics: SandboxMetrics,
     ) -> None:
-        self._sandbox = sandbox
-        self._config = config
-        self._languages = languages
-        self._gate = gate
-        self._metrics = metrics
+        self._sandbox, self._config, self._languages = sandbox, config, languages
+        self._gate, self._metrics = gate, metrics
         self._files_limit = int(config.files_limit_mb * MIB)
 
-    async def run_code(self, request: RunCodeRequest) -> RunCodeResponse:
+    async def run_code(self, call: Call) -> web.Response:
         """Answer `/run_code`.
 
         A language that is not offered is answered as SandboxFusion answers where the toolchain is missing: the program
         failed with return code 127. A time-out of 0 or less is exceeded at once, as there.
 
         Raises:
-            InvalidRequestError: a value is out of range.
-            BusyError: there is no place to run it.
+            InvalidRequestError: a value cannot be used.
+            BusyError: no slot came free to run it.
         """
-        compiled = request.language in COMPILED
-        self.check_timeout("run_timeout", request.run_timeout)
-        self.check_timeout("compile_timeout", request.compile_timeout)
-        memory = self.memory(request.memory_limit_MB)
-        files = self.files(request.files)
-        run = valid(
-            lambda: RunRequest(
-                request.code,
-                language=request.language,
-                timeout=request.run_timeout if request.run_timeout > 0 else 1.0,  # then it is not run
-                compile_timeout=request.compile_timeout if request.compile_timeout > 0 else None,
-                memory_mb=memory,
-                stdin=request.stdin or "",
-                files=files,
-                fetch_files=request.fetch_files,
-                env=request.env,
-            )
-        )
-        if request.language not in self._languages:
-            result = self._not_offered(request.language)
+        asked = parse(RunCodeRequest, call.body)
+        request = run_request(asked, self._config)
+        compiled = asked.language in COMPILED
+        if asked.language not in self._languages:
+            result = self._not_offered(asked.language)
             if compiled:
                 result = replace(result, status=ExecutionStatus.COMPILE_ERROR, compile=result)
-        elif compiled and request.compile_timeout <= 0:
+        elif compiled and asked.compile_timeout <= 0:
             late = ExecutionResult(ExecutionStatus.TIMEOUT)
             result = ExecutionResult(ExecutionStatus.TIMEOUT, compile=late)
-        elif request.run_timeout <= 0:
+        elif asked.run_timeout <= 0:
             result = ExecutionResult(ExecutionStatus.TIMEOUT)
         else:
-            async with self._gate.slot() as slot:
-                self._metrics.queued(slot.waited)
-                result = await self._run(run, compiled)
+            patience = request.timeout + (request.compile_timeout or 0.0 if compiled else 0.0) + GRACE
+            async with self._gate.slot() as waited:
+                self._metrics.queued(waited)
+                result = await _answered(self._sandbox.execute(request), patience, ExecutionResult)
             if compiled and result.compile is None and result.status in _STOPPED:
-                result = replace(result, compile=replace(result, files={}))  # it never got beyond the compiler
+                result = replace(result, compile=replace(result, files={}))  # the compiler was stopped
         self._metrics.ran("/run_code", result.status.value)
         kept, note = self._fitting(result.files)
-        return run_code_response(result, kept, note)
+        return answer(run_code_response(result, kept, note))
 
-    async def _run(self, request: RunRequest, compiled: bool) -> ExecutionResult:
-        patience = request.timeout + (request.compile_timeout or 0.0 if compiled else 0.0) + GRACE
-        try:
-            async with asyncio.timeout(patience):
-                return await self._sandbox.execute(request)
-        except TimeoutError:
-            message = f"the sandbox did not answer within {patience:g} s"
-        except ConfigError as error:
-            raise problem((), str(error)) from None
-        except (SandboxError, OSError) as error:
-            message = f"{type(error).__name__}: {error}"
-        _log.error("a program could not be run: %s", message)
-        return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=message)
-
-    async def run_jupyter(self, request: RunJupyterRequest) -> RunJupyterResponse:
+    async def run_jupyter(self, call: Call) -> web.Response:
         """Answer `/run_jupyter`: all cells in one fresh session.
 
         Cells go on after one that raised, and stop after one that ran too long or took the interpreter with it. Time
         counts from when the session begins to open.
 
         Raises:
-            InvalidRequestError: a value is out of range.
-            BusyError: there is no place to run it.
+            InvalidRequestError: a value cannot be used.
+            BusyError: no slot came free to run it.
         """
-        self.check_timeout("total_timeout", request.total_timeout)
-        self.check_timeout("cell_timeout", request.cell_timeout)
-        memory = self.memory(request.memory_limit_MB)
-        files = self.files(request.files)
-        opening = valid(lambda: SessionRequest(files=files, memory_mb=memory, hint="\n".join(request.cells)))
-        for at, name in enumerate(request.fetch_files):
-            valid(partial(check_name, name, absolute=True, field=("fetch_files", at)))
-        if request.total_timeout <= 0:
-            return run_jupyter_response([], duration=0.0, timed_out=True)
-        async with self._gate.slot() as slot:
-            self._metrics.queued(slot.waited)
-            response = await self._run_cells(request, opening)
+        asked = parse(RunJupyterRequest, call.body)
+        opening = session_request(asked, self._config)
+        if asked.total_timeout <= 0:
+            return answer(run_jupyter_response([], duration=0.0, timed_out=True))
+        async with self._gate.slot() as waited:
+            self._metrics.queued(waited)
+            response = await self._run_cells(asked, opening)
         self._metrics.ran("/run_jupyter", response.status.value)
-        return response
+        return answer(response)
 
     async def _run_cells(self, request: RunJupyterRequest, opening: SessionRequest) -> RunJupyterResponse:
         time = asyncio.get_running_loop().time
@@ -186,7 +142,9 @@ class Executor:
                 if left <= 0:
                     timed_out = True
                     break
-                cells.append(await self._run_cell(session, code, left, request.cell_timeout))
+                timeout = min(left, request.cell_timeout) if request.cell_timeout > 0 else left
+                running = session.run_cell(code, timeout=timeout)
+                cells.append(await _answered(running, timeout + GRACE, partial(CellResult, alive=False)))
                 if not cells[-1].alive or cells[-1].status not in (ExecutionStatus.OK, ExecutionStatus.ERROR):
                     break
             duration = time() - started
@@ -197,20 +155,8 @@ class Executor:
         note = "; ".join(text for text in (note, more) if text)
         return run_jupyter_response(cells, duration=duration, files=kept, timed_out=timed_out, message=note)
 
-    async def _run_cell(self, session: Session, code: str, left: float, own: float) -> CellResult:
-        timeout = min(left, own) if own > 0 else left
-        try:
-            async with asyncio.timeout(timeout + GRACE):
-                return await session.run_cell(code, timeout=timeout)
-        except TimeoutError:
-            message = f"the sandbox did not answer within {timeout + GRACE:g} s"
-        except (SandboxError, OSError) as error:
-            message = f"{type(error).__name__}: {error}"
-        _log.error("a cell could not be run: %s", message)
-        return CellResult(ExecutionStatus.SANDBOX_ERROR, message=message, alive=False)
-
     async def _fetch(self, session: Session, names: Sequence[str]) -> tuple[dict[str, bytes], str]:
-        """Return those files that exist, and a note about those that exist and cannot be read."""
+        """Return the files that exist, and a note about files that cannot be read."""
         found: dict[str, bytes] = {}
         notes = []
         for name in names:
@@ -239,35 +185,6 @@ class Executor:
         note = f"files left out of an answer of at most {self._files_limit} bytes: {', '.join(left_out)}"
         return kept, note if left_out else ""
 
-    def check_timeout(self, field: str, seconds: float) -> None:
-        """Raises InvalidRequestError for more seconds than a request may ask for."""
-        if seconds > self._config.max_timeout:
-            most = f"Input should be less than or equal to {self._config.max_timeout:g}"
-            raise problem((field,), most, "less_than_equal", seconds)
-
-    def files(self, given: Mapping[str, str | None]) -> dict[str, bytes]:
-        """Return the files of a request. Raises InvalidRequestError for what cannot be files, or is too much."""
-        files = decode_files(given)
-        limits = self._config.limits
-        inodes = len({place for name in files for place in (name, *PurePosixPath(name).parents)}) + OWN_INODES
-        if files and inodes > limits.inodes:
-            most = f"The files and their folders should be at most {limits.inodes - OWN_INODES}"
-            raise problem(("files",), most, "too_long", inodes - OWN_INODES)
-        size = sum(map(len, files.values()))
-        if size > limits.disk_mb * MIB:
-            raise problem(("files",), f"The files should have at most {limits.disk_mb} MiB", "too_long", size)
-        too_large = next((name for name, data in files.items() if len(data) > limits.file_mb * MIB), None)
-        if too_large is not None:
-            raise problem(("files", too_large), f"A file should have at most {limits.file_mb} MiB", "too_long")
-        return files
-
-    def memory(self, asked: int) -> int | None:
-        """Return the limit that a request asks for; None where it asks for none. InvalidRequestError for too much."""
-        if asked > self._config.max_memory_mb:
-            most = f"Input should be less than or equal to {self._config.max_memory_mb}"
-            raise problem(("memory_limit_MB",), most, "less_than_equal", asked)
-        return asked if asked > 0 else None
-
     def _not_offered(self, language: str) -> ExecutionResult:
         offered = ", ".join(sorted(self._languages))
         return ExecutionResult(
@@ -277,16 +194,27 @@ class Executor:
         )
 
 
-def valid(make: Callable[[], T]) -> T:
-    """Return what `make` returns. Raises InvalidRequest, which names the field, where it raises OptionError."""
+async def _answered(running: Awaitable[Result], patience: float, failed: Callable[..., Result]) -> Result:
+    """Return what the sandbox answers within so many seconds; else a `SANDBOX_ERROR`, which `failed` makes.
+
+    Raises:
+        InvalidRequestError: the sandbox lacks something that the request asks for.
+    """
     try:
-        return make()
-    except OptionError as error:
-        raise problem(error.field, str(error)) from None
+        async with asyncio.timeout(patience):
+            return await running
+    except TimeoutError:
+        message = f"the sandbox did not answer within {patience:g} s"
+    except ConfigError as error:
+        raise problem((), str(error)) from None
+    except (SandboxError, OSError) as error:
+        message = f"{type(error).__name__}: {error}"
+    _log.error("a program or cell could not be run: %s", message)
+    return failed(ExecutionStatus.SANDBOX_ERROR, message=message)
 
 
 async def close_session(session: Session) -> None:
-    """Close a session, whatever happens; a failure goes to the log."""
+    """Close a session. A failure goes to the log."""
     try:
         async with asyncio.timeout(FILE_DEADLINE):
             await session.close()

@@ -10,7 +10,7 @@ from toolgym.tools.sandbox.server.config import ServerConfig
 
 
 def make_sandbox(config: ServerConfig) -> LocalSandbox:
-    """The sandbox of one worker.
+    """Return the sandbox of one worker. The server's `Gate` admits what runs; the sandbox has no limit of its own.
 
     Raises:
         SandboxError: the machine cannot give the isolation that is asked for.
@@ -21,13 +21,13 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         network=config.network,
         preload=config.preload,
         python=config.python,
-        max_running=config.share(config.max_concurrency),
+        max_running="unlimited",
         templates=max(1, processors.available() // 2 // config.workers),
     )
 
 
 def offered_languages(config: ServerConfig, level: Level) -> frozenset[str]:
-    """Languages that requests can use: installed, possible at that isolation level, and not left out."""
+    """Return the languages that requests can use: installed, possible at that isolation level, and not left out."""
     able = {"python"}
     for name, language in LANGUAGES.items():
         if language.available and language.possible(level):

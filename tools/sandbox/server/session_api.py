@@ -18,8 +18,7 @@ from toolgym.tools.errors import (
     UnknownNameError,
 )
 from toolgym.tools.sandbox.base import Sandbox, Session
-from toolgym.tools.sandbox.names import OptionError, check_name
-from toolgym.tools.sandbox.options import SessionRequest
+from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.protocol.conversions import cell_response, exec_response
 from toolgym.tools.sandbox.protocol.messages import (
     CellRequest,
@@ -30,60 +29,48 @@ from toolgym.tools.sandbox.protocol.messages import (
     ForkResponse,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
-from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor, valid
+from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.request_checks import check_limits, session_request
 from toolgym.tools.sandbox.server.sessions import Entry, Sessions
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
+from toolgym.tools.serving.routes import Call
 from toolgym.tools.serving.transport import RefusedError, answer
 
 
 class SessionApi:
-    """Calls of sessions that live in this worker.
+    """Answers calls of sessions that live in this worker. A session's id is the part `id` of a call's path.
 
     Args:
-        sandbox: has them.
+        sandbox: has the sessions.
         config: limits.
-        executor: checks what requests ask for.
-        gate: gives places to run.
+        gate: gives slots to run.
         metrics: counts.
         sessions: those that are open.
     """
 
     def __init__(
-        self,
-        sandbox: Sandbox,
-        config: ServerConfig,
-        executor: Executor,
-        gate: Gate,
-        metrics: SandboxMetrics,
-        sessions: Sessions,
+        self, sandbox: Sandbox, config: ServerConfig, gate: Gate, metrics: SandboxMetrics, sessions: Sessions
     ) -> None:
-        self._sandbox = sandbox
-        self._config = config
-        self._executor = executor
-        self._gate = gate
-        self._metrics = metrics
-        self._sessions = sessions
+        self._sandbox, self._config, self._gate = sandbox, config, gate
+        self._metrics, self._sessions = metrics, sessions
 
-    async def create(self, body: bytes) -> web.Response:
+    async def create(self, call: Call) -> web.Response:
         """Open a session."""
-        request = parse(CreateSessionRequest, body or b"{}")
-        memory = self._executor.memory(request.memory_limit_MB)
-        files = self._executor.files(request.files)
-        wanted = valid(lambda: SessionRequest(files=files, env=request.env, memory_mb=memory))
+        request = session_request(parse(CreateSessionRequest, call.body or b"{}"), self._config)
 
         async def opening() -> list[Session]:
             async with self._gate.slot(), asyncio.timeout(FILE_DEADLINE):
-                return [await self._sandbox.open_session(wanted)]
+                return [await self._sandbox.open_session(request)]
 
         (entry,) = await self._add(opening)
         return answer(self._sessions.info(entry), 201, {"Location": f"/sessions/{entry.name}"})
 
-    async def fork(self, name: str, body: bytes) -> web.Response:
+    async def fork(self, call: Call) -> web.Response:
         """Make independent sessions in the same state, or in that of a checkpoint."""
-        request = parse(ForkRequest, body or b"{}")
-        async with self._sessions.use(name) as entry:
+        request = parse(ForkRequest, call.body or b"{}")
+        async with self._sessions.use(call.params["id"]) as entry:
 
             async def opening() -> list[Session]:
                 async with self._forking():
@@ -93,32 +80,33 @@ class SessionApi:
         response = ForkResponse(**infos[0].model_dump(), sessions=infos)
         return answer(response, 201, {"Location": f"/sessions/{response.id}"})
 
-    async def checkpoint(self, name: str, raw: str) -> web.Response:
+    async def checkpoint(self, call: Call) -> web.Response:
         """Keep the state as it is now, under a name."""
-        label = _unquoted(raw)
-        async with self._sessions.use(name) as entry, self._sessions.room(), self._forking():
+        label = _unquoted(call.params["name"])
+        async with self._sessions.use(call.params["id"]) as entry, self._sessions.room(), self._forking():
             await entry.session.checkpoint(label)
         return web.Response(status=204)
 
-    async def checkpoints(self, name: str) -> web.Response:
+    async def checkpoints(self, call: Call) -> web.Response:
         """List the checkpoints. That is no call: the session goes on being idle."""
-        return answer(CheckpointNames(checkpoints=list(self._sessions.find(name).session.checkpoints)))
+        session = self._sessions.find(call.params["id"]).session
+        return answer(CheckpointNames(checkpoints=list(session.checkpoints)))
 
-    async def drop_checkpoint(self, name: str, raw: str) -> web.Response:
+    async def drop_checkpoint(self, call: Call) -> web.Response:
         """Free a checkpoint; that there is none of that name is fine."""
-        label = _unquoted(raw)
-        async with self._sessions.use(name) as entry:
+        label = _unquoted(call.params["name"])
+        async with self._sessions.use(call.params["id"]) as entry:
             if label in entry.session.checkpoints:
                 try:
                     async with asyncio.timeout(FILE_DEADLINE):
                         await entry.session.drop_checkpoint(label)
                 except (SandboxError, OSError, TimeoutError) as error:
-                    raise await self._failed(name, error) from None
+                    raise await self._failed(entry, error) from None
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
     async def _forking(self) -> AsyncIterator[None]:
-        """Take a place for a fork. What keeps it from coming about is answered so that clients do not try again."""
+        """Hold a slot for a fork. The answer to a fork that fails tells clients not to try again."""
         try:
             async with self._gate.slot(), asyncio.timeout(FILE_DEADLINE):
                 yield
@@ -145,92 +133,90 @@ class SessionApi:
         except (SandboxError, OSError, TimeoutError) as error:
             raise RefusedError(503, str(error) or "a session did not open in time", {"Retry-After": "1"}) from None
 
-    async def run_cell(self, name: str, body: bytes) -> web.Response:
+    async def run_cell(self, call: Call) -> web.Response:
         """Run a cell."""
-        request = parse(CellRequest, body)
-        self._executor.check_timeout("timeout", request.timeout)
-        async with self._sessions.use(name) as entry, self._gate.slot() as slot:
-            self._metrics.queued(slot.waited)
+        request = parse(CellRequest, call.body)
+        check_limits(request, self._config, "timeout")
+        async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
+            self._metrics.queued(waited)
             entry.cells += 1
             try:
                 async with asyncio.timeout(request.timeout + GRACE):
                     result = await entry.session.run_cell(request.code, timeout=request.timeout)
             except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(name, error) from None
+                raise await self._failed(entry, error) from None
         self._metrics.ran("/sessions/{id}/cells", result.status.value)
         return answer(cell_response(result))
 
-    async def exec(self, name: str, body: bytes) -> web.Response:
+    async def exec(self, call: Call) -> web.Response:
         """Run a program beside the interpreter."""
-        request = parse(ExecRequest, body)
-        self._executor.check_timeout("timeout", request.timeout)
-        async with self._sessions.use(name) as entry, self._gate.slot() as slot:
-            self._metrics.queued(slot.waited)
+        request = parse(ExecRequest, call.body)
+        check_limits(request, self._config, "timeout")
+        async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
+            self._metrics.queued(waited)
             try:
                 async with asyncio.timeout(request.timeout + GRACE):
                     result = await entry.session.exec(request.argv, timeout=request.timeout, stdin=request.stdin)
             except ConfigError as error:
                 raise problem(("argv",), str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(name, error) from None
+                raise await self._failed(entry, error) from None
         self._metrics.ran("/sessions/{id}/exec", result.status.value)
         return answer(exec_response(result))
 
-    async def write_file(self, name: str, raw: str, body: bytes) -> web.Response:
+    async def write_file(self, call: Call) -> web.Response:
         """Write a file: the body is its content."""
-        file = _file_name(raw)
-        async with self._sessions.use(name) as entry:
-            try:
-                async with asyncio.timeout(FILE_DEADLINE):
-                    await entry.session.write_file(file, body)
-            except ConfigError as error:
-                raise _bad_name(str(error)) from None
-            except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(name, error, entry) from None
+        async with self._file(call) as (session, name):
+            await session.write_file(name, call.body)
         return web.Response(status=204)
 
-    async def read_file(self, name: str, raw: str) -> web.Response:
+    async def read_file(self, call: Call) -> web.Response:
         """Read a file: the answer is its content."""
-        file = _file_name(raw)
-        async with self._sessions.use(name) as entry:
-            try:
-                async with asyncio.timeout(FILE_DEADLINE):
-                    content = await entry.session.read_file(file)
-            except FileNotFoundError:
-                raise RefusedError(404, f"the session has no file {file!r}", reason="no_file") from None
-            except ConfigError as error:
-                raise _bad_name(str(error)) from None
-            except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(name, error, entry) from None
+        async with self._file(call) as (session, name):
+            content = await session.read_file(name)
         return web.Response(body=content, content_type="application/octet-stream")
 
-    async def info(self, name: str) -> web.Response:
-        """Tell about a session. That is no call: it goes on being idle."""
-        return answer(self._sessions.info(self._sessions.find(name)))
+    @contextlib.asynccontextmanager
+    async def _file(self, call: Call) -> AsyncIterator[tuple[Session, str]]:
+        """Give the session and the file's name, which the session checks. Translates what goes wrong to answers."""
+        name = _unquoted(call.params["name"])
+        async with self._sessions.use(call.params["id"]) as entry:
+            try:
+                async with asyncio.timeout(FILE_DEADLINE):
+                    yield entry.session, name
+            except FileNotFoundError:
+                raise RefusedError(404, f"the session has no file {name!r}", reason="no_file") from None
+            except ConfigError as error:
+                raise _bad_name(str(error)) from None
+            except (SandboxError, OSError, TimeoutError) as error:
+                raise await self._failed(entry, error, of_file=True) from None
 
-    async def delete(self, name: str) -> web.Response:
+    async def info(self, call: Call) -> web.Response:
+        """Tell about a session. That is no call: it goes on being idle."""
+        return answer(self._sessions.info(self._sessions.find(call.params["id"])))
+
+    async def delete(self, call: Call) -> web.Response:
         """Close a session."""
-        await self._sessions.remove(name)
+        await self._sessions.remove(call.params["id"])
         return web.Response(status=204)
 
-    async def _failed(self, name: str, error: Exception, entry: Entry | None = None) -> RefusedError:
+    async def _failed(self, entry: Entry, error: Exception, *, of_file: bool = False) -> RefusedError:
         """Return the answer for a failure of the sandbox. A session that does not answer is closed.
 
         How far the call came is unknown, so the status is one that clients do not retry.
 
         Args:
-            name: the session's id.
+            entry: the session.
             error: what happened.
-            entry: the session, for a file of it: where it goes on, it is the file that stands in the way.
+            of_file: whether the call was about a file: if the session goes on, the file is to blame.
         """
         if isinstance(error, TimeoutError):
-            await self._sessions.remove(name)
+            await self._sessions.remove(entry.name)
             return RefusedError(500, "the sandbox did not answer in time; the session is closed")
-        if entry is not None and entry.session.alive:
+        if of_file and entry.session.alive:
             return RefusedError(409, str(error))
-        if entry is not None:
-            return RefusedError(404, f"{type(error).__name__}: {error}", reason="no_session")
-        return RefusedError(500, f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+        return RefusedError(404, said, reason="no_session") if of_file else RefusedError(500, said)
 
 
 def made_sessions(response: web.Response) -> list[str]:
@@ -240,15 +226,8 @@ def made_sessions(response: web.Response) -> list[str]:
     return [info["id"] for info in body.get("sessions", [body])]
 
 
-def _file_name(raw: str) -> str:
-    """Return the name of a file from a path, in which it is percent-encoded."""
-    try:
-        return check_name(_unquoted(raw))
-    except OptionError as error:
-        raise _bad_name(str(error)) from None
-
-
 def _unquoted(raw: str) -> str:
+    """Return a name from a path, in which it is percent-encoded."""
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def over(self) -> bool:
-        """Whether it can do nothing any more: it has died, and has no checkpoint to go on from."""
+        """Whether no call can use it any more: it has died, and has no checkpoint."""
         return not self.session.alive and not self.session.checkpoints
 
 
@@ -74,11 +74,11 @@ class Sessions:
         return self._coming + sum(1 + len(entry.session.checkpoints) for entry in self._entries.values())
 
     def start(self) -> None:
-        """Begin to close idle ones."""
+        """Start to close idle sessions."""
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
-        """Close all."""
+        """Close all sessions."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -90,9 +90,9 @@ class Sessions:
         """Open sessions, if there is room.
 
         Args:
-            opening: makes them.
-            n: how many those are.
-            cells: how many cells each has behind it.
+            opening: opens them.
+            n: how many it opens.
+            cells: how many cells each has run already.
 
         Raises:
             BusyError: there is no room for so many.
@@ -116,7 +116,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Entry]:
-        """Use a session alone; other calls wait. A session that has died meanwhile is closed.
+        """Hold a session while the block lasts; other calls wait. A session that dies meanwhile is closed.
 
         Raises:
             NoSessionError: there is none of that id.
@@ -152,7 +152,7 @@ class Sessions:
         return entry
 
     async def remove(self, name: str) -> None:
-        """Close a session, whatever it is doing. Raises NoSessionError."""
+        """Close a session, also while a call runs in it. Raises NoSessionError."""
         await self._end(self.find(name))
 
     def info(self, entry: Entry) -> SessionInfo:

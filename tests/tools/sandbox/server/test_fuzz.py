@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolgym.tools.sandbox.options import RunRequest, SessionRequest
 from toolgym.tools.sandbox.protocol import messages
-from toolgym.tools.sandbox.server.execute import valid
-from toolgym.tools.sandbox.server.request_checks import decode_files
+from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.request_checks import check_limits, run_request, session_request
 from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates and NUL among them
@@ -26,6 +25,7 @@ FIELDS = sorted({*messages.RunCodeRequest.model_fields, *messages.RunJupyterRequ
 LIKELY = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6).map(
     lambda fields: {"code": "", "language": "python", "cells": [], "argv": ["x"]} | fields
 )
+CONFIG = load_config()
 MODELS = (
     messages.RunCodeRequest,
     messages.RunJupyterRequest,
@@ -41,10 +41,12 @@ MODELS = (
 def test_bodies(model, body):
     try:
         request = parse(model, body)
-        if hasattr(request, "files"):
-            files, env = decode_files(request.files), getattr(request, "env", {})
-            valid(lambda: SessionRequest(files=files, env=env))
-            valid(lambda: RunRequest("", files=files, env=env, fetch_files=getattr(request, "fetch_files", ())))
+        if isinstance(request, messages.RunCodeRequest):
+            run_request(request, CONFIG)
+        elif isinstance(request, messages.RunJupyterRequest | messages.CreateSessionRequest):
+            session_request(request, CONFIG)
+        else:
+            check_limits(request, CONFIG, "timeout")
     except InvalidRequestError as error:
         detail = json.loads(encode({"detail": error.problems}).decode("utf-8"))["detail"]
         assert detail

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
@@ -55,7 +56,8 @@ class LocalSandbox(Sandbox):
         preload: modules of the full template; those that are not installed are left out with a line in the log.
         python: interpreter to run programs with, for example that of another virtual environment: a path, or a name to
             look up in PATH. Default: this one.
-        max_running: executions and cells at once. Default: four per processor.
+        max_running: executions and cells at once; `"unlimited"`: no limit, for a caller that has one of its own.
+            Default: four per processor.
         templates: most template processes of each kind; the next is started when all there are have `CROWDED` requests
             each, or `SESSIONS_EACH` times as many sessions. Default: one per two processors, and at most
             `MOST_TEMPLATES`.
@@ -75,7 +77,7 @@ class LocalSandbox(Sandbox):
         network: Network = "off",
         preload: Sequence[str] = PRELOAD,
         python: str | None = None,
-        max_running: int | None = None,
+        max_running: int | Literal["unlimited"] | None = None,
         templates: int | None = None,
         warm: int = 2,
     ) -> None:
@@ -91,7 +93,7 @@ class LocalSandbox(Sandbox):
         if self._level is Level.UID:
             self._level = enterable(self._python, level, require)
         cores = processors.available()
-        self._limiter = LocalRateLimiter(max_running or 4 * cores)
+        self._limiter = None if max_running == "unlimited" else LocalRateLimiter(max_running or 4 * cores)
         self._templates = TemplatePool(
             level=self._level,
             network=network,
@@ -171,7 +173,7 @@ class LocalSandbox(Sandbox):
             patience += compile_timeout
             if found.name == "pytest":
                 message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", found.source]
-        async with self._limiter.permit():
+        async with self._limiter.permit() if self._limiter else contextlib.nullcontext():
             for _ in range(TRIES):
                 choosing = self._templates.for_code(request.code) if found is None else self._templates.bare()
                 template = await choosing

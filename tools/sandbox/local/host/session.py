@@ -50,12 +50,12 @@ class OpenSessions:
     """The open sessions of one sandbox, and what they share.
 
     Args:
-        limiter: gives permits to run.
+        limiter: gives permits to run; None: they run without.
         max_file_bytes: largest file that can be read.
         level: their isolation level, which decides whether they can be forked.
     """
 
-    def __init__(self, limiter: LocalRateLimiter, max_file_bytes: int, level: Level) -> None:
+    def __init__(self, limiter: LocalRateLimiter | None, max_file_bytes: int, level: Level) -> None:
         self.limiter, self.max_file_bytes, self.level = limiter, max_file_bytes, level
         self._open: set[LocalSession] = set()
 
@@ -298,9 +298,9 @@ class LocalSession(Session):
         if not self.alive:
             self.end()
             return gone
-        runs_code = request["op"] in ("cell", "exec")
+        runs_code, limiter = request["op"] in ("cell", "exec"), self._owner.limiter
         try:
-            async with self._owner.limiter.permit() if runs_code else contextlib.nullcontext():
+            async with limiter.permit() if runs_code and limiter else contextlib.nullcontext():
                 answer = await self.template.request(request, patience=request["timeout"] + GRACE, settle=GRACE)
         except TemplateLostError:
             answer = {**gone, "message": "the template process of the session was lost"}
