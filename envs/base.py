@@ -1,13 +1,16 @@
 """The contract of an env: one episode at a time behind `reset`, `step` and `close`.
 
-env = toolgym.make("CodeInterpreter-v0")
-obs, info = await env.reset(seed=0)             # every message so far
-while True:
-    result = await env.step(policy(obs))        # an `Action`: a parsed turn, an assistant message, or text
-    obs = result.obs                            # only the new messages
-    if result.done:
-        break
-await env.close()
+>>> import asyncio, toolgym
+>>> async def main(policy):
+...     async with toolgym.make("CodeInterpreter-v0") as env:
+...         obs, info = await env.reset(seed=0)  # every message so far
+...         while True:
+...             result = await env.step(policy(obs))  # an `Action`: a parsed turn, an assistant message, or text
+...             obs = result.obs  # only the new messages
+...             if result.done:
+...                 return result.stop_reason
+>>> print(asyncio.run(main(lambda obs: "#### 42")))
+answered
 """
 
 from __future__ import annotations

@@ -91,17 +91,3 @@ def toy_env():
 @pytest.fixture
 def sleep_tool():
     return SleepTool
-
-
-@pytest.fixture
-def registry(monkeypatch):
-    """The registries of toolgym and of Gymnasium, to alter at will."""
-    import gymnasium
-
-    from toolgym.envs import registry
-
-    specs, gym_specs = dict(registry._specs), dict(gymnasium.registry)
-    yield registry
-    for live, kept in ((registry._specs, specs), (gymnasium.registry, gym_specs)):
-        live.clear()
-        live.update(kept)

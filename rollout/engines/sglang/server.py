@@ -14,8 +14,8 @@ class SGLangServer(SGLangClient):
     """Generates on SGLang servers, through their token-in-token-out `/generate`.
 
     Example:
-        >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # doctest: +SKIP
-        >>> engine = SGLangServer("http://router:8000")  # doctest: +SKIP
+        >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # connects when it is entered
+        >>> engine = SGLangServer("http://router:8000")
 
     Several servers: requests that share an `affinity` stick to one server, for its prefix cache; new ones go to the
     one with the least requests in flight. One that has `balance_abs_threshold` requests more than the least loaded
