@@ -15,12 +15,12 @@ answered
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from toolgym.envs.types import ResetInfo, StepInfo, StopReason
+from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ForkNotSupportedError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
@@ -66,7 +66,7 @@ class StepResult(NamedTuple):
         return reason is not None and reason.truncated
 
 
-class BaseEnv(ABC):
+class BaseEnv(AsyncCloseable):
     """One episode at a time. Not safe for concurrent calls; make one env per concurrent episode."""
 
     @abstractmethod
@@ -117,11 +117,3 @@ class BaseEnv(ABC):
     def tool_schemas(self) -> list[ToolSchema]:
         """The tools that the policy may call, in the order in which its prompt lists them."""
         return []
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
