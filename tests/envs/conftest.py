@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -91,3 +92,10 @@ def toy_env():
 @pytest.fixture
 def sleep_tool():
     return SleepTool
+
+
+@pytest.fixture
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield

@@ -80,10 +80,13 @@ def test_every_floor_is_mapped():
     assert package_dirs() == expected
 
 
+PROCESSES = ["kernel", "protocol", "child", "zygote", "broker"]
+"""Rooms of the local sandbox that its processes are made of, lowest first."""
+
 ORDERS = {
     "tools": ["errors", "lazy", "message", "schema", "base", "concurrency", "http", "serving", "parsers", "sandbox"],
     "tools/sandbox": ["base", "local", "protocol", "remote", "server"],
-    "tools/sandbox/local": ["kernel", "protocol", "child", "zygote", "broker"],
+    "tools/sandbox/local": PROCESSES,
     "envs": ["tasks", "types", "base", "rewards", "tool_env", "library"],
     "rollout": [
         "limits",
@@ -162,6 +165,45 @@ def test_the_rule_of_rooms_can_fail(tmp_path):
     assert (arrows, circle(arrows)) == ({"outer": {"inner"}, "inner": set()}, [])
     (tmp_path / "inner" / "deep.py").write_text("from toolgym.tools import outer\n")
     assert set(circle(rooms_of(tmp_path, "toolgym.tools"))) == {"outer", "inner"}
+
+
+LOCAL = ROOT / "tools/sandbox/local"
+
+
+def wrong_imports(room: str, allowed: set[str]) -> dict[str, set[str]]:
+    """What the files of a room of the local sandbox import from rooms other than the allowed ones."""
+    package = import_name(LOCAL / "__init__.py")
+    files = sorted((LOCAL / room).glob("*.py"))
+    assert files
+    rooms = {
+        path.name: {
+            name.removeprefix(f"{package}.").partition(".")[0]
+            for name in imported(path, by_name=False)
+            if name.startswith(package)
+        }
+        for path in files
+    }
+    return {name: found - allowed for name, found in rooms.items() if found - allowed}
+
+
+@pytest.mark.parametrize("room", PROCESSES)
+def test_a_process_of_the_sandbox_imports_only_its_room_and_lower_ones(room):
+    """The trust boundary is a folder boundary."""
+    assert not wrong_imports(room, set(PROCESSES[: PROCESSES.index(room) + 1]))
+
+
+def test_the_host_never_imports_what_runs_in_a_template_process():
+    assert not wrong_imports("host", {"host", "kernel", "protocol"})
+
+
+@pytest.mark.parametrize("room", PROCESSES)
+def test_a_template_process_needs_nothing_but_the_standard_library(room):
+    """Its Python may be one without toolgym, and without any other package."""
+    package = import_name(LOCAL / "__init__.py")
+    for path in sorted((LOCAL / room).glob("*.py")):
+        names = imported(path, by_name=False)
+        outside = {name.partition(".")[0] for name in names if not name.startswith(f"{package}.")}
+        assert outside <= sys.stdlib_module_names, path.name
 
 
 @pytest.mark.wheel
