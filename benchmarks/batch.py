@@ -25,7 +25,7 @@ TARGET = 40.0
 
 
 def trajectories(count: int, turns: int, tokens: int) -> list[Trajectory]:
-    """Made-up trajectories of about so many tokens behind the prompt, three quarters of them the policy's."""
+    """Made-up trajectories of about so many tokens after the prompt, three quarters of them the policy's."""
     random = np.random.default_rng(0)
     share = tokens // turns
     made = []

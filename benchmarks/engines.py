@@ -2,7 +2,7 @@
 
 Every contender gets the same prompts and generates the same number of tokens, with a logprob for each. Run:
 
-    python -m benchmarks.engines [--requests 64] [--tokens 64] [--rounds 3] [--threads 1]
+    python benchmarks/engines.py [--requests 64] [--tokens 64] [--rounds 3] [--threads 1]
 
 What is measured is overhead: the model is so small that its arithmetic hardly counts. Not measured: GPUs, and models
 whose forward pass dominates, where all contenders come close to each other. The best round of each counts.

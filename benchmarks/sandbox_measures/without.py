@@ -1,6 +1,6 @@
 """What single tricks of the sandbox save: CPU time per run with and without each, in one process, in turns.
 
-    python -m benchmarks.sandbox --without TRICK,... [--level LEVEL] [--quick]
+    python benchmarks/sandbox.py --without TRICK,... [--level LEVEL] [--quick]
 
 It counts user and system time of the template processes and all their children, so that other programs on the machine
 matter little. A ratio of 1.2 says that a run costs 20 % more without the trick; the quartiles are over the pairs.
@@ -32,7 +32,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sandbox import STACK, STACK_CODE, family, percentile, show
+from sandbox_measures.memory import family
+from sandbox_measures.samples import STACK, STACK_CODE, percentile, show
+
 from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.local.host import template_process
 
