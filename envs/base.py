@@ -31,7 +31,7 @@ Action = ParsedTurn | Message | str
 
 
 class StepResult(NamedTuple):
-    """What one step gave.
+    """The result of one step.
 
     Attributes:
         obs: the *new* messages: results of tools, a user's reply, or nothing once the episode is over.
@@ -50,18 +50,18 @@ class StepResult(NamedTuple):
         """Why the episode is over; None while it goes on.
 
         Raises:
-            ValueError: the env gave a reason that is no `StopReason`.
+            ValueError: the env gave a reason that is not a `StopReason`.
         """
         return StopReason(self.info.get("stop_reason") or StopReason.ANSWERED) if self.done else None
 
     @property
     def terminated(self) -> bool:
-        """The episode reached its own end."""
+        """Whether the episode reached its own end."""
         return self.done and not self.truncated
 
     @property
     def truncated(self) -> bool:
-        """The episode was cut."""
+        """Whether the episode was cut before its own end."""
         reason = self.stop_reason
         return reason is not None and reason.truncated
 

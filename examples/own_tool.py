@@ -2,7 +2,7 @@
 
 Concepts (3): `StatefulTool`, `ToolSession`, `ToolSchema`.
 
-A `StatefulTool` opens a `ToolSession` for each episode and closes it at the end, whatever happens. The session is an
+A `StatefulTool` opens a `ToolSession` for each episode and closes it at the end, also after an error. The session is an
 ordinary object: what it keeps between calls are its attributes. The `ToolSchema` is what the model reads.
 
 Run it: python examples/own_tool.py

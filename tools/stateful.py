@@ -48,8 +48,8 @@ class ToolSession(ABC):
             execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
 
         Returns:
-            What the model reads, and perhaps reward and metrics; see `ToolResult`. What the model did wrong belongs in
-            the text. An exception is caught by the env and shown to the model as a failure of the tool.
+            What the model reads, optionally with reward and metrics; see `ToolResult`. What the model did wrong belongs
+            in the text. An exception is caught by the env and shown to the model as a failure of the tool.
         """
 
     async def reward(self, **calc_reward_kwargs: Any) -> float:
@@ -65,7 +65,7 @@ class ToolSession(ABC):
         raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
 
     async def close(self) -> None:
-        """Free what the session holds. Called exactly once, perhaps while `execute` runs. Default: nothing."""
+        """Free what the session holds. Called exactly once, possibly while `execute` runs. Default: nothing."""
 
 
 class StatefulTool(BaseTool):

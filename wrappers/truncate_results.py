@@ -15,7 +15,7 @@ Side = Literal["left", "middle", "right"]
 class TruncateResults(Wrapper):
     """Cuts the text of tool messages to a number of characters, and says in the text that it was cut.
 
-    Changes the observations of `step`; issues no signal of its own.
+    Changes the observations of `step` and nothing else.
 
     Args:
         env: the env inside.
@@ -23,7 +23,7 @@ class TruncateResults(Wrapper):
         side: where to cut. As in verl, `left` keeps the beginning, `right` the end, `middle` both.
 
     Raises:
-        ConfigError: `max_chars` is below 1, or there is no such side.
+        ConfigError: `max_chars` is below 1, or `side` is not one of these.
 
     Example:
         >>> import asyncio, toolgym

@@ -26,7 +26,7 @@ class TaskSource(ABC):
 
 
 class TaskList(TaskSource):
-    """Tasks from a list; `take` goes through it in order and around, `sample` draws at random."""
+    """Tasks from a list; `take` goes through it in order, again and again, `sample` draws at random."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         if not tasks:
@@ -41,10 +41,10 @@ class TaskList(TaskSource):
 
 
 def load_tasks(path: str | Path) -> TaskList:
-    """Read a JSON Lines file with one verl-shaped row a line.
+    """Read a JSON Lines file with one row in verl's shape per line.
 
     Raises:
-        UnknownNameError: there is no such file; names the nearest one.
+        UnknownNameError: the file does not exist; names the nearest one.
         ConfigError: a line is not valid; names the line.
     """
     path = Path(path)

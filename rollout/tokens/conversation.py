@@ -1,13 +1,13 @@
 """`Conversation`: the messages and the exact tokens of one episode, as they grow.
 
 The tokens of a conversation are one sequence as long as each turn only adds to it. With `history="append"` that is
-always so: what was generated stays, and the renderer's delta is put behind it. With `history="template"` the chat
+always so: what was generated stays, and the renderer's delta is put after it. With `history="template"` the chat
 template renders the whole conversation before every turn, as an inference server would, with thinking and tool calls
 taken out of the text. As long as that rendering begins with the ids that are there, the sequence goes on. Where it does
-not (templates drop earlier thinking; what a policy spelled in odd tokens is encoded in the usual ones), the sequence is
-over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse two calls
-at once) stays text. Where it refuses the whole (a result behind a call that could not be read), an inference server
-could send nothing at all, and the sequence goes on by the delta.
+not (templates drop earlier thinking; what a policy spelled in unusual tokens is encoded in the usual ones), the
+sequence is over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse
+two calls at once) stays text. Where it refuses the whole (a result after a call that could not be read), an inference
+server could send nothing at all, and the sequence goes on by the delta.
 
 Context policies change the messages and go the same way. A sequence that has begun is never changed, so each is exactly
 what the engine was sent and produced.
@@ -58,8 +58,8 @@ class Extension:
 class Conversation:
     """Messages and tokens of one episode.
 
-    One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `close_turn`, `parse_turn` and
-    `set_message`; then `apply` puts the observation behind it.
+    One turn goes through `add_generation` (once for each part), `add_turn`, `close_turn` where needed, `parse_turn` and
+    `set_message`; then `apply` puts the observation after it.
 
     Args:
         renderer: renders the messages and parses the turns.
@@ -98,7 +98,7 @@ class Conversation:
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of the present sequence behind its prompt."""
+        """Tokens of the present sequence after its prompt."""
         return len(self.context) - len(self._prompt_ids)
 
     @property
@@ -132,7 +132,7 @@ class Conversation:
         return self._text
 
     def close_turn(self, token_ids: Sequence[int]) -> None:
-        """Put an end behind a turn that the policy did not end itself."""
+        """Put an end after a turn that the policy did not end itself."""
         self._turn += token_ids
         self._append(token_ids)
 
@@ -210,14 +210,14 @@ class Conversation:
         """The messages, with its own reading in the place of each turn that is kept as text.
 
         Turns come in the order in which they were sampled. A context policy may have dropped some, so among turns of
-        the same text the result behind the message decides.
+        the same text the result after the message decides.
         """
         left = list(self._readings)
         structured: list[Message] = []
-        for message, behind in zip(view, [*view[1:], None], strict=True):
+        for message, after in zip(view, [*view[1:], None], strict=True):
             same = [one for one in left if one.text == message["content"]] if _is_text(message) else []
             if same:
-                found = next((one for one in same if behind is not None and one.is_answered_by(behind)), same[0])
+                found = next((one for one in same if after is not None and one.is_answered_by(after)), same[0])
                 left.remove(found)
                 message = found.message
             structured.append(message)

@@ -67,7 +67,7 @@ def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> Parse
             end, closed = region_end(text, at, end_section, OPEN, section)
             if text.startswith(OPEN, end):
                 return at
-            message = f"The tool call is not understood: no {OPEN}...> behind {section}. Write it as:\n{shape}"
+            message = f"The tool call is not understood: no {OPEN}...> after {section}. Write it as:\n{shape}"
             turn.error(CallProblem.MALFORMED_CALL, message, text[at:end])
             return end + len(end_section) if closed else end
         name = ""
@@ -96,10 +96,10 @@ class _MalformedError(ValueError):
 
 
 def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
-    """Read what stands behind `<｜DSML｜invoke`: the name, the arguments, and where the call ends."""
+    """Read what stands after `<｜DSML｜invoke`: the name, the arguments, and where the call ends."""
     head = _HEAD.match(text, at)
     if head is None:
-        raise _MalformedError(f'expected name="tool"> behind {OPEN}, got {text[at : at + 40]!r}')
+        raise _MalformedError(f'expected name="tool"> after {OPEN}, got {text[at : at + 40]!r}')
     name, at = head[1], head.end()
     if head[2]:
         return name, {}, at
@@ -114,7 +114,7 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
         while parameter := _PARAMETER.match(text, at):
             key, start = parameter[1], parameter.end()
             if key in arguments:
-                raise _MalformedError(f"the parameter {key!r} stands twice", name)
+                raise _MalformedError(f"the parameter {key!r} occurs twice", name)
             if parameter[2] == "true":
                 end = text.find(_END_VALUE, start)
                 arguments[key] = text[start:end]

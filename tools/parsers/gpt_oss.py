@@ -1,18 +1,18 @@
-"""The format of gpt-oss ("harmony"): a turn is several messages, each with a channel and perhaps a recipient.
+"""The format of gpt-oss ("harmony"): a turn is several messages, each with a channel and optionally a recipient.
 
     <|channel|>analysis<|message|>I compute.<|end|><|start|>assistant<|channel|>commentary
     to=functions.code_interpreter <|constrain|>json<|message|>{"code": "print(1)"}<|call|>
 
-The generation prompt ends with `<|start|>assistant`, so the text begins behind it. Decisions, each with a test:
+The generation prompt ends with `<|start|>assistant`, so the text begins after it. Decisions, each with a test:
 
-* A message with a recipient is a call, whatever its channel; `functions.` before the name is dropped.
-* The recipient may stand before or behind the channel, as chat templates and the model write it.
+* A message with a recipient is a call, in any channel; `functions.` before the name is dropped.
+* The recipient may stand before or after the channel, as chat templates and the model write it.
 * `<|call|>` ends the turn, so it is absent where the engine took it for the end-of-turn token.
 * Analysis is `ParsedTurn.reasoning`; final messages, and commentary without a recipient, are content.
 * A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message.
 * Arguments are a JSON object; a bare program for the built-in `python` is an error, and so are empty arguments.
 
-SGLang's `gpt-oss` sees a call only behind `<|start|>assistant<|channel|>commentary`, with `<|constrain|>json`, takes
+SGLang's `gpt-oss` sees a call only after `<|start|>assistant<|channel|>commentary`, with `<|constrain|>json`, takes
 nothing for an empty object, and drops what it cannot read.
 """
 
@@ -94,7 +94,7 @@ class _Reader:
         problem = found.problem
         if closed is None:
             end, on = self._end(at)
-            problem = problem or f"unexpected text {self._text[found.end :].lstrip()[:40]!r} behind the arguments"
+            problem = problem or f"unexpected text {self._text[found.end :].lstrip()[:40]!r} after the arguments"
         else:
             end = on = closed.end()
         raw = self._text[start:end]
@@ -130,7 +130,7 @@ class _Reader:
         return mark.start()
 
     def _unfinished(self, at: int) -> None:
-        """Add what stands behind the last message."""
+        """Add what stands after the last message."""
         rest = self._text[at:]
         recipient = _RECIPIENT.search(rest)
         if recipient and _CHANNEL.search(rest):

@@ -16,7 +16,7 @@ Decisions, each with a test:
 
 SGLang's `qwen25` wants the line breaks around the JSON and does not see a call without them; both of its parsers end
 a call at the first closing tag, even inside a string, drop what they cannot read, accept `parameters` for `arguments`
-and calls inside of thinking, and keep no text behind the first call.
+and calls inside of thinking, and keep no text after the first call.
 """
 
 from __future__ import annotations

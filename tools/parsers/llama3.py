@@ -6,13 +6,13 @@
 Decisions, each with a test:
 
 * Without the tag, a call is an object that begins a line and has a `name` and `parameters` (or `arguments`). Other
-  JSON is content: it may be the answer. An object that begins with `"name"` and is no JSON, or has nothing besides
-  `name`, `type` and `id`, is a call gone wrong.
+  JSON is content: it may be the answer. An object that begins with `"name"` and is not JSON, or has nothing besides
+  `name`, `type` and `id`, is a malformed call.
 * Behind the tag stands a call, or an error: the built-in `brave_search.call(...)` and bare programs, too, are errors.
 * Several calls are separated by `;` or white space.
-* Nothing closes a call but the end of its JSON; text behind it is content.
+* Nothing closes a call but the end of its JSON; text after it is content.
 
-SGLang's `llama3` sees calls behind the tag or at the very beginning of the text, and takes any object there for one; it
+SGLang's `llama3` sees calls after the tag or at the very beginning of the text, and takes any object there for one; it
 reads Python dicts as well, takes absent parameters for none, ends at a tag inside of a string, and drops what it cannot
 read.
 """
@@ -36,7 +36,7 @@ _NAMED = re.compile(r'\{\s*"name"\s*:')
 _NEXT = re.compile(r"\s*(;?)\s*(?=\{)")
 
 MAX_TRIES = 256
-"""Texts that look like the beginning of an object and are no JSON, until the rest of the turn counts as content."""
+"""How many texts may look like the beginning of an object without being JSON. The rest of the turn is then content."""
 
 
 def parse_llama3(
@@ -59,7 +59,7 @@ class _Reader:
             turn.say(text[mark.start() : at])
         elif not text.startswith("{", at):
             end = _next_tag(text, at)
-            message = f"The tool call is not understood: got {text[at : at + 40]!r} behind {TAG}. Write it as {SHAPE}."
+            message = f"The tool call is not understood: got {text[at : at + 40]!r} after {TAG}. Write it as {SHAPE}."
             turn.error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
             return end
         while True:

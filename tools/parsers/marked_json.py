@@ -30,8 +30,8 @@ def read_marked_json(
         start: where the call began, for the raw text of an error.
         at: where its arguments begin.
         name: the tool's name.
-        closing: what must stand behind the arguments.
-        close: the marker with which `closing` ends, to go on behind it where the arguments cannot be read.
+        closing: what must stand after the arguments.
+        close: the marker with which `closing` ends, to go on after it where the arguments cannot be read.
         openers: markers that begin another call.
         shape: how a call is written, for the error.
         call_id: the id that the model wrote.

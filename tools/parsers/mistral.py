@@ -1,4 +1,4 @@
-"""The formats of Mistral models: a list of objects, or since 2025 name and arguments behind a marker per call.
+"""The formats of Mistral models: a list of objects, or since 2025 name and arguments after a marker per call.
 
     [TOOL_CALLS] [{"name": "code_interpreter", "arguments": {"code": "print(1)"}, "id": "call00000"}]
     [TOOL_CALLS]code_interpreter[ARGS]{"code": "print(1)"}[TOOL_CALLS]...
@@ -6,12 +6,12 @@
 Decisions, each with a test:
 
 * In the new form `[ARGS]` may be absent, as models between the two write it, and `[CALL_ID]abc123def` may stand before.
-* Nothing closes a call but the end of its JSON; text behind it is content.
+* Nothing closes a call but the end of its JSON; text after it is content.
 * Ids have nine letters or digits, which the chat templates insist on. The one that the model wrote is kept.
 * Thinking stands between `[THINK]` and `[/THINK]`, or `<think>` tags.
 * A list without a call is an error. A malformed entry of a list keeps its place among the good ones.
 
-SGLang's `mistral` drops what it cannot read, and all calls behind it.
+SGLang's `mistral` drops what it cannot read, and all calls after it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     if named is None:
         end = _next(text, at)
         message = (
-            f"The tool call is not understood: got {text[at : at + 40]!r} behind {OPEN}. "
+            f"The tool call is not understood: got {text[at : at + 40]!r} after {OPEN}. "
             f"Write it as {SHAPE_NAMED} or {SHAPE_LIST}."
         )
         turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
@@ -79,7 +79,7 @@ def _read_list(text: str, mark: re.Match[str], at: int, turn: TurnBuilder) -> in
         return _not_json(text, mark, at, found, turn, SHAPE_LIST)
     raw = text[at : found.end]
     if not found.value:
-        message = f"The tool call is not understood: the list behind {OPEN} is empty. Write it as {SHAPE_LIST}."
+        message = f"The tool call is not understood: the list after {OPEN} is empty. Write it as {SHAPE_LIST}."
         turn.error(CallProblem.NOT_A_CALL, message, raw)
     for one in found.value:
         if turn.full:

@@ -1,4 +1,4 @@
-"""What all parsers share: collecting what a turn asks for, and walking over its text past what was only thought."""
+"""What all parsers share: collecting a turn's calls, and walking over its text without its thinking."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TurnBuilder:
         self.errors.append(ToolCallError(problem, message, raw, self._id(call_id), self.requests, name))
 
     def overfull(self, raw: str) -> None:
-        """Add the error for everything behind the last request that is read."""
+        """Add the error for everything after the last request that is read."""
         message = f"Only the first {MAX_REQUESTS} tool calls of the turn were read. Send fewer in one turn."
         self.error(CallProblem.TOO_MANY_CALLS, message, raw)
 
@@ -142,7 +142,7 @@ def scan(
             turn.say(text[at : mark.start()])
             errors = len(turn.errors)
             at = read(text, mark, turn)
-            # A thought may mention a call's marks: what looked like a call gone wrong then holds the thought's end.
+            # A thought may mention a call's marks: what looked like a malformed call then holds the thought's end.
             if not outside and len(turn.errors) > errors and (closed := closing.search(text, mark.end(), at)):
                 outside = True
                 at = thoughts = closed.end()
