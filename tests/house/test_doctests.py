@@ -17,7 +17,7 @@ import toolgym.rollout
 import toolgym.tools
 import toolgym.wrappers
 
-FLOORS = (toolgym, toolgym.tools, toolgym.envs, toolgym.wrappers, toolgym.rollout)
+LAYERS = (toolgym, toolgym.tools, toolgym.envs, toolgym.wrappers, toolgym.rollout)
 
 
 def examples_in(module_name: str) -> int:
@@ -29,8 +29,8 @@ def examples_in(module_name: str) -> int:
 MODULES = sorted(
     {
         module.name
-        for floor in FLOORS
-        for module in pkgutil.walk_packages(floor.__path__, f"{floor.__name__}.")
+        for layer in LAYERS
+        for module in pkgutil.walk_packages(layer.__path__, f"{layer.__name__}.")
         if examples_in(module.name)
     }
 )
