@@ -26,7 +26,7 @@ class TaskSource(ABC):
 
 
 class TaskList(TaskSource):
-    """Tasks from a list; `take` goes through it in order, again and again, `sample` draws at random."""
+    """Tasks from a list; `take` goes through it in order and around, `sample` draws at random."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         if not tasks:

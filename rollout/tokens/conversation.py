@@ -58,8 +58,8 @@ class Extension:
 class Conversation:
     """Messages and tokens of one episode.
 
-    One turn goes through `add_generation` (once for each part), `add_turn`, `close_turn` where needed, `parse_turn` and
-    `set_message`; then `apply` puts the observation after it.
+    One turn goes through `add_generation` (once for each part), `add_turn`, perhaps `close_turn`, `parse_turn` and
+    `set_message`; then `apply` puts the observation behind it.
 
     Args:
         renderer: renders the messages and parses the turns.
@@ -98,7 +98,7 @@ class Conversation:
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of the present sequence after its prompt."""
+        """Tokens of the present sequence behind its prompt."""
         return len(self.context) - len(self._prompt_ids)
 
     @property
@@ -132,7 +132,7 @@ class Conversation:
         return self._text
 
     def close_turn(self, token_ids: Sequence[int]) -> None:
-        """Put an end after a turn that the policy did not end itself."""
+        """Put an end behind a turn that the policy did not end itself."""
         self._turn += token_ids
         self._append(token_ids)
 
@@ -210,14 +210,14 @@ class Conversation:
         """The messages, with its own reading in the place of each turn that is kept as text.
 
         Turns come in the order in which they were sampled. A context policy may have dropped some, so among turns of
-        the same text the result after the message decides.
+        the same text the result behind the message decides.
         """
         left = list(self._readings)
         structured: list[Message] = []
-        for message, after in zip(view, [*view[1:], None], strict=True):
+        for message, behind in zip(view, [*view[1:], None], strict=True):
             same = [one for one in left if one.text == message["content"]] if _is_text(message) else []
             if same:
-                found = next((one for one in same if after is not None and one.is_answered_by(after)), same[0])
+                found = next((one for one in same if behind is not None and one.is_answered_by(behind)), same[0])
                 left.remove(found)
                 message = found.message
             structured.append(message)

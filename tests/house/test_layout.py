@@ -80,13 +80,10 @@ def test_every_layer_is_mapped():
     assert package_dirs() == expected
 
 
-PROCESSES = ["kernel", "protocol", "child", "zygote", "broker"]
-"""Rooms of the local sandbox that its processes are made of, lowest first."""
-
 ORDERS = {
     "tools": ["errors", "lazy", "message", "schema", "base", "concurrency", "http", "serving", "parsers", "sandbox"],
     "tools/sandbox": ["base", "local", "protocol", "remote", "server"],
-    "tools/sandbox/local": PROCESSES,
+    "tools/sandbox/local": ["kernel", "protocol", "child", "zygote", "broker"],
     "envs": ["tasks", "types", "base", "rewards", "tool_env", "library"],
     "rollout": [
         "limits",
@@ -168,6 +165,8 @@ def test_the_rule_of_rooms_can_fail(tmp_path):
 
 
 LOCAL = ROOT / "tools/sandbox/local"
+PROCESSES = ORDERS["tools/sandbox/local"]
+"""The rooms that the processes of a local sandbox are made of, lowest first."""
 
 
 def wrong_imports(room: str, allowed: set[str]) -> dict[str, set[str]]:
