@@ -9,15 +9,15 @@ from __future__ import annotations
 import enum
 import math
 import operator
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
 
-from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Generation:
                 )
 
 
-class Engine(AsyncCloseable):
+class Engine(ABC):
     """Generates tokens. Serves many requests at once.
 
     `start` before the first request and `close` after the last, or use it as an async context manager.
@@ -328,6 +328,11 @@ class Engine(AsyncCloseable):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     def _check_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse a request that an engine must never see: an unknown id can kill a server."""
