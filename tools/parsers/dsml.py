@@ -68,7 +68,7 @@ def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> Parse
             if text.startswith(OPEN, end):
                 return at
             message = f"The tool call is not understood: no {OPEN}...> after {section}. Write it as:\n{shape}"
-            turn.error(CallProblem.MALFORMED_CALL, message, text[at:end])
+            turn.add_error(CallProblem.MALFORMED_CALL, message, text[at:end])
             return end + len(end_section) if closed else end
         name = ""
         try:
@@ -78,12 +78,12 @@ def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> Parse
             name, raw = error.name, text[mark.start() : end]
             if not closed and error.unclosed:
                 message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-                turn.error(CallProblem.UNCLOSED_TAG, message, raw, name)
+                turn.add_error(CallProblem.UNCLOSED_TAG, message, raw, name)
             else:
                 message = f"The tool call is not understood: {error}. Write it as:\n{shape}"
-                turn.error(CallProblem.MALFORMED_CALL, message, raw, name)
+                turn.add_error(CallProblem.MALFORMED_CALL, message, raw, name)
             return end + len(CLOSE) if closed else end
-        turn.call(name, arguments)
+        turn.add_call(name, arguments)
         return end
 
     return scan(text, turn, f"{OPEN}|{section}|{end_section}", read, starts_open=starts_open)

@@ -76,7 +76,7 @@ def _read(text: str, start: int, turn: TurnBuilder, schemas: Mapping[str, ToolSc
         came = f"got {text[close : close + 30]!r}" if close < len(text) else "but the text ended"
         why = f"expected <arg_key>key</arg_key><arg_value>value{_END_VALUE} or {CLOSE}, {came}"
         return _malformed(text, start, close, turn, name, why)
-    turn.call(name, typed(name, texts, schemas))
+    turn.add_call(name, typed(name, texts, schemas))
     return close + len(CLOSE)
 
 
@@ -84,8 +84,8 @@ def _malformed(text: str, start: int, at: int, turn: TurnBuilder, name: str, why
     end, closed = region_end(text, at, CLOSE, OPEN)
     if closed:
         message = f"The tool call is not understood: {why}. Write it as:\n{SHAPE}"
-        turn.error(CallProblem.MALFORMED_CALL, message, text[start:end], name)
+        turn.add_error(CallProblem.MALFORMED_CALL, message, text[start:end], name)
         return end + len(CLOSE)
     message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-    turn.error(CallProblem.UNCLOSED_TAG, message, text[start:end], name)
+    turn.add_error(CallProblem.UNCLOSED_TAG, message, text[start:end], name)
     return end

@@ -47,7 +47,7 @@ def parse_gpt_oss(
     reader = _Reader(text, TurnBuilder(first_id))
     reader.read(starts_open)
     turn = reader.turn
-    turn.say("\n".join(reader.content))
+    turn.add_content("\n".join(reader.content))
     return turn.parsed(text, "\n".join(reader.reasoning) if reader.reasoning else None)
 
 
@@ -75,7 +75,7 @@ class _Reader:
                 if before.strip() != "assistant" and not _RECIPIENT.search(before):
                     self._add(self.content, before)
             if recipient and self.turn.full:
-                self.turn.overfull(self._text[at:])
+                self.turn.add_overflow_error(self._text[at:])
                 return
             start = at
             at = body + len(_MESSAGE)
@@ -100,15 +100,15 @@ class _Reader:
         raw = self._text[start:end]
         if problem:
             message = f"The arguments of the tool call are not valid JSON: {problem}. Write the call as {SHAPE}."
-            self.turn.error(CallProblem.MALFORMED_JSON, message, raw, name)
+            self.turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name)
         elif not isinstance(found.value, dict):
             message = (
                 "The tool call is not understood: its arguments must be a JSON object, got "
                 f"{type(found.value).__name__}. Write the call as {SHAPE}."
             )
-            self.turn.error(CallProblem.NOT_A_CALL, message, raw, name)
+            self.turn.add_error(CallProblem.NOT_A_CALL, message, raw, name)
         else:
-            self.turn.call(name, found.value)
+            self.turn.add_call(name, found.value)
         return on
 
     def _analysis(self, at: int) -> int:
@@ -124,7 +124,7 @@ class _Reader:
                 "End it with <|end|> first, then send the call."
             )
             rest = self._text[mark.start() :]
-            self.turn.error(CallProblem.OPEN_THINKING, message, rest)
+            self.turn.add_error(CallProblem.OPEN_THINKING, message, rest)
             self._add(self.reasoning, rest)
             return len(self._text)
         return mark.start()
@@ -136,7 +136,7 @@ class _Reader:
         if recipient and _CHANNEL.search(rest):
             message = f"The tool call was not run: it has no {_MESSAGE} with arguments. Write it as {SHAPE}."
             name = recipient[1].removeprefix("functions.")
-            self.turn.error(CallProblem.UNCLOSED_TAG, message, rest, name)
+            self.turn.add_error(CallProblem.UNCLOSED_TAG, message, rest, name)
         else:
             self._add(self.content, rest)
 

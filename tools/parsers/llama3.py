@@ -56,11 +56,11 @@ class _Reader:
         sure = mark.group() == TAG
         at = skip_space(text, mark.end()) if sure else mark.end() - 1
         if not sure:
-            turn.say(text[mark.start() : at])
+            turn.add_content(text[mark.start() : at])
         elif not text.startswith("{", at):
             end = _next_tag(text, at)
             message = f"The tool call is not understood: got {text[at : at + 40]!r} after {TAG}. Write it as {SHAPE}."
-            turn.error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
+            turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
             return end
         while True:
             before = turn.requests
@@ -74,24 +74,24 @@ class _Reader:
         """Read an object that is a call for sure, or may be one; return where it ends."""
         sure_if_broken = sure or _NAMED.match(text, at) is not None
         if not sure_if_broken and self._tries >= MAX_TRIES:
-            turn.say(text[at])
+            turn.add_content(text[at])
             return at + 1
         found = read_json(text, at)
         if found.problem and sure_if_broken:
             end = found.end if found.end != -1 else _next_tag(text, at)
             message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
-            turn.error(CallProblem.MALFORMED_JSON, message, text[at:end])
+            turn.add_error(CallProblem.MALFORMED_JSON, message, text[at:end])
             return end
         if found.problem:
             self._tries += 1
-            turn.say(text[at])
+            turn.add_content(text[at])
             return at + 1
         raw, value = text[at : found.end], found.value
         named = isinstance(value, dict) and "name" in value
         if sure or (named and (any(key in value for key in KEYS) or value.keys() <= {"name", "type", "id"})):
             add_object_call(turn, value, raw, keys=KEYS, shape=SHAPE)
         else:
-            turn.say(raw)
+            turn.add_content(raw)
         return found.end
 
 

@@ -44,7 +44,7 @@ def parse_pythonic(
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     close = MARKERS.get(mark.group())
     if close is None:
-        turn.say(text[mark.start() : mark.end() - 1])
+        turn.add_content(text[mark.start() : mark.end() - 1])
     at = skip_space(text, mark.end()) if close else mark.end() - 1
     try:
         calls, end = read_calls(text, at)
@@ -58,13 +58,13 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     except LiteralError as error:
         end = _region_end(text, mark.end(), close)
         message = f"The tool call is not understood: {error}. Write it as {SHAPE}, with Python literals for values."
-        turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end], error.name)
+        turn.add_error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end], error.name)
         return end
     for name, arguments in calls:
         if turn.full:
-            turn.overfull(text[at:end])
+            turn.add_overflow_error(text[at:end])
             break
-        turn.call(name, arguments)
+        turn.add_call(name, arguments)
     return end
 
 

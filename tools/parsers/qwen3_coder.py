@@ -103,7 +103,7 @@ class _Call:
         if not self._text.startswith(CLOSE, at):
             return self._malformed(f"expected {CLOSE}, {self._came(at)}", at)
         for name, texts in found:
-            self._turn.call(name, typed(name, texts, self._schemas))
+            self._turn.add_call(name, typed(name, texts, self._schemas))
         return at + len(CLOSE)
 
     def _came(self, at: int) -> str:
@@ -114,8 +114,8 @@ class _Call:
         raw = self._text[self._start : end]
         if closed or not self._wrapped:
             message = f"The tool call is not understood: {why}. Write it as:\n{SHAPE}"
-            self._turn.error(CallProblem.MALFORMED_CALL, message, raw, self._name)
+            self._turn.add_error(CallProblem.MALFORMED_CALL, message, raw, self._name)
         else:
             message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-            self._turn.error(CallProblem.UNCLOSED_TAG, message, raw, self._name)
+            self._turn.add_error(CallProblem.UNCLOSED_TAG, message, raw, self._name)
         return end + len(CLOSE) if closed else end

@@ -45,7 +45,7 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
         found = heads.match(text, at)
         if found is None:
             end, closed = region_end(text, at, markers.close, markers.open)
-            turn.error(
+            turn.add_error(
                 CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.open, shape), text[mark.start() : end]
             )
             return end + len(markers.close) if closed else end
@@ -70,7 +70,7 @@ def _section(text: str, at: int, turn: TurnBuilder, markers: Markers, shape: str
     end, closed = region_end(text, at, markers.end_section, markers.open, markers.section)
     if text.startswith(markers.open, end):
         return at
-    turn.error(CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.section, shape), text[at:end])
+    turn.add_error(CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.section, shape), text[at:end])
     return end + len(markers.end_section) if closed else end
 
 

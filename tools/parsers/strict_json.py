@@ -114,9 +114,9 @@ def add_object_call(
     if problem:
         message = f"The tool call is not understood: {problem}. Write it as {shape}."
         known = name if isinstance(name, str) else ""
-        turn.error(CallProblem.NOT_A_CALL, message, raw, known, call_id)
+        turn.add_error(CallProblem.NOT_A_CALL, message, raw, known, call_id)
     else:
-        turn.call(name, arguments, call_id)
+        turn.add_call(name, arguments, call_id)
 
 
 def is_deep(value: object) -> bool:
