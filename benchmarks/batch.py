@@ -3,7 +3,7 @@
     python benchmarks/batch.py [--trajectories 256] [--turns 8] [--tokens 8000] [--repeats 5]
 
 Plain NumPy (the bound) writes the ids, the mask and the log-probabilities of each segment into three padded arrays, and
-checks nothing. Both are measured in turns in one run; the fastest of the repeats is printed, so that other work on the
+checks nothing. The two take turns in one run; the fastest of the repeats is printed, so that other work on the
 machine counts little.
 """
 

@@ -1,4 +1,4 @@
-"""The sandbox against its targets, and against what else there is, in one run on one machine.
+"""The sandbox against its targets and other ways to run code, in one run on one machine.
 
     python benchmarks/sandbox.py [--rows PATTERN ...] [--url NAME=http://host:port ...] [--level LEVEL] [--quick]
     python benchmarks/sandbox.py --without TRICK,... [--level LEVEL] [--quick]      see `sandbox_measures/without.py`
@@ -9,14 +9,14 @@ started. Every answer is checked; a wrong one is an error and counts in its colu
 rounds. `--rows` chooses by name (see --list), with `*`.
 
 The targets in milliseconds and per second were set on one machine, where plain took 7.5 ms one at a time and did 237
-per second at 32. Where a row's cost is that of starting processes, a faster, slower or busier machine moves it and
-plain alike. For those rows the table also gives the target as a ratio to plain there (2.5 ms is 3 times as fast, 800
-per second 3.4 times as many), the ratio to plain in this very run, and whether that one is met. It replaces nothing:
-both are shown, and `--strict` asks for the absolute ones. Rows over HTTP are compared with plain at 32 at once, for any
-concurrency of their own; with --url of another machine, that says nothing.
+per second at 32. Where a row's cost is that of starting processes, a faster, slower or busier machine changes it and
+plain by the same factor. For those rows the table also gives the target as a ratio to plain there (2.5 ms is 3 times as
+fast, 800 per second 3.4 times as many), the ratio to plain in this run, and whether it is met. `--strict` checks the
+absolute targets. Rows over HTTP are compared with plain at 32 at once, for any concurrency of their own; with --url of
+another machine, that says nothing.
 
 The figures of SandboxFusion in the table (commit 469de08; `lite` isolation / none at all) were measured on two cores of
-one machine; on another machine start it there and give its address.
+one machine; to compare on another machine, start it there and pass `--url`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sandbox_measures.without import run_without
 
 from toolgym.tools.sandbox import LocalSandbox
 
-THERE = {"plain-1": 7.5, "plain-32": 237.0}
+REFERENCE = {"plain-1": 7.5, "plain-32": 237.0}
 """Plain's p50 (ms) and rate (per second) on the machine on which the targets were set."""
 
 
@@ -50,7 +50,7 @@ class Row:
         figure: which part of the sample the target is about: `rate`, `p50` or `amount`.
         unit: of that figure.
         target: at least (rate) or at most (p50, amount).
-        elsewhere: what others reach, as text.
+        others: what others reach, as text.
         bound: name of the row of plain that this one is compared with.
     """
 
@@ -59,15 +59,15 @@ class Row:
     figure: str
     unit: str
     target: float | None
-    elsewhere: str = ""
+    others: str = ""
     bound: str = ""
 
     @property
     def target_ratio(self) -> float | None:
         """The target as how many times better than plain it is on the machine on which it was set."""
-        if self.target is None or self.bound not in THERE:
+        if self.target is None or self.bound not in REFERENCE:
             return None
-        return better(self.figure, self.target, THERE[self.bound])
+        return better(self.figure, self.target, REFERENCE[self.bound])
 
     def ratio(self, sample: Sample, bound: Sample) -> float:
         """How many times better than plain a sample is; plain's own figure depends on the row: its rate, or its p50."""
@@ -138,13 +138,13 @@ def cells(row: Row, sample: Sample, bound: Sample | None) -> list[str]:
         ratio,
         target_ratio,
         ratio_met,
-        row.elsewhere,
+        row.others,
     ]
 
 
 HEAD = [
     "what", "figure", "per second", "p50 / p99 ms", "errors", "target", "met", "times better than plain",
-    "target of that", "met", "elsewhere",
+    "target of that", "met", "others",
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/templates.py [--case "single call"] [--json]
 
-The truth is the template's own rendering, by transformers, of the whole conversation: what stands there after the end
+The truth is the template's own rendering, by transformers, of the whole conversation: the text after the end
 of the assistant's turn. A way is exact (Y) if it gives that text, wrong (N) if it gives another, and fails (E) if the
 template raises. The others' ways are written here from what they do, on text, for one tokenizer per template; so no
 way is held back by the tokenizer. Where a turn has no end of its own (GLM 4), the next marker may be given or not.
@@ -117,7 +117,7 @@ class Template:
         return text
 
     def after_the_turn(self, text: str, turn: Message) -> str:
-        """What stands after the end of the turn that has the mark."""
+        """The text after the end of the turn that has the mark."""
         tail = text[text.rindex(MARK) + len(MARK) :]
         wanted = self.facts.ends_of_turn[-1:] if "tool_calls" in turn else self.ends
         if self.facts.end_of_turn_is_marker and "tool_calls" not in turn:

@@ -17,14 +17,14 @@ from toolgym.tools.sandbox.base import Limits, Session
 
 
 async def plain(code: str) -> bool:
-    """What one writes without a sandbox."""
+    """Run code as without a sandbox: a fresh interpreter. Returns whether it succeeded."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", code)
     return await process.wait() == 0
 
 
 @contextlib.asynccontextmanager
 async def local(scale: Scale, **options: Any) -> AsyncIterator[LocalSandbox]:
-    """A sandbox whose templates are there, warm."""
+    """A sandbox whose template processes have started and are warm."""
     options = {"level": scale.level, "preload": STACK, **scale.options, **options}
     async with LocalSandbox(**options) as sandbox:
         await asyncio.gather(*(sandbox.run(code) for code in ("pass", STACK_CODE) for _ in range(8)))

@@ -26,7 +26,7 @@ def children(pid: int) -> list[int]:
 
 
 def same_memory(one: int, other: int) -> bool:
-    """Whether two processes run in the very same memory, which is not a copy (`kcmp(2)`, KCMP_VM)."""
+    """Whether two processes share one memory, not a copy of it (`kcmp(2)`, KCMP_VM)."""
     number = {"x86_64": 312, "aarch64": 272}[platform.machine()]
     return one != other and ctypes.CDLL(None).syscall(number, one, other, 1, 0, 0) == 0
 

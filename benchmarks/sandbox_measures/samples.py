@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass
 class Scale:
-    """How much of everything."""
+    """How much each measurement does."""
 
     executions: int = 300
     rounds: int = 3
@@ -49,12 +49,12 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def summary(times: list[float], wall: float, errors: int) -> Sample:
-    """Of one round; times in seconds."""
+    """The sample of one round; times in seconds."""
     return Sample(len(times) / wall, percentile(times, 0.5) * 1e3, percentile(times, 0.99) * 1e3, errors)
 
 
 async def closed_loop(call: Callable[[], Awaitable[bool]], at_once: int, count: int) -> Sample:
-    """`at_once` workers, each calling again when it was answered, `count` calls in all. A call says if it was right."""
+    """Time `count` calls by `at_once` workers, each one call at a time. A call returns whether its answer was right."""
     times: list[float] = []
     errors = 0
     left = count
