@@ -69,7 +69,7 @@ class ChatRenderer:
         facts: what was proven about the template.
         end_of_turn: the text of the token with which the policy ends an answer.
         end_of_turn_id: its id.
-        stop_token_ids: ids of all tokens that end a turn: after an answer, after a call, and the tokenizer's end of
+        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and the tokenizer's end of
             sequence.
 
     Raises:

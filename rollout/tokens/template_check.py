@@ -1,7 +1,7 @@
 """Whether a chat template can be used turn by turn, case by case.
 
 Each case is a conversation whose last turn is followed by new messages. The template renders the whole of it; the text
-after the turn's end is the truth, which `ChatRenderer.extend` has to give as token ids.
+behind the turn's end is the truth, which `ChatRenderer.extend` has to give as token ids.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Report:
     Attributes:
         cases: see `Case`.
         facts: what was proven; None where the template cannot be used at all.
-        tokenizer: where the tokenizer came from, for people to read.
+        tokenizer: where the tokenizer came from, in words.
     """
 
     cases: tuple[Case, ...]
@@ -149,23 +149,23 @@ class _Checker:
 
     def _look(self, one: _Conversation) -> tuple[Status, str]:
         whole = self.template.render([*one.head, one.turn, *one.new])
-        end, after = self.ends.cut(self.encoder, whole, self.mark, one.turn)
+        end, behind = self.ends.cut(self.encoder, whole, self.mark, one.turn)
         if one.cut_off:
             text = one.turn["content"]
             closing = self.ends.history.text
-            truth = self.encoder.encode(closing + after)
+            truth = self.encoder.encode(closing + behind)
             given = self.renderer.extend(one.new, self.encoder.encode(text))
         else:
-            truth = self.encoder.encode(end + after)[1:]
+            truth = self.encoder.encode(end + behind)[1:]
             given = self.renderer.extend(one.new, [self.encoder.id_of(end)])
         if given != truth:
             return Status.NOT_SUPPORTED, (
-                f"the template writes {after!r} after this turn, and {self.renderer.decode(given)!r} after the same "
+                f"the template writes {behind!r} behind this turn, and {self.renderer.decode(given)!r} behind the same "
                 "turn of a shorter conversation"
             )
         before = self.template.render(one.head)
         alone = self.template.render([*one.head, one.turn], generation_prompt=False)
-        grown = whole[: len(whole) - len(after)]
+        grown = whole[: len(whole) - len(behind)]
         if self.ends.ends_with_next_role:
             grown = grown[: grown.rindex(self.mark)]
         if not whole.startswith(before):
@@ -254,10 +254,10 @@ def tokenizer_for(source: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
             hub. For what lies in a folder, no network is used.
 
     Returns:
-        The tokenizer with its chat template, and a sentence that says where it came from.
+        The tokenizer with its chat template, and in words where it came from.
 
     Raises:
-        UnknownNameError: the folder or file does not exist.
+        UnknownNameError: there is no such folder or file.
         ConfigError: it holds neither a tokenizer nor a chat template, or one that cannot be read.
     """
     path = Path(source)
@@ -265,7 +265,7 @@ def tokenizer_for(source: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
         if path.suffix not in (".jinja", ".jinja2", ".j2"):
             raise ConfigError(f"expected a folder or a .jinja file, got the file {str(source)!r}")
         return byte_tokenizer(_read(path)), _GUESSED
-    if path.is_dir() and not holds_tokenizer(path):  # the user must fix a broken one
+    if path.is_dir() and not holds_tokenizer(path):  # one that is there and broken is the user's to mend
         template = _template_in(path)
         if template is not None:
             return byte_tokenizer(template), _GUESSED
