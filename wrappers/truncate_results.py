@@ -23,7 +23,7 @@ class TruncateResults(Wrapper):
         side: where to cut. As in verl, `left` keeps the beginning, `right` the end, `middle` both.
 
     Raises:
-        ConfigError: `max_chars` is below 1, or `side` is not one of these.
+        ConfigError: `max_chars` is below 1, or there is no such side.
 
     Example:
         >>> import asyncio, toolgym
