@@ -3,7 +3,7 @@
     python benchmarks/batch.py [--trajectories 256] [--turns 8] [--tokens 8000] [--repeats 5]
 
 Plain NumPy (the bound) writes the ids, the mask and the log-probabilities of each segment into three padded arrays, and
-checks nothing. Both are measured in turns in one run; the fastest of the repeats is printed, so that other work on the
+checks nothing. The two take turns in one run; the fastest of the repeats is printed, so that other work on the
 machine counts little.
 """
 
@@ -25,7 +25,7 @@ TARGET = 40.0
 
 
 def trajectories(count: int, turns: int, tokens: int) -> list[Trajectory]:
-    """Made-up trajectories of about so many tokens behind the prompt, three quarters of them the policy's."""
+    """Made-up trajectories of about so many tokens after the prompt, three quarters of them the policy's."""
     random = np.random.default_rng(0)
     share = tokens // turns
     made = []

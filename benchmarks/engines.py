@@ -2,9 +2,9 @@
 
 Every contender gets the same prompts and generates the same number of tokens, with a logprob for each. Run:
 
-    python -m benchmarks.engines [--requests 64] [--tokens 64] [--rounds 3] [--threads 1]
+    python benchmarks/engines.py [--requests 64] [--tokens 64] [--rounds 3] [--threads 1]
 
-What is measured is overhead: the model is so small that its arithmetic hardly counts. Not measured: GPUs, and models
+It measures overhead: the model is so small that its arithmetic hardly counts. Not measured: GPUs, and models
 whose forward pass dominates, where all contenders come close to each other. The best round of each counts.
 """
 
@@ -49,7 +49,7 @@ def make_model() -> Qwen3ForCausalLM:
 
 
 def hf_generate(model: Qwen3ForCausalLM, prompts: Prompts, tokens: int) -> int:
-    """`generate` on one static batch: everyone arrives, and ends, together."""
+    """`generate` on one static batch: all requests arrive and end together."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])

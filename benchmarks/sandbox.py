@@ -1,7 +1,7 @@
-"""The sandbox against its targets, and against what else there is, in one run on one machine.
+"""The sandbox against its targets and other ways to run code, in one run on one machine.
 
-    python -m benchmarks.sandbox [--rows PATTERN ...] [--url NAME=http://host:port ...] [--level LEVEL] [--quick]
-    python -m benchmarks.sandbox --without TRICK,... [--level LEVEL] [--quick]      see `benchmarks.sandbox_without`
+    python benchmarks/sandbox.py [--rows PATTERN ...] [--url NAME=http://host:port ...] [--level LEVEL] [--quick]
+    python benchmarks/sandbox.py --without TRICK,... [--level LEVEL] [--quick]      see `sandbox_measures/without.py`
 
 In process: `LocalSandbox`, beside plain `python -I -c` without any protection as the bound. Over HTTP: any server
 that speaks SandboxFusion's `/run_code` and `/run_jupyter`, each under the same client; without --url, our own is
@@ -9,14 +9,14 @@ started. Every answer is checked; a wrong one is an error and counts in its colu
 rounds. `--rows` chooses by name (see --list), with `*`.
 
 The targets in milliseconds and per second were set on one machine, where plain took 7.5 ms one at a time and did 237
-per second at 32. Where a row's cost is that of starting processes, a faster, slower or busier machine moves it and
-plain alike. For those rows the table also gives the target as a ratio to plain there (2.5 ms is 3 times as fast, 800
-per second 3.4 times as many), the ratio to plain in this very run, and whether that one is met. It replaces nothing:
-both are shown, and `--strict` asks for the absolute ones. Rows over HTTP are held against plain at 32 at once, whatever
-their own concurrency; with --url of another machine, that says nothing.
+per second at 32. Where a row's cost is that of starting processes, a faster, slower or busier machine changes it and
+plain by the same factor. For those rows the table also gives the target as a ratio to plain there (2.5 ms is 3 times as
+fast, 800 per second 3.4 times as many), the ratio to plain in this run, and whether it is met. `--strict` checks the
+absolute targets. Rows over HTTP are compared with plain at 32 at once, for any concurrency of their own; with --url of
+another machine, that says nothing.
 
 The figures of SandboxFusion in the table (commit 469de08; `lite` isolation / none at all) were measured on two cores of
-one machine; on another machine start it there and give its address.
+one machine; to compare on another machine, start it there and pass `--url`.
 """
 
 from __future__ import annotations
@@ -24,49 +24,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import fnmatch
-import importlib.util
-import json
 import os
-import platform
-import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-import aiohttp
+from sandbox_measures.in_process import LOCAL_MEASURES
+from sandbox_measures.over_http import measure_http, own_server
+from sandbox_measures.samples import STACK, Sample, Scale, show
+from sandbox_measures.without import run_without
 
 from toolgym.tools.sandbox import LocalSandbox
-from toolgym.tools.sandbox.base import Limits, Session
 
-STACK = tuple(name for name in ("numpy", "sympy", "pandas", "scipy") if importlib.util.find_spec(name))
-STACK_CODE = "".join(f"import {name}\n" for name in STACK)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What one measurement gave.
-
-    Attributes:
-        rate: per second.
-        p50: milliseconds.
-        p99: milliseconds.
-        errors: wrong or missing answers.
-        amount: another figure, in the row's unit.
-    """
-
-    rate: float = 0.0
-    p50: float = 0.0
-    p99: float = 0.0
-    errors: int = 0
-    amount: float = 0.0
-
-
-THERE = {"plain-1": 7.5, "plain-32": 237.0}
+REFERENCE = {"plain-1": 7.5, "plain-32": 237.0}
 """Plain's p50 (ms) and rate (per second) on the machine on which the targets were set."""
 
 
@@ -80,7 +50,7 @@ class Row:
         figure: which part of the sample the target is about: `rate`, `p50` or `amount`.
         unit: of that figure.
         target: at least (rate) or at most (p50, amount).
-        elsewhere: what others reach, as text.
+        others: what others reach, as text.
         bound: name of the row of plain that this one is compared with.
     """
 
@@ -89,15 +59,15 @@ class Row:
     figure: str
     unit: str
     target: float | None
-    elsewhere: str = ""
+    others: str = ""
     bound: str = ""
 
     @property
     def target_ratio(self) -> float | None:
         """The target as how many times better than plain it is on the machine on which it was set."""
-        if self.target is None or self.bound not in THERE:
+        if self.target is None or self.bound not in REFERENCE:
             return None
-        return better(self.figure, self.target, THERE[self.bound])
+        return better(self.figure, self.target, REFERENCE[self.bound])
 
     def ratio(self, sample: Sample, bound: Sample) -> float:
         """How many times better than plain a sample is; plain's own figure depends on the row: its rate, or its p50."""
@@ -147,294 +117,6 @@ HTTP_ROWS = (
 )
 
 
-@dataclass
-class Scale:
-    """How much of everything."""
-
-    executions: int = 300
-    rounds: int = 3
-    sessions: int = 2000
-    level: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
-
-
-def summary(times: list[float], wall: float, errors: int) -> Sample:
-    """Of one round; times in seconds."""
-    return Sample(len(times) / wall, percentile(times, 0.5) * 1e3, percentile(times, 0.99) * 1e3, errors)
-
-
-async def closed_loop(call: Callable[[], Awaitable[bool]], at_once: int, count: int) -> Sample:
-    """`at_once` workers, each calling again when it was answered, `count` calls in all. A call says if it was right."""
-    times: list[float] = []
-    errors = 0
-    left = count
-
-    async def worker() -> None:
-        nonlocal left, errors
-        while left > 0:
-            left -= 1
-            began = time.perf_counter()
-            if not await call():
-                errors += 1
-            times.append(time.perf_counter() - began)
-
-    began = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(at_once)))
-    return summary(times, time.perf_counter() - began, errors)
-
-
-async def best_of(measure: Callable[[], Awaitable[Sample]], rounds: int) -> Sample:
-    """The median round by rate, with the errors of all."""
-    samples = [await measure() for _ in range(rounds)]
-    middle = sorted(samples, key=lambda sample: sample.rate)[len(samples) // 2]
-    return Sample(middle.rate, middle.p50, middle.p99, sum(sample.errors for sample in samples), middle.amount)
-
-
-# ---------------------------------------------------------------------- in process
-
-
-async def plain(code: str) -> bool:
-    """What one writes without a sandbox."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", code)
-    return await process.wait() == 0
-
-
-@contextlib.asynccontextmanager
-async def local(scale: Scale, **options: Any) -> AsyncIterator[LocalSandbox]:
-    """A sandbox whose templates are there, warm."""
-    options = {"level": scale.level, "preload": STACK, **scale.options, **options}
-    async with LocalSandbox(**options) as sandbox:
-        await asyncio.gather(*(sandbox.run(code) for code in ("pass", STACK_CODE) for _ in range(8)))
-        yield sandbox
-
-
-async def measure_runs(scale: Scale, code: str, at_once: int) -> Sample:
-    async with local(scale) as sandbox:
-
-        async def call() -> bool:
-            return (await sandbox.run(code)).ok
-
-        count = scale.executions if at_once == 1 else scale.executions * 3
-        return await best_of(lambda: closed_loop(call, at_once, count), scale.rounds)
-
-
-async def measure_plain(scale: Scale, code: str, at_once: int) -> Sample:
-    count = scale.executions // (10 if code != "pass" else 2)
-    return await best_of(lambda: closed_loop(lambda: plain(code), at_once, max(count, 5)), scale.rounds)
-
-
-async def measure_session_open(scale: Scale) -> Sample:
-    async with local(scale) as sandbox:
-
-        async def call() -> bool:
-            opened.append(await sandbox.session())
-            return (await opened[-1].run_cell("x = 1\nx")).result == "1"
-
-        async def once() -> Sample:
-            sample = await closed_loop(call, 1, scale.executions // 5)
-            await asyncio.gather(*(session.close() for session in opened))
-            opened.clear()
-            return sample
-
-        opened: list[Session] = []
-        return await best_of(once, scale.rounds)
-
-
-async def measure_session_cell(scale: Scale) -> Sample:
-    async with local(scale) as sandbox, await sandbox.session() as session:
-        await session.run_cell("x = 1")
-
-        async def call() -> bool:
-            return (await session.run_cell("x + 1")).result == "2"
-
-        return await best_of(lambda: closed_loop(call, 1, scale.executions * 3), scale.rounds)
-
-
-async def measure_session_memory(scale: Scale) -> Sample:
-    async with local(scale) as sandbox:
-        sessions = [await sandbox.session()]
-        await sessions[0].run_cell("x = 1")
-        await asyncio.sleep(0.3)
-        before = proportional_mb(sandbox.template_ids)
-        count = 64
-        for _ in range(count):
-            sessions.append(await sandbox.session())
-            await sessions[-1].run_cell("x = 1")
-        await asyncio.sleep(0.3)
-        return Sample(amount=(proportional_mb(sandbox.template_ids) - before) / count)
-
-
-async def measure_session_fork(scale: Scale) -> Sample:
-    async with local(scale, limits=Limits(memory_mb=2048)) as sandbox, await sandbox.session() as session:
-        made = "import numpy\ndata = numpy.ones(100 * 2**20 // 8)\ndata.nbytes >> 20"
-        errors = (await session.run_cell(made)).result != "100"
-        times: list[float] = []
-        began = time.perf_counter()
-        for _ in range(max(10, scale.executions // 10)):
-            start = time.perf_counter()
-            fork = await session.fork()
-            times.append(time.perf_counter() - start)
-            errors += (await fork.run_cell("int(data.sum()) >> 17")).result != "100"
-            await fork.close()
-        return summary(times, time.perf_counter() - began, int(errors))
-
-
-async def measure_many_sessions(scale: Scale) -> Sample:
-    async with local(scale) as sandbox:
-        began = time.perf_counter()
-        sessions = []
-        for number in range(scale.sessions):
-            sessions.append(await sandbox.session())
-            await sessions[-1].run_cell(f"n = {number}")
-        rate = len(sessions) / (time.perf_counter() - began)
-        errors = 0
-        times: list[float] = []
-        for number, session in enumerate(sessions):
-            start = time.perf_counter()
-            errors += (await session.run_cell("n")).result != str(number)
-            times.append(time.perf_counter() - start)
-        amount = proportional_mb(sandbox.template_ids)
-        await asyncio.gather(*(session.close() for session in sessions))
-        return Sample(rate, percentile(times, 0.5) * 1e3, percentile(times, 0.99) * 1e3, errors, amount)
-
-
-LOCAL_MEASURES: dict[str, Callable[[Scale], Awaitable[Sample]]] = {
-    "plain-1": lambda scale: measure_plain(scale, "pass", 1),
-    "plain-32": lambda scale: measure_plain(scale, "pass", 32),
-    "plain-stack-1": lambda scale: measure_plain(scale, STACK_CODE, 1),
-    "pass-1": lambda scale: measure_runs(scale, "pass", 1),
-    "pass-stack-1": lambda scale: measure_runs(scale, STACK_CODE, 1),
-    "pass-32": lambda scale: measure_runs(scale, "pass", 32),
-    "pass-stack-32": lambda scale: measure_runs(scale, STACK_CODE, 32),
-    "session-open": measure_session_open,
-    "session-cell": measure_session_cell,
-    "session-memory": measure_session_memory,
-    "session-fork": measure_session_fork,
-    "session-2000": measure_many_sessions,
-}
-
-
-def family(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
-    for child in children(pid):
-        found += family(child)
-    return found
-
-
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return found
-
-
-def same_memory(one: int, other: int) -> bool:
-    """Whether two processes run in the very same memory, which is not a copy (`kcmp(2)`, KCMP_VM)."""
-    number = {"x86_64": 312, "aarch64": 272}[platform.machine()]
-    return one != other and ctypes.CDLL(None).syscall(number, one, other, 1, 0, 0) == 0
-
-
-def proportional_mb(pids: list[int]) -> float:
-    """Memory of processes and all below them, what they share divided among them.
-
-    The first process of a sandbox's namespace runs in the memory of its oldest sibling, the zygote that forked it:
-    that counts once.
-    """
-    total = 0
-    members = {member for pid in pids for member in family(pid)}
-    eldest = {child: one[0] for member in members for one in [children(member)] for child in one}
-    for member in members:
-        with contextlib.suppress(OSError):
-            if same_memory(member, eldest.get(member, member)):
-                continue
-            for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1])
-    return total / 1024
-
-
-# ---------------------------------------------------------------------- over HTTP
-
-RUN_CODE = {
-    "http-print": ("print(1+1)", "2", 8),
-    "http-numpy": ("import numpy; print(numpy.arange(10).sum())", "45", 8),
-    "http-sympy": ("import sympy; print(sympy.factor('x**2-1'))", "(x - 1)*(x + 1)", 8),
-    "http-print-256": ("print(1+1)", "2", 256),
-    "http-print-1000": ("print(1+1)", "2", 1000),
-}
-CELLS = ["a = 20", "a + 22", "print(a * 2)"]
-
-
-async def measure_http(name: str, url: str, scale: Scale) -> Sample:
-    limit = aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limit) as client:
-
-        async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-            try:
-                async with client.post(url.rstrip("/") + path, json=body) as response:
-                    answer = await response.json()
-                    return answer if response.status == 200 and isinstance(answer, dict) else {}
-            except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError):
-                return {}
-
-        async def run_code() -> bool:
-            code, expected, _ = RUN_CODE[name]
-            answer = await post("/run_code", {"code": code, "language": "python"})
-            return ((answer.get("run_result") or {}).get("stdout") or "").strip() == expected
-
-        async def run_jupyter() -> bool:
-            answer = await post("/run_jupyter", {"cells": CELLS})
-            cells = answer.get("cells") or []
-            return (
-                len(cells) == 3
-                and any(one.get("text/plain") == "42" for one in cells[1]["display"])
-                and cells[2]["stdout"] == "40\n"
-            )
-
-        call = run_jupyter if name == "http-jupyter" else run_code
-        at_once = RUN_CODE[name][2] if name in RUN_CODE else 8
-        await closed_loop(call, 4, 8)
-        count = max(scale.executions, 2 * at_once)
-        return await best_of(lambda: closed_loop(call, at_once, count), scale.rounds)
-
-
-@contextlib.asynccontextmanager
-async def own_server() -> AsyncIterator[str]:
-    """Our own server in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "toolgym", "serve", "sandbox", "--port", str(port), stdout=asyncio.subprocess.DEVNULL
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        async with aiohttp.ClientSession() as client:
-            for _ in range(300):
-                if process.returncode is not None:
-                    raise SystemExit(f"the server ended with code {process.returncode}; give --url instead")
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with client.get(f"{url}/health") as response:
-                        if response.status == 200:
-                            break
-                await asyncio.sleep(0.2)
-        yield url
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
-
-
-# ---------------------------------------------------------------------- the table
-
-
 def cells(row: Row, sample: Sample, bound: Sample | None) -> list[str]:
     value = float(getattr(sample, row.figure))
     met = row.met(sample)
@@ -456,18 +138,14 @@ def cells(row: Row, sample: Sample, bound: Sample | None) -> list[str]:
         ratio,
         target_ratio,
         ratio_met,
-        row.elsewhere,
+        row.others,
     ]
 
 
 HEAD = [
     "what", "figure", "per second", "p50 / p99 ms", "errors", "target", "met", "times better than plain",
-    "target of that", "met", "elsewhere",
+    "target of that", "met", "others",
 ]  # fmt: skip
-
-
-def show(columns: list[str]) -> None:
-    print("| " + " | ".join(columns) + " |", flush=True)
 
 
 async def run(options: argparse.Namespace) -> bool:
@@ -530,8 +208,6 @@ def main() -> None:
             print(f"{row.name:18s} {row.what}")
         return
     if options.without:
-        from benchmarks.sandbox_without import run_without
-
         tricks = [trick for text in options.without for trick in text.split(",")]
         asyncio.run(run_without(tricks, level=options.level, quick=options.quick))
         return

@@ -2,18 +2,18 @@
 
     python benchmarks/templates.py [--case "single call"] [--json]
 
-The truth is the template's own rendering, by transformers, of the whole conversation: what stands there behind the end
+The truth is the template's own rendering, by transformers, of the whole conversation: the text after the end
 of the assistant's turn. A way is exact (Y) if it gives that text, wrong (N) if it gives another, and fails (E) if the
 template raises. The others' ways are written here from what they do, on text, for one tokenizer per template; so no
 way is held back by the tokenizer. Where a turn has no end of its own (GLM 4), the next marker may be given or not.
 
 ours                      `ChatRenderer.extend`
-stand-in, cut at the end  TRL: a dummy user and a call of the first tool, cut behind the last end-of-turn token (TRL has
+stand-in, cut at the end  TRL: a dummy user and a call of the first tool, cut after the last end-of-turn token (TRL has
                           results only; for other messages, a dummy answer takes the call's place)
 fixed base                SkyRL: a system and a user message, always the same, cut likewise
 alone                     verl before 0.9: the new messages alone, without the system prompt that a lone message gets
-alone + separator         verl 0.9: the same behind what follows an end of turn
-empty system              ROLL: behind a system message without content
+alone + separator         verl 0.9: the same after what follows an end of turn
+empty system              ROLL: after a system message without content
 re-render                 everything, minus the text as it was rendered before
 """
 
@@ -116,8 +116,8 @@ class Template:
         )
         return text
 
-    def behind_the_turn(self, text: str, turn: Message) -> str:
-        """What stands behind the end of the turn that has the mark."""
+    def after_the_turn(self, text: str, turn: Message) -> str:
+        """The text after the end of the turn that has the mark."""
         tail = text[text.rindex(MARK) + len(MARK) :]
         wanted = self.facts.ends_of_turn[-1:] if "tool_calls" in turn else self.ends
         if self.facts.end_of_turn_is_marker and "tool_calls" not in turn:
@@ -200,7 +200,7 @@ def measure(template: Template, case: str) -> str:
         turn = assistant(f"{TOOL.name}({MARK})")
     try:
         whole = template.render([*head, turn, *new], prompt=True, tools=True)
-        truth = template.behind_the_turn(whole, turn)
+        truth = template.after_the_turn(whole, turn)
     except Exception:  # noqa: BLE001  templates raise anything
         return "-" * len(WAYS)
     if not all(message["content"] in truth for message in new):

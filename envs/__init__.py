@@ -1,4 +1,4 @@
-"""Floor 2: episodes, that is, a task, tools and a reward behind `reset` and `step`."""
+"""Layer 2: episodes, that is, a task, tools and a reward behind `reset` and `step`."""
 
 from __future__ import annotations
 

@@ -14,11 +14,13 @@ class BadCallPolicy:
     """What a tool call that could not be carried out costs, besides the turn that it took.
 
     The model always reads what was wrong, at the call's place among the others. On top of that, a call may cost reward,
-    and too many may end the episode:
+    and too many may end the episode.
 
-        BadCallPolicy()                                   # feed back, nothing else
-        BadCallPolicy(penalty=0.1, max_penalty=0.5)       # each costs 0.1, an episode at most 0.5
-        BadCallPolicy(stop_after=3)                       # the third ends the episode
+    Example:
+        >>> BadCallPolicy(penalty=0.1, max_penalty=0.5).reward(10)  # each costs 0.1, an episode at most 0.5
+        -0.5
+        >>> BadCallPolicy(stop_after=3).ends(3)  # the third ends the episode
+        True
 
     Malformed is what has a `CallProblem`: a call that the parser could not read (`malformed_json`, `malformed_call`,
     `not_a_call`, `unclosed_tag`) or that stands inside of thinking (`open_thinking`, `call_in_thinking`), an unknown

@@ -1,23 +1,26 @@
 """The contract of an env: one episode at a time behind `reset`, `step` and `close`.
 
-env = toolgym.make("CodeInterpreter-v0")
-obs, info = await env.reset(seed=0)             # every message so far
-while True:
-    result = await env.step(policy(obs))        # an `Action`: a parsed turn, an assistant message, or text
-    obs = result.obs                            # only the new messages
-    if result.done:
-        break
-await env.close()
+>>> import asyncio, toolgym
+>>> async def main(policy):
+...     async with toolgym.make("CodeInterpreter-v0") as env:
+...         obs, info = await env.reset(seed=0)  # every message so far
+...         while True:
+...             result = await env.step(policy(obs))  # an `Action`: a parsed turn, an assistant message, or text
+...             obs = result.obs  # only the new messages
+...             if result.done:
+...                 return result.stop_reason
+>>> print(asyncio.run(main(lambda obs: "#### 42")))
+answered
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from toolgym.envs.types import ResetInfo, StepInfo, StopReason
+from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ForkNotSupportedError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
@@ -28,7 +31,7 @@ Action = ParsedTurn | Message | str
 
 
 class StepResult(NamedTuple):
-    """What one step gave.
+    """The result of one step.
 
     Attributes:
         obs: the *new* messages: results of tools, a user's reply, or nothing once the episode is over.
@@ -47,23 +50,23 @@ class StepResult(NamedTuple):
         """Why the episode is over; None while it goes on.
 
         Raises:
-            ValueError: the env gave a reason that is no `StopReason`.
+            ValueError: the env gave a reason that is not a `StopReason`.
         """
         return StopReason(self.info.get("stop_reason") or StopReason.ANSWERED) if self.done else None
 
     @property
     def terminated(self) -> bool:
-        """The episode reached its own end."""
+        """Whether the episode reached its own end."""
         return self.done and not self.truncated
 
     @property
     def truncated(self) -> bool:
-        """The episode was cut."""
+        """Whether the episode was cut before its own end."""
         reason = self.stop_reason
         return reason is not None and reason.truncated
 
 
-class BaseEnv(ABC):
+class BaseEnv(AsyncCloseable):
     """One episode at a time. Not safe for concurrent calls; make one env per concurrent episode."""
 
     @abstractmethod
@@ -114,11 +117,3 @@ class BaseEnv(ABC):
     def tool_schemas(self) -> list[ToolSchema]:
         """The tools that the policy may call, in the order in which its prompt lists them."""
         return []
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -95,13 +95,13 @@ def register(
     Registering the same thing again does nothing.
 
     Args:
-        id: the id, for example `MyEnv-v0`, perhaps with a namespace: `lab/MyEnv-v0`.
+        id: the id, for example `MyEnv-v0`, with or without a namespace: `lab/MyEnv-v0`.
         entry_point: a class or function that makes a `BaseEnv`, or where to find it, as `"package.module:name"`.
             Its class method `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the
             arguments for the envs of a vector env.
         description: one line for a list of envs.
         kwargs: arguments that every env of this id gets, unless `make` is given others.
-        replace: take the id over from whatever had it, as one does when a notebook's cell is run again.
+        replace: replace what the id stood for, for example when a notebook's cell is run again.
 
     Raises:
         ConfigError: the id is malformed, or stands for something else already.
@@ -136,7 +136,7 @@ def make(id: str, **kwargs: Any) -> BaseEnv:
     """Make the async env of an id.
 
     Args:
-        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, for it to register its ids.
+        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, which registers its ids.
         kwargs: arguments of the env.
 
     Raises:

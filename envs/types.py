@@ -1,6 +1,6 @@
-"""The words of an episode: why it ended, what a step tells besides its observation, what became of a tool call.
+"""Why an episode ended, what a step tells besides its observation, and what became of a tool call.
 
-Every reason to end is a `StopReason`, whether the env ends the episode or what drives it does. Nothing else in
+Every reason to end is a `StopReason`, whether the env ends the episode or its runner does. Nothing else in
 toolgym says why an episode is over, so a wrong answer and a broken sandbox never look the same.
 """
 
@@ -66,11 +66,11 @@ class StopReason(enum.StrEnum):
     PROMPT_REFUSED = "prompt_refused", Blame.USER, _End.FAILED
     """The chat template refused the conversation, or the prompt is longer than allowed."""
     ENGINE_FAILED = "engine_failed", Blame.ENGINE, _End.FAILED
-    """The engine raised, or what it gave is no generation."""
+    """The engine raised, or returned something else than a generation."""
     ENGINE_TIMEOUT = "engine_timeout", Blame.ENGINE, _End.FAILED
     """The engine did not answer within its deadline."""
     ENV_FAILED = "env_failed", Blame.ENV, _End.FAILED
-    """The env's `step` raised, or what it gave is no result."""
+    """The env's `step` raised, or returned something else than a result."""
     ENV_TIMEOUT = "env_timeout", Blame.ENV, _End.FAILED
     """The env's `reset` or `step` did not finish within its deadline."""
     SANDBOX_FAILED = "sandbox_failed", Blame.SANDBOX, _End.FAILED
@@ -78,11 +78,11 @@ class StopReason(enum.StrEnum):
     TOOL_FAILED = "tool_failed", Blame.TOOL, _End.FAILED
     """A tool could not say what its episode is worth (`calc_reward`)."""
     SCORE_FAILED = "score_failed", Blame.ENV, _End.FAILED
-    """The scorer raised, or what it gave is no score."""
+    """The scorer raised, or returned something else than a score."""
     SCORE_TIMEOUT = "score_timeout", Blame.ENV, _End.FAILED
     """The scorer did not finish within its deadline."""
     CONTEXT_FAILED = "context_failed", Blame.USER, _End.FAILED
-    """A context policy raised, or what it gave is no conversation."""
+    """A context policy raised, or returned something else than a conversation."""
     CONTEXT_TIMEOUT = "context_timeout", Blame.USER, _End.FAILED
     """A context policy did not finish within its deadline."""
     EPISODE_TIMEOUT = "episode_timeout", Blame.BUDGET, _End.FAILED

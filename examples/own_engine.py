@@ -1,4 +1,4 @@
-"""An engine of one's own, which says one text again and again.
+"""An engine of your own, which generates one text again and again.
 
 Six things of toolgym: `Engine`, what it is asked (`GenerationRequest`), what it answers (`Generation`, with a
 `FinishReason`), how to sample (`SamplingParams`), and `load_tokenizer`. Run it:
@@ -19,7 +19,7 @@ from toolgym.rollout.engines import Engine, FinishReason, Generation, Generation
 
 
 class Parrot(Engine):
-    """Says one text again and again.
+    """Generates one text again and again.
 
     A real engine would send `request.prompt_ids` to a model in `_generate`. `pause`, `resume`, `abort` and
     `update_weights` have defaults, which raise an `EngineError` that says what this engine cannot do.
@@ -43,7 +43,7 @@ class Parrot(Engine):
         whole = len(ids) == len(self.text_ids)
         return Generation(
             token_ids=ids,
-            logprobs=(math.log(1.0),) * len(ids),  # it could have said nothing else
+            logprobs=(math.log(1.0),) * len(ids),  # no other token was possible
             finish_reason=FinishReason.STOP if whole else FinishReason.LENGTH,
             weight_versions=(self.weight_version,) * len(ids),
         )

@@ -1,4 +1,4 @@
-"""An env: count letters with the help of a tool, and be paid for the right number and for having looked.
+"""An env: count letters with the help of a tool. The reward is for the right number and for a use of the tool.
 
 Concepts (4): `ToolEnv`, `Task`, `tool`, `Score`.
 
@@ -25,7 +25,7 @@ def spell(word: str) -> str:
 
 
 def score(outcome):
-    """1 for the right number; 0.1 less for a guess, that is, without a look at the letters."""
+    """1 for the right number; 0.1 less for a guess, that is, without a call of the tool."""
     right = float(outcome.final_text.strip() == str(outcome.task.ground_truth))
     guessed = float(not outcome.tool_calls)
     return Score(right - 0.1 * guessed, {"right": right, "guessed": guessed})

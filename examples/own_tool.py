@@ -1,9 +1,9 @@
-"""A tool with state: a notebook in which the model keeps what it has found out, one for each episode.
+"""A tool with state: a notebook in which the model keeps notes, one for each episode.
 
 Concepts (3): `StatefulTool`, `ToolSession`, `ToolSchema`.
 
-A `StatefulTool` opens a `ToolSession` for each episode and closes it at the end, whatever happens. The session is an
-ordinary object: what it keeps between calls are its attributes. The `ToolSchema` is what the model reads.
+A `StatefulTool` opens a `ToolSession` for each episode and closes it at the end, also after an error. The session is an
+ordinary object: its attributes live from call to call. The `ToolSchema` is what the model reads.
 
 Run it: python examples/own_tool.py
 """
@@ -22,7 +22,7 @@ class Notes(ToolSession):
     async def execute(self, parameters, **execute_kwargs):
         """Keep a note. What is returned is what the model reads."""
         if not parameters["note"].strip():
-            return "The note is empty. Say what to keep."  # what the model does wrong is text, not an exception
+            return "The note is empty. Say what to keep."  # a model's mistake is text, not an exception
         self.notes.append(parameters["note"])
         return "\n".join(f"{number}. {note}" for number, note in enumerate(self.notes, start=1))
 

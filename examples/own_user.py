@@ -23,7 +23,7 @@ class GuessEnv(ToolEnv):
     def respond(self, turn):
         said, number = turn.content.strip(), self.task.ground_truth
         if not said.isdecimal():
-            return [{"role": "user", "content": "That is no number."}]
+            return [{"role": "user", "content": "That is not a number."}]
         if int(said) != number:
             return [{"role": "user", "content": "Higher." if int(said) < number else "Lower."}]
         return End(reward=1.0 / self.turns)

@@ -1,4 +1,4 @@
-"""Floor 4: engines, exact tokens, the runner, trajectories and batches."""
+"""Layer 4: engines, exact tokens, the runner, trajectories and batches."""
 
 from __future__ import annotations
 

@@ -51,3 +51,17 @@ def _levels() -> list[str]:
     from toolgym.tools.sandbox.local import probe
 
     return list(probe()["levels"])
+
+
+@pytest.fixture
+def registry():
+    """The registries of toolgym and of Gymnasium, to alter at will."""
+    import gymnasium
+
+    from toolgym.envs import registry
+
+    specs, gym_specs = dict(registry._specs), dict(gymnasium.registry)
+    yield registry
+    for live, kept in ((registry._specs, specs), (gymnasium.registry, gym_specs)):
+        live.clear()
+        live.update(kept)

@@ -1,4 +1,4 @@
-"""Floor 1: what a model can call, and the sandbox that calls run in."""
+"""Layer 1: what a model can call, and the sandbox that calls run in."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 One tool object serves many episodes at once; what belongs to one episode lives under its `instance_id`. The four-call
 lifecycle is verl's: `create` once per episode, `execute` per call, `calc_reward` once when the episode ends, `release`
-exactly once whatever happened. `fork` is ours: it copies an episode's instance.
+exactly once, also after an error. `fork` is toolgym's own: it copies an episode's instance.
 
 A tool without state is a function with `@tool`; for a tool with state per episode, `toolgym.tools.StatefulTool` keeps
 the instances.
@@ -26,7 +26,7 @@ class _ToolResult(NamedTuple):
 
 
 class ToolResult(_ToolResult):
-    """What one call gave. Unpacks as the familiar `(str, float, dict)`.
+    """The result of one call. Unpacks as the familiar `(str, float, dict)`.
 
     Attributes:
         text: what the model reads.
@@ -139,7 +139,7 @@ class BaseTool(ABC):
         )
 
     async def release(self, instance_id: str, **release_kwargs: Any) -> None:
-        """Free what `create` and `execute` took. Called exactly once per `create`, whatever happened between."""
+        """Free what `create` and `execute` took. Called exactly once per `create`, also after an error."""
 
     async def close(self) -> None:
         """Free what the tool itself holds (pools, connections). Called by its owner, after the last `release`."""

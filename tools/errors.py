@@ -16,7 +16,7 @@ class ToolgymError(Exception):
 
 
 class ConfigError(ToolgymError, ValueError):
-    """A configuration value, file or argument is not usable. Says what was expected and what came."""
+    """A configuration value, file or argument is not usable. Says what was expected and what was given."""
 
 
 class UnknownNameError(ConfigError, LookupError):
@@ -44,7 +44,7 @@ class SandboxError(ToolgymError, RuntimeError):
 
 
 class SandboxUnavailableError(SandboxError):
-    """The sandbox cannot be set up, or its servers cannot be reached: mend the set-up, or try later or elsewhere."""
+    """It cannot be set up, or its servers cannot be reached: fix the set-up, try later, or use another server."""
 
 
 class SandboxUnsupportedError(SandboxError):
@@ -56,7 +56,7 @@ class SessionForkError(SandboxUnsupportedError, ForkNotSupportedError):
 
 
 class SandboxBusyError(SandboxError):
-    """There is no room for another session or process: close some, or wait, and try again."""
+    """The sandbox has no room for another session or process: close some, or wait, and try again."""
 
 
 class SandboxClosedError(SandboxError):

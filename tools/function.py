@@ -21,7 +21,7 @@ class FunctionTool(BaseTool):
 
     An `async def` function runs on the event loop; a plain one runs in a thread, so that it does not hold up other
     episodes. A plain function cannot be interrupted: at the env's deadline its answer is dropped, but the thread
-    runs on to its end. There is no state per episode, so a fork is just another instance.
+    runs on to its end. It has no state per episode, so a fork is another instance.
     """
 
     def __init__(self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel]) -> None:

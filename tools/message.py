@@ -28,7 +28,7 @@ class MessageToolCall(TypedDict):
 class Message(TypedDict):
     """One chat message.
 
-    `tool_calls` and `reasoning_content` (thinking that was parted from the content) occur on assistant messages only;
+    `tool_calls` and `reasoning_content` (thinking, separate from the content) occur on assistant messages only;
     `tool_call_id` and `name` on tool messages only.
     """
 

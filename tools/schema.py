@@ -156,7 +156,7 @@ class ToolCallError:
 
     Attributes:
         problem: the kind of mistake.
-        message: what the model reads: what was expected, what came, what to do.
+        message: what the model reads: what was expected, what was given, what to do.
         raw: the text that the model wrote.
         id: the id that the answer will carry.
         index: position among all calls of the turn, counted from 0.
@@ -172,7 +172,7 @@ class ToolCallError:
 
 
 def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | ToolCallError:
-    """Check a call's name and arguments against the tools at hand.
+    """Check a call's name and arguments against the tools.
 
     Returns:
         The call with the schema's defaults filled in, or the error that the model is to read.

@@ -1,17 +1,24 @@
 """`StatefulTool` and `ToolSession`: a tool whose state per episode is an object.
 
-class Counter(ToolSession):
-    count = 0
-
-    async def execute(self, parameters, **execute_kwargs):
-        self.count += parameters["by"]
-        return str(self.count)
-
-class CounterTool(StatefulTool):
-    default_schema = ...
-
-    async def open(self, **create_kwargs):
-        return Counter()
+>>> import asyncio
+>>> from toolgym.tools import ToolSchema
+>>> class Counter(ToolSession):
+...     count = 0
+...     async def execute(self, parameters, **execute_kwargs):
+...         self.count += parameters["by"]
+...         return str(self.count)
+>>> class CounterTool(StatefulTool):
+...     default_schema = ToolSchema("count", "Count up.", {"type": "object", "properties": {"by": {"type": "integer"}}})
+...     async def open(self, **create_kwargs):
+...         return Counter()
+>>> async def main():
+...     counter = CounterTool()
+...     episode = await counter.create()
+...     await counter.execute(episode, {"by": 2})
+...     print((await counter.execute(episode, {"by": 3})).text)
+...     await counter.release(episode)
+>>> asyncio.run(main())
+5
 """
 
 from __future__ import annotations
@@ -41,8 +48,8 @@ class ToolSession(ABC):
             execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
 
         Returns:
-            What the model reads, and perhaps reward and metrics; see `ToolResult`. What the model did wrong belongs in
-            the text. An exception is caught by the env and shown to the model as a failure of the tool.
+            What the model reads, optionally with reward and metrics; see `ToolResult`. What the model did wrong belongs
+            in the text. An exception is caught by the env and shown to the model as a failure of the tool.
         """
 
     async def reward(self, **calc_reward_kwargs: Any) -> float:
@@ -58,7 +65,7 @@ class ToolSession(ABC):
         raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
 
     async def close(self) -> None:
-        """Free what the session holds. Called exactly once, perhaps while `execute` runs. Default: nothing."""
+        """Free what the session holds. Called exactly once, possibly while `execute` runs. Default: nothing."""
 
 
 class StatefulTool(BaseTool):

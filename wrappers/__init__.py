@@ -1,4 +1,4 @@
-"""Floor 3: one change to an env each."""
+"""Layer 3: one change to an env each."""
 
 from toolgym.wrappers.base import Wrapper
 from toolgym.wrappers.truncate_results import TruncateResults

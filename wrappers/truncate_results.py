@@ -15,7 +15,7 @@ Side = Literal["left", "middle", "right"]
 class TruncateResults(Wrapper):
     """Cuts the text of tool messages to a number of characters, and says in the text that it was cut.
 
-    Changes the observations of `step`; issues no signal of its own.
+    Changes the observations of `step` and nothing else.
 
     Args:
         env: the env inside.
@@ -26,8 +26,14 @@ class TruncateResults(Wrapper):
         ConfigError: `max_chars` is below 1, or there is no such side.
 
     Example:
-        >>> import toolgym
-        >>> env = TruncateResults(toolgym.make("CodeInterpreter-v0"), 200, side="middle")
+        >>> import asyncio, toolgym
+        >>> call = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(10**9)"}}</tool_call>'
+        >>> async def main():
+        ...     async with TruncateResults(toolgym.make("CodeInterpreter-v0"), 4, side="left") as env:
+        ...         await env.reset(seed=0)
+        ...         return (await env.step(call)).obs[0]["content"]
+        >>> asyncio.run(main())
+        '1000 ... [6 characters cut]'
     """
 
     def __init__(self, env: BaseEnv, max_chars: int, *, side: Side = "middle") -> None:

@@ -24,7 +24,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
-    """A synchronous env over an async one. `gymnasium.make` gives it for every id of `toolgym.register`.
+    """A synchronous env over an async one. `gymnasium.make` returns one for every id of `toolgym.register`.
 
     An action is the text of one turn of the policy. An observation is the tuple of the *new* messages: all of them at
     `reset`, results of tools at `step`, and none when the episode ends. Infos are those of the async env.
@@ -37,7 +37,7 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
         render_mode: `"ansi"` for `render` to give the conversation as text, or None.
 
     Raises:
-        UnknownNameError: there is no such render mode.
+        UnknownNameError: the render mode does not exist.
 
     Example:
         >>> import gymnasium, toolgym
@@ -116,7 +116,7 @@ class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
 
 
 class _Maker:
-    """Makes the Gymnasium env of an id; Gymnasium calls it, and reads its metadata before."""
+    """Makes the Gymnasium env of an id. Gymnasium reads its metadata, then calls it."""
 
     metadata = GymnasiumEnv.metadata
 
@@ -130,7 +130,7 @@ make_gymnasium_env = _Maker()
 
 
 def check_render_mode(render_mode: object) -> None:
-    """Raise `UnknownNameError` unless it is None or a render mode that there is."""
+    """Raise `UnknownNameError` unless it is None or a known render mode."""
     if render_mode is not None and render_mode not in RENDER_MODES:
         raise UnknownNameError(
             f"there is no render_mode {render_mode!r}{nearest(str(render_mode), RENDER_MODES) or ';'} "
@@ -166,7 +166,7 @@ def turn(action: str, result: StepResult) -> list[Message]:
 def render_conversation(messages: Iterable[Message]) -> str:
     """Return a conversation as text, one block per message: its role, its content, its tool calls.
 
-    Control characters are spelled out (`\\x1b`), for a tool's output must not reach a terminal's controls.
+    Control characters are spelled out (`\\x1b`): a tool's output must not control a terminal.
     """
     return "\n\n".join(_block(message) for message in messages)
 

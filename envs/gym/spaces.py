@@ -40,7 +40,7 @@ _SAMPLED_CHARACTERS = (
 
 
 class TextSpace(gymnasium.Space[str]):
-    """All texts of bounded length, whatever their characters.
+    """All texts of bounded length, of any characters.
 
     A member is a `str` that UTF-8 can encode, that is, without lone surrogates.
 
@@ -104,7 +104,7 @@ class ChatSpace(gymnasium.Space[tuple[Message, ...]]):
     """All sequences of chat messages, of any number and length unless bounded.
 
     A member is a tuple (or a list) of messages in the shape of `toolgym.tools.message.Message`: a dict with `role`
-    and a text `content`; perhaps `tool_calls` and `reasoning_content` where the role is `assistant`; perhaps
+    and a text `content`; optionally `tool_calls` and `reasoning_content` where the role is `assistant`; optionally
     `tool_call_id` and `name` where it is `tool`; nothing else.
 
     Args:

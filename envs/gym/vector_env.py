@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class VectorEnvError(ToolgymError, RuntimeError):
-    """Some envs of a vector env raised; all the others were waited for.
+    """Some envs of a vector env raised. All others have finished.
 
     Attributes:
         errors: what each of them raised, by the env's index.
@@ -71,7 +71,7 @@ class _StepOutcome:
 
 
 class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArray[Any]]):
-    """Steps many async envs concurrently. `gymnasium.make_vec` gives it for every id of `toolgym.register`.
+    """Steps many async envs concurrently. `gymnasium.make_vec` returns one for every id of `toolgym.register`.
 
     Everything is as in `gymnasium.vector.SyncVectorEnv` over `GymnasiumEnv`s: observations and actions are tuples
     with one member per env, rewards are float64 `[num_envs]`, endings bool `[num_envs]`, and an env that has ended
@@ -79,14 +79,14 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
 
     Args:
         env_fns: one function per env that makes it; the envs become the vector env's to close.
-        autoreset_mode: `NEXT_STEP` resets an env that ended in the step after, whose action for it is not looked at;
+        autoreset_mode: `NEXT_STEP` resets an env that ended in the next step, and ignores that step's action for it;
             `SAME_STEP` resets it at once, with its last observation and info under `final_obs` and `final_info`;
             `DISABLED` leaves it to `reset(options={"reset_mask": ...})`.
         render_mode: `"ansi"` for `render` to give each env's conversation as text, or None.
         max_episode_steps: steps after which an episode is truncated, as by Gymnasium's `TimeLimit`; None: no limit.
 
     Raises:
-        ConfigError: there are no envs, or an option is not usable.
+        ConfigError: `env_fns` is empty, or an option is not usable.
 
     Example:
         >>> import gymnasium, toolgym
@@ -122,7 +122,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
         self.envs: list[BaseEnv] = []
-        # Each env may have a blocking tool at work; were they to share fewer threads, they would wait for each other.
+        # Each env may run a blocking tool. With fewer threads than envs, some would wait for others.
         self._bridge = EventLoopThread(
             name="toolgym-vector-env", on_close=_closer(self.envs), max_threads=max(64, 2 * self.num_envs)
         )
@@ -294,7 +294,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         calls: Mapping[int, Callable[[], Coroutine[Any, Any, T]]],
         settle: Callable[[Mapping[int, T], Iterable[int]], None] | None = None,
     ) -> dict[int, T]:
-        """Run one call per env at the same time, and wait for all, whatever some of them raise."""
+        """Run one call per env at the same time, and wait for all, also when some raise."""
         try:
             results = dict(zip(calls, self._bridge.run(_gather(calls.values())), strict=True))
         except BaseException:

@@ -16,13 +16,13 @@ from toolgym.tools.errors import ConfigError
 
 
 class CodeInterpreterEnv(ToolEnv):
-    """An episode with a code interpreter at hand.
+    """An env whose policy has a code interpreter.
 
     Args:
         tasks: where tasks come from. None: generated arithmetic word problems (`ArithmeticTasks`).
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
         tools: use these tools instead of a code interpreter of the env's own; they stay the caller's to close.
-        env_kwargs: everything else that `ToolEnv` takes, `max_turns` and `tool_timeout` among it.
+        env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `tool_timeout`.
 
     The reward is 1 for a final answer equal to the task's ground truth, else 0, plus what the tools give.
 

@@ -1,10 +1,9 @@
-"""`ArithmeticTasks`: word problems with numbers too large to guess, made on the spot.
+"""`ArithmeticTasks`: word problems with numbers too large to guess, generated when they are drawn.
 
 Every problem is one short English question whose answer is one expression over two or three numbers of two
 or three digits: `a+b`, `a-b`, `a*b`, `a+b-c`, `a*b+c`, `a*b-c`, `(a+b)*c` or `(a-b)*c`. Answers are integers,
 never negative. Nothing is downloaded, and there are many millions of different problems. About a tenth of the
-expressions are kept for testing, whatever the question around them says, so that no answer that training saw
-can help there.
+expressions are kept for testing, in whatever question they stand, so that training sees no answer of a test.
 
 Not covered: division, negative numbers, and questions that need knowledge beyond what they say.
 """
@@ -51,7 +50,7 @@ class Problem:
     @property
     def split(self) -> Split:
         """The split that the problem belongs to; all problems with the same expression share it."""
-        # CRC-32, for Python's own hash of a string differs from process to process.
+        # CRC-32: Python's own hash of a string differs between processes.
         return "test" if zlib.crc32(self.expression.encode()) % HELD_OUT_ONE_IN == 0 else "train"
 
     @property
@@ -81,7 +80,7 @@ class ArithmeticTasks(TaskSource):
         split: `"train"`, or `"test"` for the tenth of all expressions that training never shows.
 
     Raises:
-        UnknownNameError: there is no such split.
+        UnknownNameError: the split does not exist.
     """
 
     def __init__(self, split: Split = "train") -> None:

@@ -41,10 +41,10 @@ class TaskList(TaskSource):
 
 
 def load_tasks(path: str | Path) -> TaskList:
-    """Read a JSON Lines file with one verl-shaped row a line.
+    """Read a JSON Lines file with one row in verl's shape per line.
 
     Raises:
-        UnknownNameError: there is no such file; names the nearest one.
+        UnknownNameError: the file does not exist; names the nearest one.
         ConfigError: a line is not valid; names the line.
     """
     path = Path(path)

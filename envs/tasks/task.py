@@ -62,7 +62,7 @@ class Task:
 
     @property
     def extra_info(self) -> Mapping[str, Any]:
-        """`extra_info` of the row, where data sets keep what is theirs alone; empty where there is none."""
+        """`extra_info` of the row, where data sets keep their own columns; empty where the row has none."""
         return self.row.get("extra_info") or {}
 
     @classmethod

@@ -6,7 +6,7 @@ Three steps, a few minutes on two CPU cores, nothing downloaded:
 
 1. A byte-level BPE tokenizer learns from rendered transcripts.
 2. The model learns from clean transcripts until it can copy numbers into a program.
-3. It goes on with transcripts full of bad habits, so that reinforcement learning has something to mend.
+3. It goes on with transcripts full of bad habits, so that reinforcement learning has something to improve.
 
 Only the tokens that the policy itself writes are trained on. Every task is from the train split; the figures at the
 end are from the test split, with a real sandbox behind the tool.
@@ -45,7 +45,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 # The split into words of Qwen 2 and 3, each digit alone. Loaders that see `qwen` in a config put this one in place
-# of whatever a tokenizer file says, so any other would give different ids in different loaders.
+# of what a tokenizer file says, so any other would give different ids in different loaders.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

@@ -70,7 +70,7 @@ def rollout_command(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Turns per episode, if not the env's default.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per turn.")] = 512,
     max_response_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per episode behind the prompt; default: what the context holds.")
+        int | None, typer.Option(min=1, help="Tokens per episode after the prompt; default: what the context holds.")
     ] = None,
     history: Annotated[
         HistoryMode,
@@ -217,7 +217,7 @@ async def _play(
             received.append(number)
             player.cancel()
 
-        # Whatever ends this process must end the programs that it runs, too: they are no children of the terminal.
+        # A signal that ends this process must end its programs too: they are not children of the terminal.
         signals = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
             signals.append(signal.SIGHUP)

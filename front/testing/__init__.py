@@ -1,4 +1,4 @@
-"""Conformance suites for tools, envs, engines and sandboxes, ours and anyone's.
+"""Conformance suites for tools, envs, engines and sandboxes, of toolgym and of others.
 
 A suite is a class of tests that an implementation's own test file subclasses; it names what it can do and gives the
 suite something to test:

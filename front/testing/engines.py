@@ -98,7 +98,7 @@ async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 async def begun(engine: Engine, *affinities: str) -> None:
-    """Wait until requests with these affinities, sent before, have begun: later ones are served behind them."""
+    """Wait until requests with these affinities, sent before, have begun: later ones are served after them."""
     await asyncio.sleep(0.05)
     few = SamplingParams(max_new_tokens=6)
     await asyncio.gather(

@@ -78,7 +78,7 @@ async def check_env(
         max_steps: steps after which an episode that is not over is an error.
 
     Raises:
-        ConformanceError: it does not; says what was expected and what came.
+        ConformanceError: it does not; says what was expected and what was given.
     """
     subject = EnvSubject(env, actions, repeatable, max_steps)
     try:

@@ -6,7 +6,7 @@ from toolgym.tools.errors import ToolgymError, shorten
 
 
 class ConformanceError(ToolgymError, AssertionError):
-    """An implementation does not do what its contract says. Says what was expected and what came."""
+    """An implementation does not do what its contract says. Says what was expected and what was given."""
 
 
 def expect(holds: bool, expected: str, got: object) -> None:
@@ -15,7 +15,7 @@ def expect(holds: bool, expected: str, got: object) -> None:
     Args:
         holds: whether all is well.
         expected: what the contract says, as a sentence without a full stop.
-        got: what came instead.
+        got: what was given instead.
     """
     if not holds:
         raise ConformanceError(f"{expected}; got {shorten(got)}")

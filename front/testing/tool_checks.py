@@ -91,12 +91,12 @@ async def check_tool(
         arguments: of a call that it can carry out, any number of times. Default: none.
         create_kwargs: what a task would give to `create`.
         execute_kwargs: what a task would give to `execute`.
-        repeatable: whether fresh instances answer the same calls with the same texts. What a tool that searches or
-            draws lots keeps for one episode cannot be told from that of another, and is not checked.
+        repeatable: whether fresh instances answer the same calls with the same texts. Where they do
+            not, the check cannot tell one episode's state from another's, and leaves it out.
         forks: whether the tool can be forked. None: either will do.
 
     Raises:
-        ConformanceError: it does not; says what was expected and what came.
+        ConformanceError: it does not; says what was expected and what was given.
         ConfigError: the arguments do not fit the tool's schema.
     """
     subject = ToolSubject(tool, arguments or {}, create_kwargs or {}, execute_kwargs or {}, repeatable)

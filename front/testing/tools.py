@@ -25,7 +25,7 @@ import pytest  # isort: skip  after `suite`, which says what to install where it
 
 
 class ToolSuite(Suite):
-    """What every tool must do. Needs the fixture `tool`, a `BaseTool`; who makes it closes it.
+    """What every tool must do. Needs the fixture `tool`, a `BaseTool`, which the fixture closes.
 
     Attributes:
         arguments: of a call that the tool can carry out, any number of times.

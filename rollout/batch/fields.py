@@ -10,7 +10,7 @@ the right, so that all responses begin in the same column.
     attention_mask  [rows, prompt + response]         0   0  1  1  1  1  1  1  1  1   0
     position_ids    [rows, prompt + response]         0   0  0  1  2  3  4  5  6  7   0
 
-A row is one token sequence. Most trajectories are one sequence; one whose context was written anew on the way
+A row is one token sequence. Most trajectories are one sequence; one whose context was rewritten on the way
 (`history="template"`, a context policy) is several, and each becomes a row of its own with the trajectory's reward
 and group. What an earlier sequence sampled is prompt in a later one, so no token is trained twice. `trajectory_ids`
 tells which rows belong together: statistics over trajectories, such as a group's mean reward, must count each
@@ -68,7 +68,7 @@ Values = Callable[[Row], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
 Invariants = Mapping[str, Callable[["Batch"], Tensor]]
-"""What must hold of a field, in words, with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
+"""What must hold of a field, as a sentence, with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Field:
         name: the attribute of `Batch`.
         dtype: of the tensor.
         place: where it has values; its shape follows (see `SHAPES`).
-        padding: what it holds elsewhere: a number, `pad_token_id`, or None where there is no elsewhere.
+        padding: what it holds elsewhere: a number, `pad_token_id`, or None where it has values everywhere.
         doc: what it is.
         values: a row's values.
         invariants: what is checked.

@@ -50,7 +50,7 @@ def load_batch(path: str | Path) -> Batch:
     """Read a batch that `save_batch` wrote, and check it.
 
     Raises:
-        UnknownNameError: there is no such file; names the nearest one.
+        UnknownNameError: the file does not exist; names the nearest one.
         ConfigError: the file is not a batch.
         BatchError: an invariant does not hold.
     """

@@ -42,8 +42,12 @@ def open_engine(
     """Start an engine, and load its tokenizer into `engine.tokenizer`.
 
     Example:
-        >>> engine = await open_engine("tiny")  # doctest: +SKIP
-        >>> async with open_engine("http://a:30000") as engine: ...  # doctest: +SKIP
+        >>> import asyncio
+        >>> async def main():
+        ...     async with open_engine("tiny") as engine:  # or, for example, "http://a:30000"
+        ...         return engine.tokenizer.decode(engine.tokenizer.encode("6 * 7"))
+        >>> asyncio.run(main())
+        '6 * 7'
 
     Args:
         name: `tiny` (the small policy that ships with the library), a model folder, the URL of an SGLang server

@@ -40,9 +40,15 @@ class Runner(RunnerProtocol):
     """Plays many episodes at once in this process, on one event loop, each with an env of its own.
 
     Example:
-        >>> runner = Runner("CodeInterpreter-v0", engine, config=RunConfig(group_size=4))  # doctest: +SKIP
-        ... async for trajectory in runner.stream(tasks):
-        ...     print(trajectory.reward)
+        >>> import asyncio
+        >>> from toolgym.envs import ArithmeticTasks
+        >>> from toolgym.rollout import open_engine
+        >>> async def main(tasks):
+        ...     async with open_engine("tiny") as engine:
+        ...         runner = Runner("CodeInterpreter-v0", engine, config=RunConfig(group_size=2))
+        ...         return [trajectory.reward async for trajectory in runner.stream(tasks)]
+        >>> len(asyncio.run(main(ArithmeticTasks().take(1))))
+        2
 
     Args:
         env: an env id, a function that makes an env, or an `EnvFactory`.
@@ -218,8 +224,13 @@ async def rollout(
     """Play tasks and return the trajectories, ordered by task and sample.
 
     Example:
-        >>> engine = await open_engine("tiny")  # doctest: +SKIP
-        >>> trajectories = await rollout("CodeInterpreter-v0", engine, num_tasks=8)  # doctest: +SKIP
+        >>> import asyncio
+        >>> from toolgym.rollout import open_engine
+        >>> async def main():
+        ...     async with open_engine("tiny") as engine:
+        ...         return await rollout("CodeInterpreter-v0", engine, num_tasks=2)
+        >>> [trajectory.task_index for trajectory in asyncio.run(main())]
+        [0, 1]
 
     Args:
         env: an env id, a function that makes an env, or an `EnvFactory`.

@@ -70,7 +70,7 @@ class ChatTemplate:
         special_tokens: the tokens that the template knows by name, such as `bos_token`.
 
     Raises:
-        TemplateError: there is no chat template, or it does not compile.
+        TemplateError: the tokenizer has no chat template, or it does not compile.
     """
 
     def __init__(

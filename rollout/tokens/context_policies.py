@@ -1,9 +1,9 @@
-"""Context policies: what of a long conversation the policy goes on seeing.
+"""Context policies: how much of a long conversation the policy goes on seeing.
 
-Two moments are a policy's. `admit` looks at each new message before the model reads it and may shorten it; that only
-makes the next tokens fewer. `revise` looks at the whole conversation before each turn and may give another one in its
-place; then the present token sequence is over and a new one begins (see `toolgym.rollout.tokens.conversation`). The
-trajectory's `messages` keep every message.
+A context policy acts at two moments. `admit` looks at each new message before the model reads it and may shorten it;
+that only makes the next tokens fewer. `revise` looks at the whole conversation before each turn and may give another
+one in its place; then the present token sequence is over and a new one begins (see
+`toolgym.rollout.tokens.conversation`). The trajectory's `messages` keep every message.
 
     config = RunConfig(context=[CutToolResults(max_tokens=2000), KeepToolResults(last=3)])
 """
@@ -37,7 +37,7 @@ class ContextState:
 class ContextPolicy:
     """Decides what the policy goes on seeing. One instance serves all episodes, so it keeps nothing between calls.
 
-    An error in either method fails the episode with the kind `context`.
+    An error in either method ends the episode with `StopReason.CONTEXT_FAILED`.
     """
 
     @property
@@ -58,7 +58,7 @@ class ContextPolicy:
         """The conversation as the model is to see it from here on, the new messages included.
 
         Called before each turn but the first. What is returned unchanged goes on without a new sequence. It has
-        `Limits.context_timeout` seconds.
+        `EpisodeLimits.context_timeout` seconds.
 
         Args:
             messages: the conversation; not to be changed.
@@ -71,7 +71,7 @@ class ContextPolicy:
 class KeepToolResults(ContextPolicy):
     """Replaces all tool results but the last ones by a short placeholder.
 
-    Each change begins a new sequence, whose prompt the engine has to read anew; `slack` makes that rarer.
+    Each change begins a new sequence, whose prompt the engine has to read from its start; `slack` makes that rarer.
 
     Attributes:
         last: how many results are kept. Each message of a tool counts, those of parallel calls too.
@@ -135,7 +135,7 @@ class CutToolResults(ContextPolicy):
     def admit(self, message: Message, renderer: ChatRenderer) -> Message:
         content = message["content"]
         if message["role"] != "tool" or not isinstance(content, str):
-            return message  # a content that is no text is refused by the renderer, in its own words
+            return message  # the renderer refuses a content that is not text
         encoder = SafeEncoder.of(renderer.tokenizer)
         if len(encoder.encode(encoder.protect(content))) <= self.max_tokens:
             return message

@@ -1,13 +1,13 @@
 """`Conversation`: the messages and the exact tokens of one episode, as they grow.
 
 The tokens of a conversation are one sequence as long as each turn only adds to it. With `history="append"` that is
-always so: what was generated stays, and the renderer's delta is put behind it. With `history="template"` the chat
+always so: what was generated stays, and the renderer's delta is put after it. With `history="template"` the chat
 template renders the whole conversation before every turn, as an inference server would, with thinking and tool calls
 taken out of the text. As long as that rendering begins with the ids that are there, the sequence goes on. Where it does
-not (templates drop earlier thinking; what a policy spelled in odd tokens is encoded in the usual ones), the sequence is
-over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse two calls
-at once) stays text. Where it refuses the whole (a result behind a call that could not be read), an inference server
-could send nothing at all, and the sequence goes on by the delta.
+not (templates drop earlier thinking; what a policy spelled in unusual tokens is encoded in the usual ones), the
+sequence is over and a new one begins with that rendering as its prompt. A turn that the template refuses (some refuse
+two calls at once) stays text. Where it refuses the whole (a result after a call that could not be read), an inference
+server could send nothing at all, and the sequence goes on by the delta.
 
 Context policies change the messages and go the same way. A sequence that has begun is never changed, so each is exactly
 what the engine was sent and produced.

@@ -1,7 +1,7 @@
 """Where an assistant's turn ends in rendered text, found by experiment.
 
 A turn ends with the token that the policy samples when it is done. Templates differ in which token that is: the same
-one always (`<|im_end|>`), one behind an answer and another behind a tool call (gpt-oss), one that opens the tool's
+one always (`<|im_end|>`), one after an answer and another after a tool call (gpt-oss), one that opens the tool's
 response already (Gemma 4), several in a row (Cohere 2), another one once the conversation goes on (gpt-oss again), or
 none at all, so that the next role's marker ends the turn (GLM 4).
 """
@@ -21,11 +21,11 @@ PROBE_IDS = ("call00000", "call00001", "call00002")
 """Ids of calls in rendered probes: nine letters or digits, which Mistral's templates insist on."""
 
 _ID = "\0id\0"
-"""Stands for the last call's id in what a template writes behind the call's arguments, as Mistral's do."""
+"""Stands for the last call's id in what a template writes after the call's arguments, as Mistral's do."""
 
 
 class Terminator(NamedTuple):
-    """What a template writes behind a turn's own text, up to its end.
+    """What a template writes after a turn's own text, up to its end.
 
     Attributes:
         text: all of it, `end` included; `_ID` where it holds the call's id.
@@ -41,10 +41,10 @@ class EndOfTurn:
     """How turns end in one template.
 
     Attributes:
-        answer: behind an answer; what the policy samples first, then other forms that the template gives it later.
-        call: behind tool calls; empty where the template does not render them.
+        answer: after an answer; what the policy samples first, then other forms that the template gives it later.
+        call: after tool calls; empty where the template does not render them.
         ends_with_next_role: no token ends a turn, the next role's marker does.
-        call_text: where `ends_with_next_role`: what the template writes behind the arguments of the last call.
+        call_text: where `ends_with_next_role`: what the template writes after the arguments of the last call.
         markers: where `ends_with_next_role`: the markers, the user's first.
         json_arguments: the template wants arguments as JSON text.
     """
@@ -77,19 +77,19 @@ class EndOfTurn:
         return tuple(dict.fromkeys([*self.sampled, *(one.end for one in self.answer)]))
 
     def cut(self, encoder: SafeEncoder, text: str, mark: str, turn: Message) -> tuple[str, str]:
-        """Split rendered text behind the turn whose last written word is `mark`.
+        """Split rendered text after the turn whose last written word is `mark`.
 
         Args:
             encoder: knows the control tokens.
-            text: the rendered conversation, going on behind the turn.
+            text: the rendered conversation, going on after the turn.
             mark: a word that occurs nowhere but in that turn.
             turn: the turn: the mark ends its content, or is the last argument of its last tool call.
 
         Returns:
-            The token that ends the turn, and the text behind it.
+            The token that ends the turn, and the text after it.
 
         Raises:
-            TemplateError: the turn is not there, or does not end as it does elsewhere.
+            TemplateError: the turn is not there, or does not end as other turns do.
         """
         at = text.rfind(mark)
         calls = turn.get("tool_calls")
@@ -141,7 +141,7 @@ def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) ->
     """
     mark = encoder.nonce + "m"
     asked, again = user("x"), user("y")
-    alone = _behind(template, mark, [asked, assistant(mark)], generation_prompt=False)
+    alone = _text_after(template, mark, [asked, assistant(mark)], generation_prompt=False)
     if alone is None:
         raise TemplateError("the chat template drops the content of assistant messages")
     later = _try(template, mark, [asked, assistant(mark), again])
@@ -163,8 +163,8 @@ def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) ->
         markers = (seen[0].end,)
     else:
         raise TemplateError(
-            "the chat template puts no special token behind an assistant message, so no turn could end; "
-            f"behind the content it rendered {alone!r}"
+            "the chat template puts no special token after an assistant message, so no turn could end; "
+            f"after the content it rendered {alone!r}"
         )
 
     call: tuple[Terminator, ...] = ()
@@ -190,7 +190,7 @@ def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) ->
 def _call_terminator(
     template: ChatTemplate, encoder: SafeEncoder, mark: str, names: Sequence[str], answer: Sequence[Terminator]
 ) -> Terminator | None:
-    """What stands behind the last call; without an end where the template has none, None where it renders no calls."""
+    """What stands after the last call; without an end where the template has none, None where it renders no calls."""
     message = called(mark, names)
     results = [tool("z", tool_call_id=PROBE_IDS[number], name=name) for number, name in enumerate(names)]
     alone = _try(template, mark, [user("x"), message], generation_prompt=False)
@@ -224,7 +224,7 @@ def _run(encoder: SafeEncoder, text: str) -> tuple[Terminator, ...]:
     return tuple(run)
 
 
-def _behind(
+def _text_after(
     template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
 ) -> str | None:
     text = template.render(cast(Sequence[Message], messages), generation_prompt=generation_prompt)
@@ -236,6 +236,6 @@ def _try(
     template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
 ) -> str | None:
     try:
-        return _behind(template, mark, messages, generation_prompt=generation_prompt)
+        return _text_after(template, mark, messages, generation_prompt=generation_prompt)
     except TemplateError:
         return None

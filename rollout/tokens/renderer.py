@@ -74,7 +74,7 @@ class ChatRenderer:
 
     Raises:
         TemplateError: the tokenizer has no chat template, or the template marks no end of turn that can be sampled.
-        UnknownNameError: there is no parser of that name.
+        UnknownNameError: no parser has that name.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ChatRenderer:
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Ids of all control tokens: special tokens, and added ones that are no ordinary words."""
+        """Ids of all control tokens: special tokens, and added ones that are not ordinary words."""
         return self._encoder.control_ids
 
     # ------------------------------------------------------------------ tokens
@@ -156,7 +156,7 @@ class ChatRenderer:
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
         end, rest = self._delta(self._safe(messages))
         end_id = self._encoder.id_of(end)
-        # Encoded behind the turn's end, for an end that swallows the white space behind it.
+        # Encoded after the turn's end, for an end that swallows the white space after it.
         ids = self._encoder.encode(end + rest)[1:]
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
             return ids if end_id in self._end_ids else [end_id, *ids]
@@ -273,8 +273,8 @@ class ChatRenderer:
         except TemplateError:  # templates refuse what they do not know, such as two calls in one turn
             return assistant(text)
         if rendered.startswith(head + text):
-            behind = rendered[len(head) + len(text) :]
-            if behind.startswith(self._ends.sampled) or (not behind and self._ends.ends_with_next_role):
+            after = rendered[len(head) + len(text) :]
+            if after.startswith(self._ends.sampled) or (not after and self._ends.ends_with_next_role):
                 return message
         return assistant(text)
 

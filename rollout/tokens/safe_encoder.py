@@ -1,6 +1,6 @@
 """From rendered text to token ids, such that only the chat template can write control tokens.
 
-A tokenizer reads `<|im_end|>` as one control token wherever it stands, also in a web page that a tool fetched. Here
+A tokenizer reads `<|im_end|>` as one control token in any text, also in a web page that a tool fetched. Here
 every control token gets a name that no author of a text can guess: a nonce, drawn when the encoder is made. The encoder
 works with a copy of the tokenizer that knows the control tokens by these names only.
 
@@ -8,7 +8,7 @@ works with a copy of the tokenizer that knows the control tokens by these names 
    could complete) and replaces one character of each by a placeholder.
 2. After rendering, every control token that stands in the text was written by the template. `encode` replaces it by its
    name, the placeholders by their characters, and hands the whole text to the copy. Text that merely looks like a
-   control token means nothing to the copy, whatever its normaliser or its vocabulary make of it.
+   control token means nothing to the copy, for any normaliser and vocabulary.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class SafeEncoder:
         """Encode again, as plain text, the control tokens that the tokenizer itself does not recognise where they are.
 
         A normaliser that puts a space in front of everything does so with added tokens as well, and then finds them
-        behind a space only.
+        after a space only.
         """
         spans = zip(encoding.offsets, encoding.ids, strict=True)
         found = {at for (start, end), one in spans if one in self._copy_ids for at in range(start, end)}

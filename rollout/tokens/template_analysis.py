@@ -4,7 +4,7 @@ A delta is what the template puts between the end of a turn and the next generat
 conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
 conversation would show is a property of the template. It is proven here for each *kind* of new messages: the template
 renders a set of real conversations (with system prompts, tools, earlier turns, odd contents), and the probe has to
-give the same text behind the turn's end, character by character. If one form of probe fails, the next is tried; if all
+give the same text after the turn's end, character by character. If one form of probe fails, the next is tried; if all
 fail, that kind of messages is not supported, with the reason.
 """
 
@@ -237,7 +237,7 @@ class _Analyzer:
         text = self.template.render([*head, turn, *new], tools=tools)
         if content.strip() not in text[: text.rfind(self.mark)]:
             # Gemma 4 does. Such a turn is kept as text, because that is how the policy wrote it.
-            raise TemplateError("the chat template shows the text of a turn behind the calls that the turn ends with")
+            raise TemplateError("the chat template shows the text of a turn after the calls that the turn ends with")
         return self.ends.cut(self.encoder, text, self.mark, turn)
 
     def _turn(self, new: Sequence[Message], content: str) -> Message:
@@ -259,7 +259,7 @@ class _Analyzer:
         missing = [one for one in new if one["content"].strip().split("\n")[0] not in delta]
         if missing:
             raise TemplateError(
-                f"the chat template does not write a new {missing[0]['role']} message ({kind}) behind the turn: "
+                f"the chat template does not write a new {missing[0]['role']} message ({kind}) after the turn: "
                 "it moves it to an earlier place, or leaves it out"
             )
 
@@ -327,16 +327,16 @@ class _Analyzer:
             before = self.template.render(head, tools=self.few)
             alone = self.template.render([*head, turn], tools=self.few, generation_prompt=False)
             whole = self.template.render([*head, turn, *new], tools=self.few)
-            behind = self.ends.cut(self.encoder, whole, self.mark, turn)[1]
+            after = self.ends.cut(self.encoder, whole, self.mark, turn)[1]
         except TemplateError:
             return None
-        grown = whole[: len(whole) - len(behind)]
+        grown = whole[: len(whole) - len(after)]
         if self.ends.ends_with_next_role:  # the marker belongs to the next message
             grown = grown[: grown.rindex(self.mark)]
         return grown.startswith(before.removesuffix(prompt)) and alone.startswith(grown)
 
     def _generation_prompt(self) -> str:
-        """What the template adds behind a user's message for the policy to speak."""
+        """What the template adds after a user's message for the policy to speak."""
         asked = [user(self.mark)]
         tail, closed = (
             self.template.render(asked, tools=(), generation_prompt=wanted).rpartition(self.mark)[2]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -94,14 +95,7 @@ def sleep_tool():
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    """The registries of toolgym and of Gymnasium, to alter at will."""
-    import gymnasium
-
-    from toolgym.envs import registry
-
-    specs, gym_specs = dict(registry._specs), dict(gymnasium.registry)
-    yield registry
-    for live, kept in ((registry._specs, specs), (gymnasium.registry, gym_specs)):
-        live.clear()
-        live.update(kept)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield

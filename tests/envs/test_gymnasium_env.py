@@ -10,7 +10,6 @@ import tempfile
 import textwrap
 import threading
 import time
-import warnings
 
 import gymnasium
 import pytest
@@ -21,13 +20,6 @@ from toolgym.envs.gym.gymnasium_env import GymnasiumEnv, render_conversation
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 
 CALL = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
-
-
-@pytest.fixture
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import gc
 import itertools
 import threading
 import time
-import warnings
 
 import gymnasium
 import numpy as np
@@ -21,13 +20,6 @@ NAP = '<tool_call>{"name": "nap", "arguments": {"seconds": 0.5}}</tool_call>'
 CALL = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
 
 every_mode = pytest.mark.parametrize("mode", list(AutoresetMode))
-
-
-@pytest.fixture
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ HEAVY = {
     "yaml",
 }
 
-FLOORS = [
+LAYERS = [
     toolgym,
     toolgym.envs,
     toolgym.rollout,
@@ -49,7 +49,7 @@ FLOORS = [
     toolgym.tools,
     toolgym.tools.sandbox,
 ]
-floors = pytest.mark.parametrize("floor", FLOORS, ids=lambda floor: floor.__name__)
+layers = pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
 
 
 def python(code: str) -> str:
@@ -80,39 +80,39 @@ def test_importing_registers_the_envs_with_gymnasium():
     assert gymnasium.spec("CodeInterpreter-v0").vector_entry_point
 
 
-@floors
-def test_every_public_name_resolves(floor):
-    assert floor.__all__ == sorted(floor.__all__)
-    for name in floor.__all__:
+@layers
+def test_every_public_name_resolves(layer):
+    assert layer.__all__ == sorted(layer.__all__)
+    for name in layer.__all__:
         try:
-            assert getattr(floor, name) is not None
+            assert getattr(layer, name) is not None
         except MissingExtraError:
             continue  # says itself what to install
 
 
-@floors
-def test_dir_lists_every_public_name(floor):
-    assert set(floor.__all__) <= set(dir(floor))
+@layers
+def test_dir_lists_every_public_name(layer):
+    assert set(layer.__all__) <= set(dir(layer))
 
 
-@floors
-def test_an_unknown_name_is_an_attribute_error(floor):
+@layers
+def test_an_unknown_name_is_an_attribute_error(layer):
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        _ = floor.no_such_name
+        _ = layer.no_such_name
 
 
-@floors
-def test_each_public_name_comes_from_where_type_checkers_see_it(floor):
+@layers
+def test_each_public_name_comes_from_where_type_checkers_see_it(layer):
     seen = {
         alias.asname: node.module
-        for node in ast.walk(ast.parse(Path(floor.__file__).read_text()))
+        for node in ast.walk(ast.parse(Path(layer.__file__).read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.asname is not None
     }
-    assert set(floor.__all__) == set(seen)
+    assert set(layer.__all__) == set(seen)
     for name, home in seen.items():
         try:
-            assert getattr(floor, name) is getattr(importlib.import_module(home), name)
+            assert getattr(layer, name) is getattr(importlib.import_module(home), name)
         except MissingExtraError:
             continue  # says itself what to install

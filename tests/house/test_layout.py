@@ -1,4 +1,4 @@
-"""What keeps the house true: the wheel holds exactly the library, and no floor looks up."""
+"""What keeps the house true: the wheel holds exactly the library, and no layer looks up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLOORS = ["tools", "envs", "wrappers", "rollout", "front"]
+LAYERS = ["tools", "envs", "wrappers", "rollout", "front"]
 
 
 def package_dirs() -> dict[str, str]:
@@ -25,13 +25,13 @@ def package_dirs() -> dict[str, str]:
 
 def import_name(path: Path) -> str:
     """The import name of a file of the tree."""
-    floor, *rest = path.relative_to(ROOT).with_suffix("").parts
-    parts = ["toolgym"] if floor == "front" else ["toolgym", floor]
+    layer, *rest = path.relative_to(ROOT).with_suffix("").parts
+    parts = ["toolgym"] if layer == "front" else ["toolgym", layer]
     return ".".join([*parts, *(part for part in rest if part != "__init__")])
 
 
-def sources(floor: str) -> list[Path]:
-    return [path for path in sorted((ROOT / floor).rglob("*.py")) if "__pycache__" not in path.parts]
+def sources(layer: str) -> list[Path]:
+    return [path for path in sorted((ROOT / layer).rglob("*.py")) if "__pycache__" not in path.parts]
 
 
 def imported(path: Path, by_name: bool = True) -> set[str]:
@@ -50,33 +50,33 @@ def imported(path: Path, by_name: bool = True) -> set[str]:
     return names
 
 
-def floor_of(name: str) -> str | None:
+def layer_of(name: str) -> str | None:
     parts = name.split(".")
     if parts[0] != "toolgym":
         return None
-    return parts[1] if len(parts) > 1 and parts[1] in FLOORS[:-1] else "front"
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS[:-1] else "front"
 
 
-@pytest.mark.parametrize("floor", FLOORS)
-def test_no_floor_imports_a_higher_one(floor):
-    height = FLOORS.index(floor)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_layer_imports_a_higher_one(layer):
+    height = LAYERS.index(layer)
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for path in sources(floor)
+        for path in sources(layer)
         for name in imported(path)
-        if (other := floor_of(name)) is not None and FLOORS.index(other) > height
+        if (other := layer_of(name)) is not None and LAYERS.index(other) > height
     ]
     assert wrong == []
 
 
-def test_the_floor_rule_can_fail():
-    assert floor_of("toolgym.rollout.batch.make") == "rollout"
-    assert floor_of("toolgym.version") == "front"
-    assert floor_of("torch.nn") is None
+def test_the_layer_rule_can_fail():
+    assert layer_of("toolgym.rollout.batch.make") == "rollout"
+    assert layer_of("toolgym.version") == "front"
+    assert layer_of("torch.nn") is None
 
 
-def test_every_floor_is_mapped():
-    expected = {"toolgym": "front"} | {f"toolgym.{floor}": floor for floor in FLOORS[:-1]}
+def test_every_layer_is_mapped():
+    expected = {"toolgym": "front"} | {f"toolgym.{layer}": layer for layer in LAYERS[:-1]}
     assert package_dirs() == expected
 
 
@@ -104,8 +104,8 @@ ORDERS = {
 
 FOLDERS = [
     folder
-    for floor in FLOORS
-    for folder in [ROOT / floor, *sorted(path for path in (ROOT / floor).rglob("*") if path.is_dir())]
+    for layer in LAYERS
+    for folder in [ROOT / layer, *sorted(path for path in (ROOT / layer).rglob("*") if path.is_dir())]
     if "__pycache__" not in folder.parts and list(folder.glob("*.py"))
 ]
 
@@ -164,6 +164,47 @@ def test_the_rule_of_rooms_can_fail(tmp_path):
     assert set(circle(rooms_of(tmp_path, "toolgym.tools"))) == {"outer", "inner"}
 
 
+LOCAL = ROOT / "tools/sandbox/local"
+PROCESSES = ORDERS["tools/sandbox/local"]
+"""The rooms that the processes of a local sandbox are made of, lowest first."""
+
+
+def wrong_imports(room: str, allowed: set[str]) -> dict[str, set[str]]:
+    """What the files of a room of the local sandbox import from rooms other than the allowed ones."""
+    package = import_name(LOCAL / "__init__.py")
+    files = sorted((LOCAL / room).glob("*.py"))
+    assert files
+    rooms = {
+        path.name: {
+            name.removeprefix(f"{package}.").partition(".")[0]
+            for name in imported(path, by_name=False)
+            if name.startswith(package)
+        }
+        for path in files
+    }
+    return {name: found - allowed for name, found in rooms.items() if found - allowed}
+
+
+@pytest.mark.parametrize("room", PROCESSES)
+def test_a_process_of_the_sandbox_imports_only_its_room_and_lower_ones(room):
+    """The trust boundary is a folder boundary."""
+    assert not wrong_imports(room, set(PROCESSES[: PROCESSES.index(room) + 1]))
+
+
+def test_the_host_never_imports_what_runs_in_a_template_process():
+    assert not wrong_imports("host", {"host", "kernel", "protocol"})
+
+
+@pytest.mark.parametrize("room", PROCESSES)
+def test_a_template_process_needs_nothing_but_the_standard_library(room):
+    """Its Python may be one without toolgym, and without any other package."""
+    package = import_name(LOCAL / "__init__.py")
+    for path in sorted((LOCAL / room).glob("*.py")):
+        names = imported(path, by_name=False)
+        outside = {name.partition(".")[0] for name in names if not name.startswith(f"{package}.")}
+        assert outside <= sys.stdlib_module_names, path.name
+
+
 @pytest.mark.wheel
 def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
     copy = tmp_path / "copy"  # building in the checkout would leave a build folder there
@@ -185,11 +226,11 @@ def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         metadata = next(archive.read(n).decode() for n in archive.namelist() if n.endswith("/METADATA"))
     wanted = set()
-    for floor in FLOORS:
-        prefix = Path("toolgym") if floor == "front" else Path("toolgym") / floor
-        for path in (ROOT / floor).rglob("*"):
+    for layer in LAYERS:
+        prefix = Path("toolgym") if layer == "front" else Path("toolgym") / layer
+        for path in (ROOT / layer).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                wanted.add(str(prefix / path.relative_to(ROOT / floor)))
+                wanted.add(str(prefix / path.relative_to(ROOT / layer)))
     assert held == wanted
     assert "Requires-Python: >=3.11" in metadata
     for extra in ("cli", "rollout", "sglang", "ray", "viewer", "trl", "verl", "testing", "dev"):
@@ -197,7 +238,7 @@ def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
 
 
 def test_no_room_is_called_utils():
-    names = {path.stem for floor in FLOORS for path in sources(floor)}
+    names = {path.stem for layer in LAYERS for path in sources(layer)}
     assert names.isdisjoint({"utils", "common", "helpers", "misc"})
 
 

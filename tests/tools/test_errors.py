@@ -36,8 +36,8 @@ def test_a_long_value_is_cut():
 
 def test_every_public_error_hangs_in_the_tree():
     outside = []
-    floors = [importlib.import_module(f"toolgym.{floor}") for floor in ("tools", "envs", "wrappers", "rollout")]
-    for found in [one for floor in floors for one in pkgutil.walk_packages(floor.__path__, f"{floor.__name__}.")]:
+    layers = [importlib.import_module(f"toolgym.{layer}") for layer in ("tools", "envs", "wrappers", "rollout")]
+    for found in [one for layer in layers for one in pkgutil.walk_packages(layer.__path__, f"{layer.__name__}.")]:
         if "sandbox.local." in found.name or found.name.endswith("__main__"):
             continue  # template processes load those without the tree
         try:

@@ -127,7 +127,7 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, qu
     _clock.reset(token)
     left, queue_left, queues = seconds, queue, False
     while left > 0 and queue_left > 0:
-        # Queueing may begin and end at any time, so the clock is read anew when the nearer deadline could have passed.
+        # Queueing may begin and end at any time, so the clock is read again when the nearer deadline could have passed.
         timeout = max(_LEAST_WAIT, min(left, queue_left)) if queues else min(left, max(_LEAST_WAIT, queue_left))
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout)

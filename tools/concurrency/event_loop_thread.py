@@ -43,7 +43,7 @@ class EventLoopThread:
     """Runs coroutines for callers on any thread, synchronous or on an event loop of their own.
 
     Args:
-        name: of the thread, for people who look at a list of threads.
+        name: of the thread, as lists of threads show it.
         on_close: a coroutine function that runs on the loop last, also when this object is forgotten instead of
             closed. It must not refer to the owner of this object, or nothing would ever be forgotten.
         close_timeout: seconds that `on_close` may take.
@@ -73,7 +73,7 @@ class EventLoopThread:
         _servers.add(self._server)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and return what it gives.
+        """Run a coroutine on the loop and return its result.
 
         A KeyboardInterrupt here cancels the coroutine, and is raised once that is over (or after `GRACE` seconds).
 
@@ -132,7 +132,7 @@ class EventLoopThread:
         """As `close`, for a caller on another loop, which goes on meanwhile. Once begun, it happens even if cancelled.
 
         Raises:
-            Exception: what `on_close` raised; everything is freed all the same.
+            Exception: what `on_close` raised; everything is freed nevertheless.
             LoopTimeoutError: something blocks the loop's thread, which therefore did not end.
         """
         server = self._server
@@ -150,7 +150,7 @@ class EventLoopThread:
         """Cancel what still runs, run `on_close`, and free everything. Closing twice is fine.
 
         Raises:
-            Exception: what `on_close` raised; everything is freed all the same.
+            Exception: what `on_close` raised; everything is freed nevertheless.
             LoopTimeoutError: something blocks the loop's thread, which therefore could not be joined.
             EpisodeError: called from the loop's own thread.
         """
@@ -245,7 +245,7 @@ class _Server:
     def submit(self, call: _Call[Any]) -> None:
         if self.thread is threading.current_thread() and not self.is_inherited():
             raise EpisodeError(
-                "a synchronous env was called from its own event loop, which would wait for itself for ever; "
+                "a synchronous env was called from its own event loop, which would wait for itself forever; "
                 "inside async code, await the async env instead (toolgym.make)"
             )
 
@@ -266,7 +266,7 @@ class _Server:
         with self._lock:
             if self._closing:
                 raise EpisodeError("the env or sandbox is closed; make another")
-            # Under the lock, so that no call is scheduled after the loop's stop, where it would wait for ever.
+            # Under the lock, so that no call is scheduled after the loop's stop, where it would wait forever.
             return begin(self._loop if self._loop is not None else self._start())
 
     def cancel(self, call: _Call[Any]) -> None:

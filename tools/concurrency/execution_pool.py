@@ -99,7 +99,7 @@ class ExecutionPool:
     async def close(self) -> None:
         """Wait for what runs and end the workers. Closing twice is fine."""
         self._closed = True
-        self._limiter = None  # whoever comes next may set another limit
+        self._limiter = None  # the next pool may set another limit
         self._idle.clear()
         workers, self._workers = self._workers, set()
         await shielded(asyncio.to_thread(_shut_down, workers))
@@ -191,7 +191,7 @@ def _dumps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function. What it raises can be raised to whoever waits, without ending or cancelling that one."""
+    """Call a function. What it raises can be raised to the waiting caller, without ending or cancelling it."""
     try:
         return function(*args, **kwargs)
     except (StopIteration, concurrent.futures.CancelledError) as error:
@@ -210,7 +210,7 @@ def _call(data: bytes) -> bytes:
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # noqa: BLE001  whatever its class does when it is copied
+        except Exception:  # noqa: BLE001  its class may raise anything when it is copied
             raise RuntimeError(f"{function!r} raised {type(error).__name__}: {error}") from error
         raise
     try:

@@ -10,11 +10,11 @@ from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema
 
 
 class ParsedTurn(NamedTuple):
-    """One assistant turn, read. An env takes it as an action.
+    """One assistant turn as a parser read it. An env takes it as an action.
 
     Attributes:
         text: the turn as generated, without its end-of-turn token.
-        content: the text outside of calls, as written. Thinking between tags is part of it: `split_reasoning` parts
+        content: the text outside of calls, as written. Thinking between tags is part of it: `split_reasoning` separates
             the two.
         calls: the well-formed calls.
         errors: the malformed ones. `index` orders calls and errors together.
@@ -47,14 +47,14 @@ class ParsedTurn(NamedTuple):
 
 
 class Parser(Protocol):
-    """A pure function from a turn's text, without its end-of-turn token, to what it asks for.
+    """A pure function from a turn's text, without its end-of-turn token, to a `ParsedTurn`.
 
-    What all parsers of toolgym hold to:
+    Every parser of toolgym keeps these rules:
 
     * No text makes them raise. The time is linear in the text.
     * Arguments are never invented or repaired. A call that cannot be read is an error that says what was expected and
-      what came; it keeps its place among the others.
-    * Calls inside of thinking are no calls (see `toolgym.tools.parsers.scan.scan`).
+      what was written; it keeps its place among the others.
+    * Calls inside of thinking do not count (see `toolgym.tools.parsers.scan.scan`).
     * The text must still hold its special tokens, as `tokenizer.decode(ids, skip_special_tokens=False)` gives it: most
       formats mark calls with them.
     """
@@ -67,7 +67,7 @@ class Parser(Protocol):
         schemas: Mapping[str, ToolSchema] | None = None,
         starts_open: bool = False,
     ) -> ParsedTurn:
-        """Parse.
+        """Read a turn.
 
         Args:
             text: what the model generated.

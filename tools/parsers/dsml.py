@@ -67,8 +67,8 @@ def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> Parse
             end, closed = region_end(text, at, end_section, OPEN, section)
             if text.startswith(OPEN, end):
                 return at
-            message = f"The tool call is not understood: no {OPEN}...> behind {section}. Write it as:\n{shape}"
-            turn.error(CallProblem.MALFORMED_CALL, message, text[at:end])
+            message = f"The tool call is not understood: no {OPEN}...> after {section}. Write it as:\n{shape}"
+            turn.add_error(CallProblem.MALFORMED_CALL, message, text[at:end])
             return end + len(end_section) if closed else end
         name = ""
         try:
@@ -78,12 +78,12 @@ def _parse(text: str, turn: TurnBuilder, block: str, starts_open: bool) -> Parse
             name, raw = error.name, text[mark.start() : end]
             if not closed and error.unclosed:
                 message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-                turn.error(CallProblem.UNCLOSED_TAG, message, raw, name)
+                turn.add_error(CallProblem.UNCLOSED_TAG, message, raw, name)
             else:
                 message = f"The tool call is not understood: {error}. Write it as:\n{shape}"
-                turn.error(CallProblem.MALFORMED_CALL, message, raw, name)
+                turn.add_error(CallProblem.MALFORMED_CALL, message, raw, name)
             return end + len(CLOSE) if closed else end
-        turn.call(name, arguments)
+        turn.add_call(name, arguments)
         return end
 
     return scan(text, turn, f"{OPEN}|{section}|{end_section}", read, starts_open=starts_open)
@@ -96,10 +96,10 @@ class _MalformedError(ValueError):
 
 
 def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
-    """Read what stands behind `<｜DSML｜invoke`: the name, the arguments, and where the call ends."""
+    """Read what stands after `<｜DSML｜invoke`: the name, the arguments, and where the call ends."""
     head = _HEAD.match(text, at)
     if head is None:
-        raise _MalformedError(f'expected name="tool"> behind {OPEN}, got {text[at : at + 40]!r}')
+        raise _MalformedError(f'expected name="tool"> after {OPEN}, got {text[at : at + 40]!r}')
     name, at = head[1], head.end()
     if head[2]:
         return name, {}, at
@@ -114,7 +114,7 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
         while parameter := _PARAMETER.match(text, at):
             key, start = parameter[1], parameter.end()
             if key in arguments:
-                raise _MalformedError(f"the parameter {key!r} stands twice", name)
+                raise _MalformedError(f"the parameter {key!r} occurs twice", name)
             if parameter[2] == "true":
                 end = text.find(_END_VALUE, start)
                 arguments[key] = text[start:end]

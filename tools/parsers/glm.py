@@ -9,11 +9,11 @@ Decisions, each with a test:
 
 * White space between tags belongs to the format; all text between `<arg_value>` and `</arg_value>` is data.
 * Values are text or JSON; the tool's schema tells which (`toolgym.tools.parsers.typed_text`).
-* Nothing escapes a value. It ends at the first closing tag behind which the call goes on, so that code may hold
+* Nothing escapes a value. It ends at the first closing tag after which the call goes on, so that code may hold
   `</tool_call>`. A value that holds `<arg_key>` is an error where it may be a missing closing tag.
-* No arguments are no arguments: chat templates write such calls this way.
+* A call may have no arguments: chat templates write such calls this way.
 
-SGLang's `glm45` needs a line break behind the name (`glm47` does not), ends a call at the first `</tool_call>` even
+SGLang's `glm45` needs a line break after the name (`glm47` does not), ends a call at the first `</tool_call>` even
 inside of a value, guesses types where there is no schema, takes quotes off strings, lets the last of two equal keys
 win, and returns the whole turn as content where one call cannot be read.
 """
@@ -68,7 +68,7 @@ def _read(text: str, start: int, turn: TurnBuilder, schemas: Mapping[str, ToolSc
             )
             return _malformed(text, start, end, turn, name, why)
         if key[1].strip() in texts:
-            return _malformed(text, start, end, turn, name, f"the key {key[1]!r} stands twice")
+            return _malformed(text, start, end, turn, name, f"the key {key[1]!r} occurs twice")
         texts[key[1].strip()] = value
         at = end + len(_END_VALUE)
     close = skip_space(text, at)
@@ -76,7 +76,7 @@ def _read(text: str, start: int, turn: TurnBuilder, schemas: Mapping[str, ToolSc
         came = f"got {text[close : close + 30]!r}" if close < len(text) else "but the text ended"
         why = f"expected <arg_key>key</arg_key><arg_value>value{_END_VALUE} or {CLOSE}, {came}"
         return _malformed(text, start, close, turn, name, why)
-    turn.call(name, typed(name, texts, schemas))
+    turn.add_call(name, typed(name, texts, schemas))
     return close + len(CLOSE)
 
 
@@ -84,8 +84,8 @@ def _malformed(text: str, start: int, at: int, turn: TurnBuilder, name: str, why
     end, closed = region_end(text, at, CLOSE, OPEN)
     if closed:
         message = f"The tool call is not understood: {why}. Write it as:\n{SHAPE}"
-        turn.error(CallProblem.MALFORMED_CALL, message, text[start:end], name)
+        turn.add_error(CallProblem.MALFORMED_CALL, message, text[start:end], name)
         return end + len(CLOSE)
     message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-    turn.error(CallProblem.UNCLOSED_TAG, message, text[start:end], name)
+    turn.add_error(CallProblem.UNCLOSED_TAG, message, text[start:end], name)
     return end

@@ -1,18 +1,18 @@
-"""The format of gpt-oss ("harmony"): a turn is several messages, each with a channel and perhaps a recipient.
+"""The format of gpt-oss ("harmony"): a turn is several messages, each with a channel and optionally a recipient.
 
     <|channel|>analysis<|message|>I compute.<|end|><|start|>assistant<|channel|>commentary
     to=functions.code_interpreter <|constrain|>json<|message|>{"code": "print(1)"}<|call|>
 
-The generation prompt ends with `<|start|>assistant`, so the text begins behind it. Decisions, each with a test:
+The generation prompt ends with `<|start|>assistant`, so the text begins after it. Decisions, each with a test:
 
-* A message with a recipient is a call, whatever its channel; `functions.` before the name is dropped.
-* The recipient may stand before or behind the channel, as chat templates and the model write it.
+* A message with a recipient is a call, in any channel; `functions.` before the name is dropped.
+* The recipient may stand before or after the channel, as chat templates and the model write it.
 * `<|call|>` ends the turn, so it is absent where the engine took it for the end-of-turn token.
 * Analysis is `ParsedTurn.reasoning`; final messages, and commentary without a recipient, are content.
 * A call that begins while the analysis has no `<|end|>` yet is an error, as is one without its message.
 * Arguments are a JSON object; a bare program for the built-in `python` is an error, and so are empty arguments.
 
-SGLang's `gpt-oss` sees a call only behind `<|start|>assistant<|channel|>commentary`, with `<|constrain|>json`, takes
+SGLang's `gpt-oss` sees a call only after `<|start|>assistant<|channel|>commentary`, with `<|constrain|>json`, takes
 nothing for an empty object, and drops what it cannot read.
 """
 
@@ -47,7 +47,7 @@ def parse_gpt_oss(
     reader = _Reader(text, TurnBuilder(first_id))
     reader.read(starts_open)
     turn = reader.turn
-    turn.say("\n".join(reader.content))
+    turn.add_content("\n".join(reader.content))
     return turn.parsed(text, "\n".join(reader.reasoning) if reader.reasoning else None)
 
 
@@ -75,7 +75,7 @@ class _Reader:
                 if before.strip() != "assistant" and not _RECIPIENT.search(before):
                     self._add(self.content, before)
             if recipient and self.turn.full:
-                self.turn.overfull(self._text[at:])
+                self.turn.add_overflow_error(self._text[at:])
                 return
             start = at
             at = body + len(_MESSAGE)
@@ -94,21 +94,21 @@ class _Reader:
         problem = found.problem
         if closed is None:
             end, on = self._end(at)
-            problem = problem or f"unexpected text {self._text[found.end :].lstrip()[:40]!r} behind the arguments"
+            problem = problem or f"unexpected text {self._text[found.end :].lstrip()[:40]!r} after the arguments"
         else:
             end = on = closed.end()
         raw = self._text[start:end]
         if problem:
             message = f"The arguments of the tool call are not valid JSON: {problem}. Write the call as {SHAPE}."
-            self.turn.error(CallProblem.MALFORMED_JSON, message, raw, name)
+            self.turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name)
         elif not isinstance(found.value, dict):
             message = (
                 "The tool call is not understood: its arguments must be a JSON object, got "
                 f"{type(found.value).__name__}. Write the call as {SHAPE}."
             )
-            self.turn.error(CallProblem.NOT_A_CALL, message, raw, name)
+            self.turn.add_error(CallProblem.NOT_A_CALL, message, raw, name)
         else:
-            self.turn.call(name, found.value)
+            self.turn.add_call(name, found.value)
         return on
 
     def _analysis(self, at: int) -> int:
@@ -124,19 +124,19 @@ class _Reader:
                 "End it with <|end|> first, then send the call."
             )
             rest = self._text[mark.start() :]
-            self.turn.error(CallProblem.OPEN_THINKING, message, rest)
+            self.turn.add_error(CallProblem.OPEN_THINKING, message, rest)
             self._add(self.reasoning, rest)
             return len(self._text)
         return mark.start()
 
     def _unfinished(self, at: int) -> None:
-        """Add what stands behind the last message."""
+        """Add what stands after the last message."""
         rest = self._text[at:]
         recipient = _RECIPIENT.search(rest)
         if recipient and _CHANNEL.search(rest):
             message = f"The tool call was not run: it has no {_MESSAGE} with arguments. Write it as {SHAPE}."
             name = recipient[1].removeprefix("functions.")
-            self.turn.error(CallProblem.UNCLOSED_TAG, message, rest, name)
+            self.turn.add_error(CallProblem.UNCLOSED_TAG, message, rest, name)
         else:
             self._add(self.content, rest)
 

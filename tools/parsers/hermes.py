@@ -16,7 +16,7 @@ Decisions, each with a test:
 
 SGLang's `qwen25` wants the line breaks around the JSON and does not see a call without them; both of its parsers end
 a call at the first closing tag, even inside a string, drop what they cannot read, accept `parameters` for `arguments`
-and calls inside of thinking, and keep no text behind the first call.
+and calls inside of thinking, and keep no text after the first call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         if not closed:
             return _unclosed(text, start, end, turn)
         message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
-        turn.error(CallProblem.MALFORMED_JSON, message, text[start:end])
+        turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end])
         return end + len(CLOSE)
     close = skip_space(text, found.end)
     if not text.startswith(CLOSE, close):
@@ -60,12 +60,12 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
             f"The tool call is not valid JSON: unexpected text {extra[:40]!r} after the object. "
             f"Put exactly one JSON object between {OPEN} and {CLOSE}."
         )
-        turn.error(CallProblem.MALFORMED_JSON, message, text[start:end])
+        turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end])
         return end + len(CLOSE)
     raw = text[start:close]
     if found.problem:
         message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
-        turn.error(CallProblem.MALFORMED_JSON, message, raw)
+        turn.add_error(CallProblem.MALFORMED_JSON, message, raw)
     else:
         add_object_call(turn, found.value, raw, keys=("arguments",), shape=SHAPE)
     return close + len(CLOSE)
@@ -73,5 +73,5 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
 
 def _unclosed(text: str, start: int, end: int, turn: TurnBuilder) -> int:
     message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-    turn.error(CallProblem.UNCLOSED_TAG, message, text[start:end])
+    turn.add_error(CallProblem.UNCLOSED_TAG, message, text[start:end])
     return end

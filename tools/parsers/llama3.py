@@ -6,13 +6,13 @@
 Decisions, each with a test:
 
 * Without the tag, a call is an object that begins a line and has a `name` and `parameters` (or `arguments`). Other
-  JSON is content: it may be the answer. An object that begins with `"name"` and is no JSON, or has nothing besides
-  `name`, `type` and `id`, is a call gone wrong.
+  JSON is content: it may be the answer. An object that begins with `"name"` and is not JSON, or has nothing besides
+  `name`, `type` and `id`, is a malformed call.
 * Behind the tag stands a call, or an error: the built-in `brave_search.call(...)` and bare programs, too, are errors.
 * Several calls are separated by `;` or white space.
-* Nothing closes a call but the end of its JSON; text behind it is content.
+* Nothing closes a call but the end of its JSON; text after it is content.
 
-SGLang's `llama3` sees calls behind the tag or at the very beginning of the text, and takes any object there for one; it
+SGLang's `llama3` sees calls after the tag or at the very beginning of the text, and takes any object there for one; it
 reads Python dicts as well, takes absent parameters for none, ends at a tag inside of a string, and drops what it cannot
 read.
 """
@@ -36,7 +36,7 @@ _NAMED = re.compile(r'\{\s*"name"\s*:')
 _NEXT = re.compile(r"\s*(;?)\s*(?=\{)")
 
 MAX_TRIES = 256
-"""Texts that look like the beginning of an object and are no JSON, until the rest of the turn counts as content."""
+"""How many texts may look like the beginning of an object without being JSON. The rest of the turn is then content."""
 
 
 def parse_llama3(
@@ -56,11 +56,11 @@ class _Reader:
         sure = mark.group() == TAG
         at = skip_space(text, mark.end()) if sure else mark.end() - 1
         if not sure:
-            turn.say(text[mark.start() : at])
+            turn.add_content(text[mark.start() : at])
         elif not text.startswith("{", at):
             end = _next_tag(text, at)
-            message = f"The tool call is not understood: got {text[at : at + 40]!r} behind {TAG}. Write it as {SHAPE}."
-            turn.error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
+            message = f"The tool call is not understood: got {text[at : at + 40]!r} after {TAG}. Write it as {SHAPE}."
+            turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : end])
             return end
         while True:
             before = turn.requests
@@ -74,24 +74,24 @@ class _Reader:
         """Read an object that is a call for sure, or may be one; return where it ends."""
         sure_if_broken = sure or _NAMED.match(text, at) is not None
         if not sure_if_broken and self._tries >= MAX_TRIES:
-            turn.say(text[at])
+            turn.add_content(text[at])
             return at + 1
         found = read_json(text, at)
         if found.problem and sure_if_broken:
             end = found.end if found.end != -1 else _next_tag(text, at)
             message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
-            turn.error(CallProblem.MALFORMED_JSON, message, text[at:end])
+            turn.add_error(CallProblem.MALFORMED_JSON, message, text[at:end])
             return end
         if found.problem:
             self._tries += 1
-            turn.say(text[at])
+            turn.add_content(text[at])
             return at + 1
         raw, value = text[at : found.end], found.value
         named = isinstance(value, dict) and "name" in value
         if sure or (named and (any(key in value for key in KEYS) or value.keys() <= {"name", "type", "id"})):
             add_object_call(turn, value, raw, keys=KEYS, shape=SHAPE)
         else:
-            turn.say(raw)
+            turn.add_content(raw)
         return found.end
 
 

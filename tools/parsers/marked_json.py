@@ -30,8 +30,8 @@ def read_marked_json(
         start: where the call began, for the raw text of an error.
         at: where its arguments begin.
         name: the tool's name.
-        closing: what must stand behind the arguments.
-        close: the marker with which `closing` ends, to go on behind it where the arguments cannot be read.
+        closing: what must stand after the arguments.
+        close: the marker with which `closing` ends, to go on after it where the arguments cannot be read.
         openers: markers that begin another call.
         shape: how a call is written, for the error.
         call_id: the id that the model wrote.
@@ -51,11 +51,11 @@ def read_marked_json(
             f"Write it as {shape}."
         )
         assert closed is not None
-        turn.error(CallProblem.NOT_A_CALL, message, text[start : closed.end()], name, call_id)
+        turn.add_error(CallProblem.NOT_A_CALL, message, text[start : closed.end()], name, call_id)
         return closed.end()
     if not problem:
         assert closed is not None
-        turn.call(name, found.value, call_id)
+        turn.add_call(name, found.value, call_id)
         return closed.end()
     if closed is not None:
         end, on = closed.end(), closed.end()
@@ -64,8 +64,8 @@ def read_marked_json(
         on = end + len(close) if has_close else end
         if not has_close:
             message = f"The tool call was not run: its closing {close} is missing. Send the whole call again."
-            turn.error(CallProblem.UNCLOSED_TAG, message, text[start:end], name, call_id)
+            turn.add_error(CallProblem.UNCLOSED_TAG, message, text[start:end], name, call_id)
             return on
     message = f"The arguments of the tool call are not valid JSON: {problem}. Write the call as {shape}."
-    turn.error(CallProblem.MALFORMED_JSON, message, text[start:end], name, call_id)
+    turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end], name, call_id)
     return on

@@ -1,4 +1,4 @@
-"""The formats of Mistral models: a list of objects, or since 2025 name and arguments behind a marker per call.
+"""The formats of Mistral models: a list of objects, or since 2025 name and arguments after a marker per call.
 
     [TOOL_CALLS] [{"name": "code_interpreter", "arguments": {"code": "print(1)"}, "id": "call00000"}]
     [TOOL_CALLS]code_interpreter[ARGS]{"code": "print(1)"}[TOOL_CALLS]...
@@ -6,12 +6,12 @@
 Decisions, each with a test:
 
 * In the new form `[ARGS]` may be absent, as models between the two write it, and `[CALL_ID]abc123def` may stand before.
-* Nothing closes a call but the end of its JSON; text behind it is content.
+* Nothing closes a call but the end of its JSON; text after it is content.
 * Ids have nine letters or digits, which the chat templates insist on. The one that the model wrote is kept.
 * Thinking stands between `[THINK]` and `[/THINK]`, or `<think>` tags.
 * A list without a call is an error. A malformed entry of a list keeps its place among the good ones.
 
-SGLang's `mistral` drops what it cannot read, and all calls behind it.
+SGLang's `mistral` drops what it cannot read, and all calls after it.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     if named is None:
         end = _next(text, at)
         message = (
-            f"The tool call is not understood: got {text[at : at + 40]!r} behind {OPEN}. "
+            f"The tool call is not understood: got {text[at : at + 40]!r} after {OPEN}. "
             f"Write it as {SHAPE_NAMED} or {SHAPE_LIST}."
         )
-        turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
+        turn.add_error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
         return end
     found = read_json(text, named.end())
     if found.problem:
         return _not_json(text, mark, named.end(), found, turn, SHAPE_NAMED, named[1])
     call_id = named[2] or ""
     if isinstance(found.value, dict):
-        turn.call(named[1], found.value, call_id if _ID.fullmatch(call_id) else "")
+        turn.add_call(named[1], found.value, call_id if _ID.fullmatch(call_id) else "")
     else:
         message = (
             "The tool call is not understood: its arguments must be a JSON object, got "
             f"{type(found.value).__name__}. Write it as {SHAPE_NAMED}."
         )
-        turn.error(CallProblem.NOT_A_CALL, message, text[mark.start() : found.end], named[1])
+        turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : found.end], named[1])
     return found.end
 
 
@@ -79,11 +79,11 @@ def _read_list(text: str, mark: re.Match[str], at: int, turn: TurnBuilder) -> in
         return _not_json(text, mark, at, found, turn, SHAPE_LIST)
     raw = text[at : found.end]
     if not found.value:
-        message = f"The tool call is not understood: the list behind {OPEN} is empty. Write it as {SHAPE_LIST}."
-        turn.error(CallProblem.NOT_A_CALL, message, raw)
+        message = f"The tool call is not understood: the list after {OPEN} is empty. Write it as {SHAPE_LIST}."
+        turn.add_error(CallProblem.NOT_A_CALL, message, raw)
     for one in found.value:
         if turn.full:
-            turn.overfull(raw)
+            turn.add_overflow_error(raw)
             break
         wanted = one.get("id") if isinstance(one, dict) else None
         call_id = wanted if isinstance(wanted, str) and _ID.fullmatch(wanted) else ""
@@ -96,7 +96,7 @@ def _not_json(
 ) -> int:
     end = found.end if found.end != -1 else _next(text, at)
     message = f"The tool call is not valid JSON: {found.problem}. Write it as {shape}."
-    turn.error(CallProblem.MALFORMED_JSON, message, text[mark.start() : end], name)
+    turn.add_error(CallProblem.MALFORMED_JSON, message, text[mark.start() : end], name)
     return end
 
 

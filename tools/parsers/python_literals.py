@@ -111,10 +111,10 @@ class _Reader:
                 raise self._error("an argument as name=value")
             key = self._next()
             if not self._is("="):
-                raise self._error(f"'=' behind {key!r}")
+                raise self._error(f"'=' after {key!r}")
             self._next()
             if key in arguments:
-                raise LiteralError(f"the argument {key!r} stands twice", self._name)
+                raise LiteralError(f"the argument {key!r} occurs twice", self._name)
             arguments[key] = self._value(0)
             if not self._is(")"):
                 self._expect(",")
@@ -158,7 +158,7 @@ class _Reader:
             key = self._value(depth + 1)
             self._expect(":")
             if key in found:
-                raise LiteralError(f"the key {key!r} stands twice in one dict", self._name)
+                raise LiteralError(f"the key {key!r} occurs twice in one dict", self._name)
             found[key] = self._value(depth + 1)
             if not self._is("}"):
                 self._expect(",")
@@ -188,7 +188,7 @@ class _Reader:
                 raise ValueError
             return chr(int(sequence[2:], 16))
         except (KeyError, ValueError, OverflowError):
-            raise LiteralError(f"{sequence[:20]!r} is no escape sequence", self._name) from None
+            raise LiteralError(f"{sequence[:20]!r} is not an escape sequence", self._name) from None
 
     def _number(self, token: str) -> int | float:
         value: int | float = math.nan

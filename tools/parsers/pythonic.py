@@ -11,7 +11,7 @@ Llama 4 may put `<|python_start|>` and `<|python_end|>` around the list, LFM2 pu
   brackets are content.
 * Behind an opening marker stands a list of calls, or an error.
 * Raw line breaks inside strings are accepted: models write programs that way, and nothing is guessed.
-* A name or argument that stands twice, and true, false, null for True, False, None, are errors.
+* A name or argument that occurs twice, and true, false, null for True, False, None, are errors.
 
 SGLang's `pythonic` takes a list anywhere in the text, needs escaped line breaks, drops calls that it cannot read, and
 sees none in a list with a name that begins with `_`.
@@ -44,7 +44,7 @@ def parse_pythonic(
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     close = MARKERS.get(mark.group())
     if close is None:
-        turn.say(text[mark.start() : mark.end() - 1])
+        turn.add_content(text[mark.start() : mark.end() - 1])
     at = skip_space(text, mark.end()) if close else mark.end() - 1
     try:
         calls, end = read_calls(text, at)
@@ -53,23 +53,23 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         if close:
             end = skip_space(text, end)
             if end < len(text) and not text.startswith(close, end):
-                raise LiteralError(f"expected {close} behind the list, got {text[end : end + 30]!r}")
+                raise LiteralError(f"expected {close} after the list, got {text[end : end + 30]!r}")
             end += len(close) if end < len(text) else 0
     except LiteralError as error:
         end = _region_end(text, mark.end(), close)
         message = f"The tool call is not understood: {error}. Write it as {SHAPE}, with Python literals for values."
-        turn.error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end], error.name)
+        turn.add_error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end], error.name)
         return end
     for name, arguments in calls:
         if turn.full:
-            turn.overfull(text[at:end])
+            turn.add_overflow_error(text[at:end])
             break
-        turn.call(name, arguments)
+        turn.add_call(name, arguments)
     return end
 
 
 def _region_end(text: str, at: int, close: str | None) -> int:
-    """Where an unreadable list ends: behind its closing marker, or where the next one begins."""
+    """Where an unreadable list ends: after its closing marker, or where the next one begins."""
     following = _OPENED.search(text, at)
     end = following.start() if following else len(text)
     found = text.find(close, at, end) if close else -1

@@ -10,13 +10,13 @@
 
 Decisions, each with a test:
 
-* One line break behind the opening and one before the closing tag of a value belong to the format; the rest is data.
+* One line break after the opening and one before the closing tag of a value belong to the format; the rest is data.
 * Values are text; the tool's schema types them (`toolgym.tools.parsers.typed_text`).
-* Nothing escapes a value. It ends at the first closing tag behind which the call goes on, so that code may hold
-  `</parameter>` or `</tool_call>`. A value that holds `<parameter=` at the beginning of a line, or behind a
+* Nothing escapes a value. It ends at the first closing tag after which the call goes on, so that code may hold
+  `</parameter>` or `</tool_call>`. A value that holds `<parameter=` at the beginning of a line, or after a
   `</parameter>`, is an error: it cannot be distinguished from a missing closing tag.
-* No parameters are no arguments: chat templates write such calls this way.
-* A function without `<tool_call>` around it is an error, as is a parameter that stands twice.
+* A call may have no parameters: chat templates write such calls this way.
+* A function without `<tool_call>` around it is an error, as is a parameter that occurs twice.
 
 SGLang's `qwen3_coder` ends a value at the next opening tag and a call at the first `</tool_call>` even inside of a
 value, reads calls and values that were cut, drops text between tags, lets the last of two equal keys win, makes a lone
@@ -89,7 +89,7 @@ class _Call:
                         end,
                     )
                 if key in texts:
-                    return self._malformed(f"the parameter {key!r} stands twice", end)
+                    return self._malformed(f"the parameter {key!r} occurs twice", end)
                 texts[key] = value.removeprefix("\n").removesuffix("\n")
                 at = end + len(_END_VALUE)
             at = skip_space(self._text, at)
@@ -103,7 +103,7 @@ class _Call:
         if not self._text.startswith(CLOSE, at):
             return self._malformed(f"expected {CLOSE}, {self._came(at)}", at)
         for name, texts in found:
-            self._turn.call(name, typed(name, texts, self._schemas))
+            self._turn.add_call(name, typed(name, texts, self._schemas))
         return at + len(CLOSE)
 
     def _came(self, at: int) -> str:
@@ -114,8 +114,8 @@ class _Call:
         raw = self._text[self._start : end]
         if closed or not self._wrapped:
             message = f"The tool call is not understood: {why}. Write it as:\n{SHAPE}"
-            self._turn.error(CallProblem.MALFORMED_CALL, message, raw, self._name)
+            self._turn.add_error(CallProblem.MALFORMED_CALL, message, raw, self._name)
         else:
             message = f"The tool call was not run: its closing {CLOSE} is missing. Send the whole call again."
-            self._turn.error(CallProblem.UNCLOSED_TAG, message, raw, self._name)
+            self._turn.add_error(CallProblem.UNCLOSED_TAG, message, raw, self._name)
         return end + len(CLOSE) if closed else end

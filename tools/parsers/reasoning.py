@@ -1,4 +1,4 @@
-"""Splitting a turn into what was thought and what was said."""
+"""Splitting a turn into its thinking and its content."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def get_parser(name: str) -> Parser:
             | `gpt_oss` | gpt-oss | `gpt-oss` |
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: no parser has that name.
         MissingExtraError: a parser of SGLang was asked for, and SGLang is not installed.
     """
     if name.startswith(_SGLANG):

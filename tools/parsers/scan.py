@@ -1,4 +1,4 @@
-"""What all parsers share: collecting what a turn asks for, and walking over its text past what was only thought."""
+"""What all parsers share: collecting a turn's calls, and walking over its text without its thinking."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ class TurnBuilder:
         """Whether no more requests are read."""
         return self.requests >= MAX_REQUESTS
 
-    def say(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         """Add content."""
         self._content.append(text)
 
-    def call(self, name: str, arguments: dict[str, Any], call_id: str = "") -> None:
+    def add_call(self, name: str, arguments: dict[str, Any], call_id: str = "") -> None:
         """Add a well-formed call. `call_id` is the one that the model wrote, used unless the turn has it already."""
         self.calls.append(ToolCall(self._id(call_id), name, arguments, self.requests))
 
-    def error(self, problem: CallProblem, message: str, raw: str, name: str = "", call_id: str = "") -> None:
+    def add_error(self, problem: CallProblem, message: str, raw: str, name: str = "", call_id: str = "") -> None:
         """Add a malformed call: what the model is to read, and what it wrote."""
         self.errors.append(ToolCallError(problem, message, raw, self._id(call_id), self.requests, name))
 
-    def overfull(self, raw: str) -> None:
-        """Add the error for everything behind the last request that is read."""
+    def add_overflow_error(self, raw: str) -> None:
+        """Add the error for everything after the last request that is read."""
         message = f"Only the first {MAX_REQUESTS} tool calls of the turn were read. Send fewer in one turn."
-        self.error(CallProblem.TOO_MANY_CALLS, message, raw)
+        self.add_error(CallProblem.TOO_MANY_CALLS, message, raw)
 
-    def forget(self, thought: str) -> None:
-        """Everything up to here turned out to be thought: its calls are none, and its text stays as content."""
+    def reset_to_thinking(self, text: str) -> None:
+        """Drop the calls so far: the text up to here was thinking, and stays as content."""
         self.calls.clear()
         self.errors.clear()
         self._ids.clear()
-        self._content[:] = [thought]
+        self._content[:] = [text]
 
     def parsed(self, text: str, reasoning: str | None = None) -> ParsedTurn:
         """What was collected of a turn with this text."""
@@ -120,40 +120,40 @@ def scan(
         found = mark.group()
         if found in opens:
             outside = True
-            turn.say(text[at : mark.start()])
+            turn.add_content(text[at : mark.start()])
             end = _past_thinking(text, mark.start(), mark.end(), (found, opens[found]), turn, opened)
             if opened.search(text, mark.end(), end):
                 thoughts = end
             at = end
         elif found in closes and outside:
-            turn.say(text[at : mark.end()])
+            turn.add_content(text[at : mark.end()])
             at = mark.end()
         elif found in closes:
             outside = True
             if turn.requests or opened.search(text, 0, mark.start()):
                 thoughts = mark.end()
-            turn.forget(text[: mark.end()])
+            turn.reset_to_thinking(text[: mark.end()])
             at = mark.end()
         elif turn.full:
-            turn.say(text[at : mark.start()])
-            turn.overfull(text[mark.start() :])
+            turn.add_content(text[at : mark.start()])
+            turn.add_overflow_error(text[mark.start() :])
             return turn.parsed(text)
         else:
-            turn.say(text[at : mark.start()])
+            turn.add_content(text[at : mark.start()])
             errors = len(turn.errors)
             at = read(text, mark, turn)
-            # A thought may mention a call's marks: what looked like a call gone wrong then holds the thought's end.
+            # A thought may mention a call's marks: what looked like a malformed call then holds the thought's end.
             if not outside and len(turn.errors) > errors and (closed := closing.search(text, mark.end(), at)):
                 outside = True
                 at = thoughts = closed.end()
-                turn.forget(text[:at])
-    turn.say(text[at:])
+                turn.reset_to_thinking(text[:at])
+    turn.add_content(text[at:])
     if thoughts and not turn.requests and not text[thoughts:].strip():
         message = (
             "The tool call was not run: it stands inside your thinking, and nothing follows. "
             f"Close your thinking with {thinking[0][1]} first, then send the call."
         )
-        turn.error(CallProblem.CALL_IN_THINKING, message, text)
+        turn.add_error(CallProblem.CALL_IN_THINKING, message, text)
     return turn.parsed(text)
 
 
@@ -164,15 +164,15 @@ def _past_thinking(
     end = text.find(tags[1], inside)
     if end != -1:
         end += len(tags[1])
-        turn.say(text[start:end])
+        turn.add_content(text[start:end])
         return end
-    turn.say(text[start:])
+    turn.add_content(text[start:])
     if call := opened.search(text, inside):
         message = (
             f"The tool call was not run: it stands inside {tags[0]}, which was never closed. "
             f"Close it with {tags[1]} first, then send the call."
         )
-        turn.error(CallProblem.OPEN_THINKING, message, text[call.start() :])
+        turn.add_error(CallProblem.OPEN_THINKING, message, text[call.start() :])
     return len(text)
 
 

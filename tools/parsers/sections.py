@@ -31,7 +31,7 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
         markers: the format's.
         head: pattern of what stands before the arguments; its group `name` is the tool's name, and its group `id`,
             where it has one, the call's id.
-        closing: pattern of what must stand behind them; it ends with the marker that closes a call.
+        closing: pattern of what must stand after them; it ends with the marker that closes a call.
         shape: how a call is written, for errors.
     """
     heads, closings = re.compile(head), re.compile(closing)
@@ -45,7 +45,9 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
         found = heads.match(text, at)
         if found is None:
             end, closed = region_end(text, at, markers.close, markers.open)
-            turn.error(CallProblem.MALFORMED_CALL, _odd(text, at, markers.open, shape), text[mark.start() : end])
+            turn.add_error(
+                CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.open, shape), text[mark.start() : end]
+            )
             return end + len(markers.close) if closed else end
         return read_marked_json(
             text,
@@ -68,9 +70,9 @@ def _section(text: str, at: int, turn: TurnBuilder, markers: Markers, shape: str
     end, closed = region_end(text, at, markers.end_section, markers.open, markers.section)
     if text.startswith(markers.open, end):
         return at
-    turn.error(CallProblem.MALFORMED_CALL, _odd(text, at, markers.section, shape), text[at:end])
+    turn.add_error(CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.section, shape), text[at:end])
     return end + len(markers.end_section) if closed else end
 
 
-def _odd(text: str, at: int, behind: str, shape: str) -> str:
-    return f"The tool call is not understood: got {text[at : at + 40]!r} behind {behind}. Write it as {shape}."
+def _not_understood(text: str, at: int, after: str, shape: str) -> str:
+    return f"The tool call is not understood: got {text[at : at + 40]!r} after {after}. Write it as {shape}."

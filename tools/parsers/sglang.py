@@ -4,7 +4,7 @@ For formats that toolgym has no parser for, and to train with exactly what a ser
 
 * They skip malformed calls without a word. Only a turn that has a call's marks and no readable call at all becomes an
   error that the model reads; a malformed call beside a good one is lost.
-* Most repair or guess (see the modules of our parsers), keep no text behind the first call, and see calls that follow
+* Most repair or guess (see the modules of our parsers), keep no text after the first call, and see calls that follow
   from any mention of their marks.
 * They need the tools' schemas, which `ToolEnv` gives.
 
@@ -82,29 +82,29 @@ class _SGLangParser:
         ]
         turn = TurnBuilder(first_id)
         parser = self._parser(tools, self._name)  # detectors keep state: one for each turn
-        reasoning, said = split_reasoning(text, starts_open=starts_open)
-        turn.say(text[: len(text) - len(said)])
-        marked = parser.has_tool_call(said)
+        reasoning, rest = split_reasoning(text, starts_open=starts_open)
+        turn.add_content(text[: len(text) - len(rest)])
+        marked = parser.has_tool_call(rest)
         try:
-            content, found = parser.parse_non_stream(said)
+            content, found = parser.parse_non_stream(rest)
         except Exception as error:  # noqa: BLE001  a detector that fails on a text has not read it
-            content, found, marked = said, [], True
+            content, found, marked = rest, [], True
             why = f"{type(error).__name__}: {error}"
         else:
             why = "no call in it could be read"
         for item in found:
             self._add(turn, item)
         if found or not marked:
-            turn.say(content)
+            turn.add_content(content)
         else:
             message = (
                 f"The tool call is not understood: {why}. Write it as your instructions say, with valid arguments "
                 f"for one of the tools: {', '.join(schemas)}."
             )
-            turn.error(CallProblem.MALFORMED_CALL, message, said)
-        if reasoning is not None and not said and parser.has_tool_call(reasoning):
+            turn.add_error(CallProblem.MALFORMED_CALL, message, rest)
+        if reasoning is not None and not rest and parser.has_tool_call(reasoning):
             message = "The tool call was not run: it stands inside your thinking. Close your thinking first."
-            turn.error(CallProblem.OPEN_THINKING, message, reasoning)
+            turn.add_error(CallProblem.OPEN_THINKING, message, reasoning)
         return turn.parsed(text)
 
     @staticmethod
@@ -112,8 +112,8 @@ class _SGLangParser:
         """Add a call as SGLang gives it: with its arguments as JSON text."""
         arguments, _, problem = read_whole_json(item.parameters)
         if isinstance(arguments, dict):
-            turn.call(item.name or "", arguments)
+            turn.add_call(item.name or "", arguments)
         else:
             why = problem or f"got {type(arguments).__name__}"
             message = f"The arguments of the tool call must be a JSON object: {why}."
-            turn.error(CallProblem.MALFORMED_JSON, message, item.parameters, item.name or "")
+            turn.add_error(CallProblem.MALFORMED_JSON, message, item.parameters, item.name or "")

@@ -1,7 +1,7 @@
 """Reading JSON out of a turn: strictly where a value could be meant in two ways, leniently where nothing is guessed.
 
-Raw line breaks and tabs inside strings are accepted: models write programs that way. A key that stands twice, `NaN`,
-`Infinity` and numbers that overflow are problems that the model reads: whatever was made of them would be invented.
+Raw line breaks and tabs inside strings are accepted: models write programs that way. A key that occurs twice, `NaN`,
+`Infinity` and numbers that overflow are problems that the model reads: any value for them would be invented.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_json(text: str, at: int) -> Json:
         if len(made) != len(found):
             seen: set[str] = set()
             twice = next(key for key, _ in found if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            problems.append(f"the key {twice!r} stands twice in one object")
+            problems.append(f"the key {twice!r} occurs twice in one object")
         return made
 
     def constant(name: str) -> None:
@@ -114,9 +114,9 @@ def add_object_call(
     if problem:
         message = f"The tool call is not understood: {problem}. Write it as {shape}."
         known = name if isinstance(name, str) else ""
-        turn.error(CallProblem.NOT_A_CALL, message, raw, known, call_id)
+        turn.add_error(CallProblem.NOT_A_CALL, message, raw, known, call_id)
     else:
-        turn.call(name, arguments, call_id)
+        turn.add_call(name, arguments, call_id)
 
 
 def is_deep(value: object) -> bool:

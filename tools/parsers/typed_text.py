@@ -1,7 +1,7 @@
 """Values that a format writes as plain text, typed by the tool's schema.
 
 `<parameter=n>5</parameter>` does not say whether 5 or "5" is meant; the schema does. What the schema does not settle
-stays the text that came: whether it is right is then the schema's check to say, in words that the model reads.
+stays text. The check against the schema then tells the model whether it is right.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ by what the caller should do).
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Unpack, overload
 
+from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest
 from toolgym.tools.sandbox.names import check_label
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
@@ -168,7 +168,7 @@ class CellResult:
     message: str = ""
 
 
-class Session(ABC):
+class Session(AsyncCloseable):
     """A running interpreter that keeps variables, imports and files from cell to cell.
 
     One call at a time; a second one waits. Use it as an async context manager, or call `close` when done.
@@ -327,16 +327,8 @@ class Session(ABC):
                 f"the session has no checkpoint {name!r}{nearest(str(name), self.checkpoints) or '.'} It has: {known}."
             )
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class Sandbox(ABC):
+class Sandbox(AsyncCloseable):
     """Runs code. Safe to use from many tasks at once.
 
     Use it as an async context manager, or call `close` when done. A sandbox of your own implements `execute`, and
@@ -407,11 +399,3 @@ class Sandbox(ABC):
 
     async def close(self) -> None:
         """Kill what still runs and free what the sandbox holds. Closing twice is fine."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -72,8 +72,14 @@ class TransformersEngine(Engine):
     """Generates with a causal LM of transformers, in this process.
 
     Example:
-        >>> async with TransformersEngine("path/to/model") as engine:  # doctest: +SKIP
-        ...     turn = await engine.generate(prompt_ids, SamplingParams(max_new_tokens=64), request_id="a")
+        >>> import asyncio
+        >>> from toolgym.rollout.engines import SamplingParams
+        >>> from toolgym.rollout.tiny import tiny_policy_path
+        >>> async def main():
+        ...     async with TransformersEngine(tiny_policy_path()) as engine:
+        ...         return await engine.generate([84, 111], SamplingParams(max_new_tokens=8), request_id="a")
+        >>> len(asyncio.run(main()).token_ids) <= 8
+        True
 
     A request with a seed gets the same tokens whatever else runs (up to rounding of the logits, which depends on
     the batch's shape). Requests without a seed draw from the engine's own generator; torch's, NumPy's and Python's

@@ -167,7 +167,7 @@ class SGLangEngine(SGLangClient):
     """Generates with `sglang.Engine`: SGLang's scheduler as a child of this process, without HTTP.
 
     Example:
-        >>> engine = SGLangEngine("path/to/model", tp_size=1)  # doctest: +SKIP
+        >>> engine = SGLangEngine("path/to/model", tp_size=1)  # starts when it is entered with `async with`
 
     It has the same methods as `SGLangServer`, and the same notes on logprobs, seeds and stopping hold. It lives on an
     event loop and a thread of its own, and speaks to SGLang's tokenizer manager: `sglang.Engine` itself has no abort

@@ -14,8 +14,8 @@ class SGLangServer(SGLangClient):
     """Generates on SGLang servers, through their `/generate`, which takes and returns token ids.
 
     Example:
-        >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # doctest: +SKIP
-        >>> engine = SGLangServer("http://router:8000")  # doctest: +SKIP
+        >>> engine = SGLangServer("http://a:30000", "http://b:30000")  # connects when it is entered
+        >>> engine = SGLangServer("http://router:8000")
 
     Several servers: requests that share an `affinity` stay with one server, for its prefix cache; new ones go to the
     server with the fewest requests in flight. A server that has `balance_abs_threshold` requests more than the least

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,6 +21,11 @@ import pytest_asyncio
 import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from http_server import serving
+from sglang_farm import Farm
 
 from toolgym.rollout.engines import (
     Engine,
@@ -53,20 +57,10 @@ CPU_ENGINE: dict[str, Any] = {
 }
 
 
-def _sibling(name: str) -> Any:
-    """Import a file of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def farm() -> Iterator[Any]:
     """Real servers, each started when it is first asked for; see `sglang_farm.py`."""
-    real = _sibling("sglang_farm").Farm()
+    real = Farm()
     try:
         yield real
     finally:
@@ -246,23 +240,6 @@ class StandIn:
 
 def _refused(message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=400)
-
-
-@contextlib.asynccontextmanager
-async def serving(routes: dict[str, Callable[[web.Request], Any]]) -> AsyncIterator[str]:
-    """Serve handlers, keyed by "METHOD /path", on a free local port; yields the url."""
-    app = web.Application()
-    for route, handler in routes.items():
-        method, path = route.split()
-        app.router.add_route(method, path, handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,10 @@ import pytest
 import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from http_server import serving
 
 from toolgym.rollout.engines import (
     FinishReason,
@@ -37,22 +41,6 @@ EOS = 256
 CHUNK = 8
 SHORT = SamplingParams(max_new_tokens=24)
 LONG = SamplingParams(max_new_tokens=450)
-
-
-@asynccontextmanager
-async def serving(routes: dict[str, Callable[[web.Request], Any]]) -> AsyncIterator[str]:
-    app = web.Application()
-    for route, handler in routes.items():
-        method, path = route.split()
-        app.router.add_route(method, path, handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 # ---------------------------------------------------------------- a server with a real model behind it
@@ -177,7 +165,7 @@ async def real_model(path: Path, dialect: str, **options: Any) -> AsyncIterator[
             "GET /server_info": server.server_info,
             "POST /v1/completions": server.completions,
         }
-        async with serving(routes) as url:
+        async with serving(routes, handler_cancellation=True) as url:
             server.url = url
             yield server
 
@@ -414,7 +402,8 @@ class Script:
 
 @asynccontextmanager
 async def scripted(script: Script, **options: Any) -> AsyncIterator[OpenAICompatible]:
-    async with serving({"GET /v1/models": script.models, "POST /v1/completions": script.completions}) as url:
+    routes = {"GET /v1/models": script.models, "POST /v1/completions": script.completions}
+    async with serving(routes, handler_cancellation=True) as url:
         settings = {"vocab_size": 50, "logprobs_mode": "scaled"} | options
         async with OpenAICompatible(url, **settings) as engine:
             yield engine

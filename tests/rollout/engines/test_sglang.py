@@ -9,8 +9,9 @@ import importlib.util
 import json
 import pickle
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from http_server import Handler, serving
 
 from toolgym.rollout.engines import FinishReason, Generation, SamplingParams, SGLangEngine, SGLangServer
 from toolgym.rollout.engines.http import error_text
@@ -40,22 +45,6 @@ GOOD: dict[str, Any] = {
         "cached_tokens": 3,
     },
 }
-Handler = Callable[[web.Request], Any]
-
-
-@contextlib.asynccontextmanager
-async def _serve(routes: dict[str, Handler]) -> AsyncIterator[str]:
-    app = web.Application()
-    for route, handler in routes.items():
-        method, path = route.split()
-        app.router.add_route(method, path, handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 def answering(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Handler:
@@ -79,7 +68,7 @@ async def client(generate: Handler, **changes: Any) -> AsyncIterator[SGLangServe
         "POST /pause_generation": answering({}),
         "POST /continue_generation": answering({}),
     }
-    async with _serve(routes) as url, SGLangServer(url, vocab_size=320, **changes) as engine:
+    async with serving(routes) as url, SGLangServer(url, vocab_size=320, **changes) as engine:
         yield engine
 
 
@@ -130,10 +119,10 @@ async def test_the_first_answer_is_not_waited_for_as_long_as_the_others(monkeypa
 async def test_what_is_not_sglang_is_told(body: Any) -> None:
     page = answering(body)
     routes = {f"GET {path}": page for path in ("/model_info", "/get_model_info", "/server_info")}
-    async with _serve(routes) as url:
+    async with serving(routes) as url:
         with pytest.raises(EngineError, match="not as an SGLang server"):
             await SGLangServer(url, vocab_size=8).start()
-    async with _serve({}) as url:
+    async with serving({}) as url:
         with pytest.raises(EngineError, match="not as an SGLang server"):
             await SGLangServer(url, vocab_size=8).start()
 
@@ -143,22 +132,22 @@ async def test_older_names_of_the_endpoints_work() -> None:
         "GET /get_model_info": answering(MODEL_INFO),
         "GET /get_server_info": answering(SERVER_INFO | {"context_length": 90}),
     }
-    async with _serve(routes) as url, SGLangServer(url, vocab_size=8) as engine:
+    async with serving(routes) as url, SGLangServer(url, vocab_size=8) as engine:
         assert engine.context_length == 90
         assert engine.info.model_path == "org/model"
 
 
 async def test_an_unknown_vocabulary_is_never_guessed(tmp_path: Path) -> None:
     routes = {"GET /model_info": answering(MODEL_INFO), "GET /server_info": answering(SERVER_INFO)}
-    async with _serve(routes) as url:
+    async with serving(routes) as url:
         with pytest.raises(ConfigError, match="vocab_size="):
             await SGLangServer(url).start()
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 77}}')
     routes["GET /model_info"] = answering(MODEL_INFO | {"model_path": str(tmp_path)})
-    async with _serve(routes) as url, SGLangServer(url) as engine:
+    async with serving(routes) as url, SGLangServer(url) as engine:
         assert engine.vocab_size == 77
     routes["GET /model_info"] = answering({"model_path": "org/model", "tokenizer_path": "org/model"})
-    async with _serve(routes) as url:
+    async with serving(routes) as url:
         with pytest.raises(EngineError, match="weight_version"):
             await SGLangServer(url, vocab_size=8).start()
 
@@ -169,7 +158,7 @@ async def test_the_key_is_sent_and_missed() -> None:
             return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response(MODEL_INFO | SERVER_INFO)
 
-    async with _serve({"GET /model_info": guarded, "GET /server_info": guarded}) as url:
+    async with serving({"GET /model_info": guarded, "GET /server_info": guarded}) as url:
         async with SGLangServer(url, api_key="secret", vocab_size=8):
             pass
         with pytest.raises(EngineError, match="api_key"):
@@ -359,7 +348,7 @@ async def test_repetitions_are_bounded_and_can_be_aborted() -> None:
 async def test_a_server_that_goes_away_is_unavailable() -> None:
     routes = {"GET /model_info": answering(MODEL_INFO), "GET /server_info": answering(SERVER_INFO)}
     async with contextlib.AsyncExitStack() as stack:
-        async with _serve(routes) as url:
+        async with serving(routes) as url:
             engine = await stack.enter_async_context(SGLangServer(url, vocab_size=320, unavailable_timeout=0.5))
         with pytest.raises(EngineUnavailableError):
             await engine.generate([1], SHORT, request_id="a")
@@ -585,7 +574,7 @@ async def test_one_call_updates_weights_from_a_folder_or_from_tensors() -> None:
         "GET /server_info": answering(SERVER_INFO),
         **{f"POST /{name}": control for name in names},
     }
-    async with _serve(routes) as url, SGLangServer(url, vocab_size=320) as engine:
+    async with serving(routes) as url, SGLangServer(url, vocab_size=320) as engine:
         await engine.update_weights(Path("folder"), version="1")
         assert engine.weight_version == "1"
         await engine.update_weights({"a": torch.ones(2)}, version="2")

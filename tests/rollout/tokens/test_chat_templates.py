@@ -1,7 +1,7 @@
 """Exact tokens on the chat templates of real models, as they come with trl.
 
 What is right is worked out here without the code under test: the tokenizer's own `apply_chat_template` renders the
-whole conversation, and what stands behind the known end of the turn is the delta.
+whole conversation, and what stands after the known end of the turn is the delta.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def results(*contents):
 
 
 def delta(name, head, turn, new):
-    """What stands behind the end of the turn, which has the mark as its last word, in the whole conversation."""
+    """What stands after the end of the turn, which has the mark as its last word, in the whole conversation."""
     renderer = renderer_of(name)
     whole = rendered(renderer, [*head, turn, *new])
     tail = whole[whole.rindex(MARK) :]
@@ -235,7 +235,7 @@ def test_a_turn_that_was_cut_is_closed(name):
 
 @pytest.mark.parametrize("name", ["gemma4", "gptoss", "glm4moe"])
 def test_a_call_that_ended_like_an_answer_gets_its_own_end(name):
-    """Before a result, these templates have another token than behind an answer."""
+    """Before a result, these templates have another token than after an answer."""
     renderer, (answer_end, call_end, _, _) = renderer_of(name), WAYS[name]
     to_id = renderer.tokenizer.convert_tokens_to_ids
     expected = renderer.extend(results("42"))
@@ -271,7 +271,7 @@ def test_an_end_of_several_tokens():
 
 
 def test_the_end_that_eats_what_follows():
-    """Phi-3's end of turn swallows the line break behind it, in a delta as in the whole conversation."""
+    """Phi-3's end of turn swallows the line break after it, in a delta as in the whole conversation."""
     tokenizer = byte_tokenizer((FOLDER / "phi3.jinja").read_text())
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:

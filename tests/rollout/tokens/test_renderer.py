@@ -41,7 +41,7 @@ def called(new):
 
 
 def rendered_delta(new):
-    """What the template itself writes behind the turn that called for these results."""
+    """What the template itself writes after the turn that called for these results."""
     start = [user("u"), called(new)]
     return RENDERER.render([*start, *new]).removeprefix(
         RENDERER.render(start, generation_prompt=False).removesuffix("\n")
@@ -188,7 +188,7 @@ def test_templates_that_cannot_work_are_refused():
     for template, said in [
         (None, "no chat template"),
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "drops the content"),
-        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "no special token behind"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "no special token after"),
     ]:
         tokenizer.chat_template = template
         with pytest.raises(TemplateError, match=said):

@@ -76,7 +76,7 @@ QWEN3_CODER = [
         "",
         [],
         ["malformed_call"],
-        "'a' stands twice",
+        "'a' occurs twice",
     ),
     (
         "no function",
@@ -96,7 +96,7 @@ QWEN3_CODER = [
         "expected <parameter=...> or </function>, got 'x",
     ),
     (
-        "text behind the function",
+        "text after the function",
         "<tool_call><function=f></function>x</tool_call>",
         "",
         [],
@@ -159,7 +159,7 @@ GLM = [
         "",
         [],
         ["malformed_call"],
-        "'a' stands twice",
+        "'a' occurs twice",
     ),
     (
         "JSON",
@@ -213,7 +213,7 @@ def dsml(block):
         ("closed at once", '<｜DSML｜invoke name="f"/>', "", [("f", {})], [], ""),
         ("not JSON", INVOKE.format(param("a", "one", "false")), "", [], ["malformed_call"], "is not JSON"),
         ("not JSON for all", INVOKE.format('{"a": }'), "", [], ["malformed_call"], "not valid JSON"),
-        ("twice", INVOKE.format(param("a", 1) * 2), "", [], ["malformed_call"], "'a' stands twice"),
+        ("twice", INVOKE.format(param("a", 1) * 2), "", [], ["malformed_call"], "'a' occurs twice"),
         ("a tag in a value", INVOKE.format(param("s", "<｜DSML｜x>")), "", [], ["malformed_call"], "holds another"),
         (
             "no string=",

@@ -1,4 +1,4 @@
-"""`RemoteSandbox` against servers that answer badly, late, or not at all; and against our own, as callers use it."""
+"""`RemoteSandbox` against servers that answer badly, late, or not at all."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from served import serving
 from stand_ins import CELL, FUSION, HANG, RAN, SESSION, TOOLGYM, StandIn, answer
 
 from toolgym.tools.errors import ConfigError, SandboxError
-from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, RemoteSandbox, Retries
+from toolgym.tools.sandbox import ExecutionStatus, RemoteSandbox, Retries
 
 OK, ERROR, INFRA = ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.SANDBOX_ERROR
 QUICK = Retries(first_delay=0.002, max_delay=0.01, connect_timeout=5, attempt_margin=20, patience=20)
@@ -452,103 +451,3 @@ async def test_closing_ends_what_is_under_way():
         for call in calls:
             with pytest.raises(SandboxError, match="closed"):
                 await asyncio.wait_for(call, 10)
-
-
-# ---------------------------------------------------------------------- our own server
-
-
-@pytest.fixture
-async def service():
-    async with LocalSandbox(preload=[], templates=1) as local, serving(local, token="letmein") as made:
-        yield made
-
-
-async def sessions_at(service) -> int:
-    async with RemoteSandbox(service.url, token="letmein") as probe:
-        caller = probe.caller()
-        reply = await caller._client._session.exchange("GET", f"{service.url}/health", None, 5)
-        return int(json.loads(reply.body)["sessions"])
-
-
-async def test_the_token(service):
-    for token in (None, "wrong"):
-        async with RemoteSandbox(service.url, token=token, retries=QUICK) as sandbox:
-            with pytest.raises(ConfigError, match="token"):
-                await sandbox.run("1")
-    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        assert (await sandbox.run("print(6*7)")).stdout == "42\n"
-
-
-async def test_closing_the_sandbox_closes_its_sessions(service):
-    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        session = await sandbox.session(files={"a": b"1"}, env={"B": "2"})
-        other = await session.fork()
-        assert (await other.run_cell("import os\nopen('a').read(), os.environ['B']")).result == "('1', '2')"
-        await other.upload({"x/y": b"3", "z": b"4"})
-        assert await other.read_file("x/y") == b"3"
-        assert await sessions_at(service) == 2
-    assert await sessions_at(service) == 0
-
-
-async def test_cells_in_a_fresh_interpreter(service):
-    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        done = await sandbox.run_cells(
-            ["a = 20", "a + 22", "1/0", "open('o', 'w').write('x')"], files={"i": b""}, fetch_files=["o"]
-        )
-        assert (done.status, [cell.status for cell in done.cells]) == (OK, [OK, OK, ERROR, OK])
-        assert done.cells[1].display == ({"text/plain": "42"},)
-        assert done.cells[2].error.name == "ZeroDivisionError"
-        assert dict(done.files) == {"o": b"x"}
-        late = await sandbox.run_cells(["print(1)", "while True: pass"], timeout=0.5)
-        assert (late.status, late.cells[0].stdout) == (ExecutionStatus.TIMEOUT, "1\n")
-
-
-async def test_every_ending_keeps_its_name(service):
-    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        for code, status in (
-            ("1/0", ERROR),
-            ("import os; os.kill(os.getpid(), 9)", ExecutionStatus.KILLED),
-            ("while True: pass", ExecutionStatus.TIMEOUT),
-            ("x = [bytearray(1 << 24) for _ in range(99)]", ExecutionStatus.MEMORY_LIMIT),
-        ):
-            assert (await sandbox.run(code, timeout=1.0, memory_mb=150)).status is status, code
-
-
-@pytest.mark.parametrize("what", ["session", "fork"])
-async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(service, monkeypatch, what):
-    """Nobody would ever know of it: the server has told, and nobody has listened."""
-    from toolgym.tools.serving import app
-
-    async def told(request, response, timeout):
-        await send(request, response, timeout)
-        if response.status == 201:
-            making.cancel()
-
-    send = app.send
-    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        origin = await sandbox.session()
-        monkeypatch.setattr(app, "send", told)
-        making = asyncio.create_task(sandbox.session() if what == "session" else origin.fork())
-        await asyncio.wait({making})
-        assert making.cancelled()
-        assert await sessions_at(service) == 1
-
-
-async def test_a_session_whose_maker_has_gone_is_closed(service, monkeypatch):
-    """The connection breaks while the answer is on its way: nobody else would ever know the session's id."""
-    from toolgym.tools.serving import app
-
-    async def broken(request, response, timeout):
-        if response.status == 201:
-            made.append(response)
-            request.transport.abort()
-            raise ConnectionResetError("the client is gone")
-        return await send(request, response, timeout)
-
-    send, made = app.send, []
-    monkeypatch.setattr(app, "send", broken)
-    async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        with pytest.raises(SandboxError, match="cannot be opened"):
-            await sandbox.session()
-    assert len(made) == QUICK.attempts
-    assert await sessions_at(service) == 0

@@ -1,6 +1,6 @@
 """What single tricks of the sandbox save: CPU time per run with and without each, in one process, in turns.
 
-    python -m benchmarks.sandbox --without TRICK,... [--level LEVEL] [--quick]
+    python benchmarks/sandbox.py --without TRICK,... [--level LEVEL] [--quick]
 
 It counts user and system time of the template processes and all their children, so that other programs on the machine
 matter little. A ratio of 1.2 says that a run costs 20 % more without the trick; the quartiles are over the pairs.
@@ -32,7 +32,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sandbox import STACK, STACK_CODE, family, percentile, show
+from sandbox_measures.memory import family
+from sandbox_measures.samples import STACK, STACK_CODE, percentile, show
+
 from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.local.host import template_process
 
@@ -76,7 +78,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 @contextlib.contextmanager
 def template_code(code: str) -> Iterator[None]:
-    """Meanwhile, template processes run some code before they start."""
+    """Inside the block, template processes run some code before they start."""
     before = template_process._BOOT
     template_process._BOOT = before.replace("startup.main(", f"{code}\nstartup.main(")
     assert before != template_process._BOOT, "template processes start in another way now"
@@ -87,7 +89,7 @@ def template_code(code: str) -> Iterator[None]:
 
 
 async def workload(sandbox: LocalSandbox, name: str, count: int) -> float:
-    """Do something so many times, one after another. Returns milliseconds of CPU time for each."""
+    """Do something `count` times, one after another. Returns milliseconds of CPU time for each."""
     before = cpu_seconds(sandbox.template_ids)
     for _ in range(count):
         if name == "session":
@@ -101,7 +103,7 @@ async def workload(sandbox: LocalSandbox, name: str, count: int) -> float:
 
 
 async def measure_without(trick: str, count: int, pairs: int, level: str | None) -> None:
-    """Print what one trick saves: CPU time with and without it, in turns, so that a busy machine moves both alike."""
+    """Print what one trick saves: CPU time with and without it, in turns, so that a busy machine slows both."""
     plain_options: dict[str, Any] = {"level": level, "preload": STACK, "templates": 1}
     async with contextlib.AsyncExitStack() as stack:
         whole = await stack.enter_async_context(LocalSandbox(**plain_options))

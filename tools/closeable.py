@@ -1,0 +1,23 @@
+"""`AsyncCloseable`: `async with` for what has an async `close`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class AsyncCloseable(ABC):
+    """Closes itself at the end of an `async with` block, however the block ends."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything. Closing twice is fine."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
