@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,6 +45,23 @@ def pytest_collection_modifyitems(items):
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(isinstance(value, str) and value in weaker for value in given):
             item.add_marker(pytest.mark.matrix)
+
+
+@pytest.fixture
+def end_lingering():
+    """Ends the shared sandboxes that no handle has any more, before the test and when called.
+
+    For tests that count processes and threads, or assert that none is left.
+    """
+    from toolgym.tools.sandbox import SharedSandbox
+
+    def end() -> None:
+        thread = threading.Thread(target=lambda: asyncio.run(SharedSandbox.end_lingering()))
+        thread.start()
+        thread.join()
+
+    end()
+    return end
 
 
 def _levels() -> list[str]:
