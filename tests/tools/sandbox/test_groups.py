@@ -60,7 +60,7 @@ def no_groups(monkeypatch):
 
 
 async def gone(which: set[Path] | None = None) -> bool:
-    """Whether groups go within 10 seconds: these, or all that this test made. A sandbox removes them beside its work."""
+    """Whether groups go within 10 seconds: these, or all of this test. A sandbox removes them beside its work."""
     async with asyncio.timeout(10):
         while groups() if which is None else groups() & which:
             await asyncio.sleep(0.02)

@@ -8,7 +8,6 @@ import pytest
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
-from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 
 TELL = """
