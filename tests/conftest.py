@@ -10,6 +10,8 @@ import threading
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.processes import end_with_the_tests
+
 # A busy machine is no error: generating inputs, and examples themselves, may take as long as they need.
 LENIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=20, **LENIENT)
@@ -30,6 +32,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if hasattr(config, "workerinput"):  # a worker of xdist: it would go on with its test when the controller is killed
+        end_with_the_tests()
     for number, usual in INHERITED.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)

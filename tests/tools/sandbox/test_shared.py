@@ -190,7 +190,7 @@ async def test_one_that_is_left_open_or_lingers_ends_with_the_interpreter_withou
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("turns", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4, 5))])
 async def test_a_close_that_is_cancelled_ends_it_all_the_same(turns):
     before = ours()
     sandbox = SharedSandbox(preload=(), linger=0.1 * (turns % 2))
@@ -220,7 +220,7 @@ async def test_what_closing_raises_is_told_and_the_thread_ends(monkeypatch):
     assert ours()[1] == before
 
 
-@pytest.mark.parametrize("after", [0.001, 0.003, 0.03])
+@pytest.mark.parametrize("after", [0.003, *(pytest.param(n, marks=pytest.mark.long) for n in (0.001, 0.03))])
 async def test_a_local_sandbox_whose_close_is_cancelled_leaves_nothing(after):
     before = ours()[0]
     sandbox = LocalSandbox(preload=())
