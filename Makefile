@@ -22,8 +22,9 @@ help:  ## Show this list.
 demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
 	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out
 
-# Two processes: most tests wait for something. A file stays in one, so that its fixtures are made once.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# Two processes: most tests wait for something. Each has one half in a row, so that most fixtures are made once, and
+# takes of the other's when it has done its own.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 REST   := matrix or abuse or soak or uvloop or wheel or long or sglang
 
 test: $(VENV)/.dev  ## Run the tests: every behaviour once.

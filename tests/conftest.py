@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.processes import end_with_the_tests
 
 # A busy machine is no error: generating inputs, and examples themselves, may take as long as they need.
 LENIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -29,6 +32,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if hasattr(config, "workerinput"):  # a worker of xdist: it would go on with its test when the controller is killed
+        end_with_the_tests()
     for number, usual in INHERITED.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
@@ -44,6 +49,23 @@ def pytest_collection_modifyitems(items):
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(isinstance(value, str) and value in weaker for value in given):
             item.add_marker(pytest.mark.matrix)
+
+
+@pytest.fixture
+def end_lingering():
+    """Ends the shared sandboxes that no handle has any more, before the test and when called.
+
+    For tests that count processes and threads, or assert that none is left.
+    """
+    from toolgym.tools.sandbox import SharedSandbox
+
+    def end() -> None:
+        thread = threading.Thread(target=lambda: asyncio.run(SharedSandbox.end_lingering()))
+        thread.start()
+        thread.join()
+
+    end()
+    return end
 
 
 def _levels() -> list[str]:

@@ -210,7 +210,7 @@ class EngineSuite(Suite):
         task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a", affinity="a"))
         await begun(subject.engine, "a")
         await subject.engine.abort("a")
-        generation = await asyncio.wait_for(task, 10)
+        generation = await asyncio.wait_for(task, 120)
         assert generation.finish_reason is FinishReason.ABORT
         assert 0 < len(generation.token_ids) < LONG.max_new_tokens
         assert logprob_gap(subject, prompt(7, 5), generation, 1.0) < subject.tolerance
@@ -220,7 +220,7 @@ class EngineSuite(Suite):
         task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a"))
         await asyncio.sleep(0)
         await subject.engine.abort("a")
-        generation = await asyncio.wait_for(task, 10)
+        generation = await asyncio.wait_for(task, 120)
         assert generation.finish_reason is FinishReason.ABORT
 
     async def test_aborting_a_queued_request_gives_nothing(self, subject: EngineSubject) -> None:
@@ -230,7 +230,7 @@ class EngineSuite(Suite):
         task = asyncio.create_task(subject.engine.generate(prompt(8, 5), SHORT, request_id="a"))
         await asyncio.sleep(0.05)
         await subject.engine.abort("a")
-        generation = await asyncio.wait_for(task, 10)
+        generation = await asyncio.wait_for(task, 120)
         assert generation == Generation((), (), FinishReason.ABORT, ())
         await subject.engine.resume()
         assert (await subject.engine.generate(prompt(8, 5), SHORT, request_id="a")).token_ids
@@ -249,7 +249,7 @@ class EngineSuite(Suite):
         assert not task.done()
         assert not late.done()
         await subject.engine.resume()
-        generation, second = await asyncio.wait_for(asyncio.gather(task, late), 20)
+        generation, second = await asyncio.wait_for(asyncio.gather(task, late), 120)
         assert generation.finish_reason is second.finish_reason is FinishReason.LENGTH
         assert logprob_gap(subject, prompt(9, 5), generation, 1.0) < subject.tolerance
 
@@ -270,13 +270,13 @@ class EngineSuite(Suite):
         try:
             assert subject.engine.weight_version == "next"
             await subject.engine.resume()
-            for n, generation in enumerate(await asyncio.wait_for(asyncio.gather(*tasks), 30)):
+            for n, generation in enumerate(await asyncio.wait_for(asyncio.gather(*tasks), 120)):
                 change = generation.weight_versions.index("next")
                 assert 0 < change < 450
                 assert generation.weight_versions == (before,) * change + ("next",) * (450 - change)
                 assert generation.finish_reason is FinishReason.LENGTH
                 assert logprob_gap(subject, prompt(n, 5), generation, 1.0) < subject.tolerance
-            assert (await asyncio.wait_for(late, 10)).weight_versions == ("next",) * 24
+            assert (await asyncio.wait_for(late, 120)).weight_versions == ("next",) * 24
         finally:
             await subject.new_version(before)
 
@@ -293,12 +293,12 @@ class EngineSuite(Suite):
         if first is not None:
             await subject.engine.pause(first)
         await subject.engine.pause(PauseMode.ABORT)
-        partials = await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        partials = await asyncio.wait_for(asyncio.gather(*tasks), 120)
         late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
         await asyncio.sleep(0.2)
         assert not late.done()
         await subject.engine.resume()
-        assert (await asyncio.wait_for(late, 10)).finish_reason is FinishReason.LENGTH
+        assert (await asyncio.wait_for(late, 120)).finish_reason is FinishReason.LENGTH
         for n, partial in enumerate(partials):
             assert partial.finish_reason is FinishReason.ABORT
             kept = first is not PauseMode.RETRACT or subject.keeps_retracted
@@ -330,7 +330,7 @@ class EngineSuite(Suite):
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 120)
         if subject.idle is not None:
             await until(subject.idle, 2.0)
 
@@ -341,7 +341,7 @@ class EngineSuite(Suite):
                 except ConfigError:
                     await asyncio.sleep(0.01)
 
-        assert (await asyncio.wait_for(again(), 10)).token_ids
+        assert (await asyncio.wait_for(again(), 120)).token_ids
 
     async def test_aborting_and_cancelling_during_a_pause_do_not_wait_for_its_end(self, subject: EngineSubject) -> None:
         need(subject.aborts, "this engine has no abort")
@@ -357,7 +357,7 @@ class EngineSuite(Suite):
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
         await subject.engine.resume()
-        assert (await asyncio.wait_for(aborted, 10)).finish_reason is FinishReason.ABORT
+        assert (await asyncio.wait_for(aborted, 120)).finish_reason is FinishReason.ABORT
 
     async def test_a_deadline_of_the_caller_aborts_the_request(self, subject: EngineSubject) -> None:
         with pytest.raises(TimeoutError):
@@ -411,7 +411,7 @@ class EngineSuite(Suite):
             await subject.engine.generate(prompt(13, 5), SHORT, request_id="a")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 120)
 
     async def test_every_token_has_the_engines_weight_version(self, subject: EngineSubject) -> None:
         generation = await subject.engine.generate(prompt(14, 5), SHORT, request_id="a")
@@ -424,8 +424,8 @@ class EngineSuite(Suite):
         await engine.start()
         task = asyncio.create_task(engine.generate(prompt(15, 5), LONG, request_id="a"))
         await asyncio.sleep(0.1)
-        await asyncio.wait_for(engine.close(), 10)
-        generation = await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(engine.close(), 120)
+        generation = await asyncio.wait_for(task, 120)
         assert generation.finish_reason is FinishReason.ABORT
         assert len(generation.token_ids) < LONG.max_new_tokens
         await engine.close()

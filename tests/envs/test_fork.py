@@ -123,7 +123,7 @@ async def test_only_an_episode_under_way_can_be_forked():
         await env.fork()
 
 
-async def test_the_code_interpreter_forks_variables_and_files():
+async def test_the_code_interpreter_forks_variables_and_files(end_lingering):
     def code(text):
         return f"<tool_call>{json.dumps({'name': 'code_interpreter', 'arguments': {'code': text}})}</tool_call>"
 
@@ -142,4 +142,5 @@ async def test_the_code_interpreter_forks_variables_and_files():
     await twin.close()
     assert local.template_ids != []
     await early.close()
+    end_lingering()
     assert local.template_ids == []

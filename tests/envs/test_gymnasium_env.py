@@ -178,7 +178,7 @@ def test_a_typo_in_an_argument_names_the_argument():
         gymnasium.make("CodeInterpreter-v0", max_turn=3)
 
 
-def test_close_closes_the_async_env_once_and_ends_the_thread(toy_id):
+def test_close_closes_the_async_env_once_and_ends_the_thread(toy_id, end_lingering):
     before = set(threading.enumerate())
     env = gymnasium.make(toy_id)
     env.reset()
@@ -225,7 +225,7 @@ def test_it_steps_from_another_thread():
     assert seen == ["42"]
 
 
-def test_a_full_episode_of_the_code_interpreter(no_warnings):
+def test_a_full_episode_of_the_code_interpreter(no_warnings, end_lingering):
     before_threads, before_children = set(threading.enumerate()), children()
     with gymnasium.make("CodeInterpreter-v0", render_mode="ansi") as env:
         obs, info = env.reset(seed=0)
@@ -237,6 +237,7 @@ def test_a_full_episode_of_the_code_interpreter(no_warnings):
         obs, reward, terminated, truncated, info = env.step(f"#### {task.ground_truth}")
         assert (obs, reward, terminated, truncated) == ((), 1.0, True, False)
         assert "[tool code_interpreter]\n42" in env.render()
+    end_lingering()
     assert set(threading.enumerate()) == before_threads
     assert children() == before_children
 
@@ -304,7 +305,9 @@ def test_a_keyboard_interrupt_cancels_the_step():
     assert (done.stdout, done.stderr, done.returncode) == ("cancelled\ninterrupted\nclosed\n", "", 0)
 
 
-@pytest.mark.parametrize("ending", ["env.close()", "", "del env"])
+@pytest.mark.parametrize(
+    "ending", ["", pytest.param("env.close()", marks=pytest.mark.long), pytest.param("del env", marks=pytest.mark.long)]
+)
 def test_nothing_is_left_and_nothing_is_said_at_the_end(ending):
     started = time.monotonic()
     done = python(

@@ -246,7 +246,7 @@ def test_wrong_options_are_refused(vector):
         gymnasium.make_vec("CodeInterpreter-v0", num_envs=0)
 
 
-def test_close_closes_every_env_once_and_ends_the_thread(toy_env):
+def test_close_closes_every_env_once_and_ends_the_thread(toy_env, end_lingering):
     before = set(threading.enumerate())
     envs = ToolVectorEnv([toy_env] * 5)
     envs.reset()
@@ -336,7 +336,7 @@ async def test_64_envs_sleep_at_the_same_time_also_inside_a_running_loop(sleep_t
     assert elapsed < 4  # one after the other they take 32 seconds
 
 
-def test_envs_with_a_code_interpreter_each(no_warnings):
+def test_envs_with_a_code_interpreter_each(no_warnings, end_lingering):
     before = set(threading.enumerate())
     envs = gymnasium.make_vec("CodeInterpreter-v0", num_envs=8)
     assert all(isinstance(env, CodeInterpreterEnv) for env in envs.envs)
@@ -353,4 +353,5 @@ def test_envs_with_a_code_interpreter_each(no_warnings):
     assert rewards.tolist() == [1.0] * 8
     assert terminations.all()
     envs.close()
+    end_lingering()
     assert set(threading.enumerate()) == before

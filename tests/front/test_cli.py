@@ -1,4 +1,4 @@
-"""The `toolgym` command, as a user types it: real processes."""
+"""The `toolgym` command, as a user types it: one real process per way to end, and otherwise this one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,23 @@ def run(*arguments, timeout=120, **kwargs):
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, env=env, check=False)
 
 
-def test_version_and_help():
-    assert run("--version").stdout == f"toolgym {__version__}\n"
-    shown = run("rollout", "--help").stdout
+@pytest.fixture
+def run_here(monkeypatch, capfd):
+    """As `run`, in this process: most of a process of its own would be importing torch."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["toolgym", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return subprocess.CompletedProcess(arguments, left.value.code, *capfd.readouterr())
+
+    return command
+
+
+def test_version_and_help(run_here):
+    assert run_here("--version").stdout == f"toolgym {__version__}\n"
+    shown = run_here("rollout", "--help").stdout
     for option in ("--env", "--tasks", "--group-size", "--out", "--engine"):
         assert option in shown
 
@@ -58,14 +72,14 @@ def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_tasks_and_tools_from_files(tmp_path):
+def test_tasks_and_tools_from_files(tmp_path, run_here):
     tasks = tmp_path / "tasks.jsonl"
     row = {"prompt": [{"role": "user", "content": "Compute 12*34."}], "reward_model": {"ground_truth": "408"}}
     tasks.write_text(json.dumps(row) + "\n")
     tools = tmp_path / "tools.yaml"
     tools.write_text("tools: [{class_name: toolgym.tools.CodeInterpreterTool, config: {default_timeout: 3}}]\n")
     out = tmp_path / "out"
-    done = run(
+    done = run_here(
         "rollout", "--tasks", "2", "--group-size", "1", "--out", str(out), "--max-new-tokens", "64",
         "--task-file", str(tasks), "--tool-config", str(tools),
     )  # fmt: skip
@@ -94,19 +108,16 @@ def test_tasks_and_tools_from_files(tmp_path):
         (["--tool-config", "{folder}/tools.yaml"], "expected a mapping"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_helps(tmp_path, monkeypatch, capfd, arguments, said):
-    """In this process, for most of a process of its own would be importing torch; the next test has one."""
+def test_what_is_wrong_is_one_line_that_helps(tmp_path, run_here, arguments, said):
     (tmp_path / "tasks.jsonl").write_text("")
     (tmp_path / "tools.yaml").write_text("")
     (tmp_path / "model").mkdir()
     arguments = [one.format(folder=tmp_path) for one in arguments]
     if "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["toolgym", "rollout", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    stderr = capfd.readouterr().err
-    assert left.value.code == 1
+    done = run_here("rollout", *arguments)
+    stderr = done.stderr
+    assert done.returncode == 1
     assert said in stderr
     assert stderr.lstrip("\n").startswith("error: ")
     assert stderr.strip().count("\n") == 0
@@ -123,6 +134,7 @@ def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
     assert calls("--parser", "mistral") == 0
 
 
+@pytest.mark.long
 def test_a_typo_is_told_with_exit_status_1():
     done = run("rollout", "--env", "CodeInterpretr-v0")
     assert done.returncode == 1
@@ -130,14 +142,14 @@ def test_a_typo_is_told_with_exit_status_1():
     assert done.stderr.count("\n") == 1
 
 
-def test_wrong_usage_is_exit_status_2():
-    assert run("rollout", "--tasks", "none").returncode == 2
-    assert run("rollot").returncode == 2
+def test_wrong_usage_is_exit_status_2(run_here):
+    assert run_here("rollout", "--tasks", "none").returncode == 2
+    assert run_here("rollot").returncode == 2
 
 
-def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path):
+def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path, run_here):
     started = time.monotonic()
-    done = run("rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path))
+    done = run_here("rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path))
     assert done.returncode == 1
     assert "http://127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
@@ -273,7 +285,7 @@ def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
     assert "Traceback" not in stderr
 
 
-def test_an_engine_that_always_fails_is_told(tmp_path):
+def test_an_engine_that_always_fails_is_told(tmp_path, run_here):
     """A context too small for any prompt: every episode fails, and the command says so."""
     import shutil
 
@@ -283,7 +295,7 @@ def test_an_engine_that_always_fails_is_told(tmp_path):
     shutil.copytree(tiny_policy_path(), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
-    done = run("rollout", "--engine", str(folder), "--tasks", "2", "--out", str(tmp_path / "out"))
+    done = run_here("rollout", "--engine", str(folder), "--tasks", "2", "--out", str(tmp_path / "out"))
     assert done.returncode == 1
     assert "no batch" in done.stdout
     assert "not cut" in done.stdout

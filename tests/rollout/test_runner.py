@@ -50,10 +50,11 @@ async def play(engine, tokenizer, questions, *, env=CodeInterpreterEnv, **kwargs
     return await rollout(env, engine, tasks(*questions), tokenizer=tokenizer, config=config(**kwargs))
 
 
-async def test_no_process_and_no_thread_is_left_after_a_run(scripted, tokenizer):
+async def test_no_process_and_no_thread_is_left_after_a_run(scripted, tokenizer, end_lingering):
     before = set(psutil.Process().children()), set(threading.enumerate())
     for _ in range(3):
         await play(scripted(compute_then_answer), tokenizer, ["a", "b", "c", "d"], group_size=2)
+    end_lingering()
     assert (set(psutil.Process().children()), set(threading.enumerate())) == before
 
 

@@ -41,21 +41,32 @@ async def ask(tool, code, **kwargs):
         await tool.release(instance)
 
 
+async def ask_new(config, code):
+    tool = CodeInterpreterTool(config)
+    result = await ask(tool, code)
+    await tool.close()
+    return result
+
+
 async def test_defaults_are_the_founding_ones():
-    options = CodeInterpreterTool().options
+    tool = CodeInterpreterTool()
+    options = tool.options
+    await tool.close()
     assert (options.rate_limit, options.default_timeout, options.default_language) == (10, 30.0, "python")
     assert options.enable_global_rate_limit is True
     assert options.sandbox_fusion_url is None
 
 
 async def test_the_schema_has_one_required_argument():
-    schema = CodeInterpreterTool().get_openai_tool_schema()["function"]
+    tool = CodeInterpreterTool()
+    schema = tool.get_openai_tool_schema()["function"]
+    await tool.close()
     assert schema["name"] == "code_interpreter"
     assert schema["parameters"]["required"] == ["code"]
 
 
 async def test_the_model_reads_what_was_printed():
-    result = await ask(CodeInterpreterTool(), "print(6 * 7)")
+    result = await ask_new({}, "print(6 * 7)")
     assert result.text == "42"
     assert result.reward == 0.0
     assert result.metrics["status"] == "ok"
@@ -63,10 +74,10 @@ async def test_the_model_reads_what_was_printed():
 
 async def test_the_model_reads_the_errors_last_lines():
     code = "print('so far')\ndef f(n):\n    return g(n + 1)\ndef g(n):\n    return f(n + 1)\nf(0)"
-    text = (await ask(CodeInterpreterTool(), code)).text
+    text = (await ask_new({}, code)).text
     assert text.startswith("so far\n... [")
     assert text.endswith("RecursionError: maximum recursion depth exceeded")
-    stateless = (await ask(CodeInterpreterTool({"stateful": False}), code)).text
+    stateless = (await ask_new({"stateful": False}, code)).text
     assert stateless.endswith("[The program ended with exit code 1]")
 
 
@@ -81,7 +92,7 @@ async def test_the_model_reads_that_it_timed_out():
 
 
 async def test_the_model_reads_that_output_was_cut():
-    result = await ask(CodeInterpreterTool({"max_output_chars": 100}), "print('a' * 500)")
+    result = await ask_new({"max_output_chars": 100}, "print('a' * 500)")
     assert result.text == "a" * 50 + "\n... [400 characters cut] ...\n" + "a" * 50
 
 
@@ -221,11 +232,11 @@ async def test_the_rate_limit_bounds_all_tools_of_the_process():
 
 
 async def test_contradicting_global_limits_are_refused():
-    kept = CodeInterpreterTool({"rate_limit": 3})
+    kept = CodeInterpreterTool({"rate_limit": 3}, sandbox=SlowSandbox())
     with pytest.raises(ConfigError, match="already 3"):
-        CodeInterpreterTool({"rate_limit": 5})
+        CodeInterpreterTool({"rate_limit": 5}, sandbox=SlowSandbox())
     del kept
-    CodeInterpreterTool({"rate_limit": 5})
+    CodeInterpreterTool({"rate_limit": 5}, sandbox=SlowSandbox())
 
 
 async def test_a_queue_does_not_eat_the_deadline():
@@ -234,6 +245,7 @@ async def test_a_queue_does_not_eat_the_deadline():
     results = await asyncio.gather(*(ask(tool, "import time; time.sleep(0.5); print('ok')") for _ in range(4)))
     assert time.monotonic() - started > 2.0
     assert [r.text for r in results] == ["ok"] * 4
+    await tool.close()
 
 
 @pytest.mark.parametrize(

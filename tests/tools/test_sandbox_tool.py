@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 import time
 from functools import partial
 
+import cloudpickle
 import psutil
 import pytest
 
@@ -18,6 +20,8 @@ from toolgym.tools import CodeInterpreterTool, from_config
 from toolgym.tools.concurrency.deadline import ExitError
 from toolgym.tools.concurrency.execution_pool import PoolMode, init_execution_pool
 from toolgym.tools.errors import ConfigError, SandboxError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a pool's process then need not import this module
 
 TASK = Task(({"role": "user", "content": "go"},), ground_truth="4")
 
@@ -173,23 +177,20 @@ def raising_uncopied():
 
 
 @MODES
-@pytest.mark.parametrize(
-    ("function", "kind", "said"),
-    [
+async def test_whatever_a_function_raises_is_told_and_the_worker_goes_on(mode):
+    pool = init_execution_pool(1, enable_global_rate_limit=False, mode=mode)
+    worker = await pool.execute(os.getpid)
+    for function, kind, said in [
         (partial(next, iter([])), RuntimeError, "StopIteration"),
         (partial(raising, SystemExit(3)), ExitError, "SystemExit"),
         (partial(raising, KeyboardInterrupt()), ExitError, "KeyboardInterrupt"),
         (partial(raising, asyncio.CancelledError()), ExitError, "CancelledError"),
         (partial(raising, concurrent.futures.CancelledError()), RuntimeError, "CancelledError"),
         (partial(raising, TimeoutError("its own")), TimeoutError, "its own"),
-    ],
-)
-async def test_whatever_a_function_raises_is_told_and_the_worker_goes_on(mode, function, kind, said):
-    pool = init_execution_pool(1, enable_global_rate_limit=False, mode=mode)
-    worker = await pool.execute(os.getpid)
-    with pytest.raises(kind, match=said):
-        await asyncio.wait_for(pool.execute(function, timeout=60), 60)
-    assert await pool.execute(os.getpid) == worker
+    ]:
+        with pytest.raises(kind, match=said):
+            await asyncio.wait_for(pool.execute(function, timeout=60), 60)
+        assert await pool.execute(os.getpid) == worker
     await pool.close()
 
 
@@ -231,7 +232,7 @@ async def test_wrong_use_is_told():
     await pool.close()
 
 
-async def test_the_sandbox_starts_while_the_model_writes_its_first_turn():
+async def test_the_sandbox_starts_while_the_model_writes_its_first_turn(end_lingering):
     tool = CodeInterpreterTool({"memory_limit_mb": 777})
     local = tool.sandbox.local
     assert local.template_ids == []
@@ -240,10 +241,11 @@ async def test_the_sandbox_starts_while_the_model_writes_its_first_turn():
         while not local.template_ids:
             await asyncio.sleep(0.01)
     await tool.close()
+    end_lingering()
     assert local.template_ids == []
 
 
-async def test_closing_while_the_sandbox_starts_leaves_nothing_behind():
+async def test_closing_while_the_sandbox_starts_leaves_nothing_behind(end_lingering):
     before = {*psutil.Process().children(recursive=True)}
     for wait in (0, 0.05, 0.2):
         tool = CodeInterpreterTool({"memory_limit_mb": 777})
@@ -251,5 +253,6 @@ async def test_closing_while_the_sandbox_starts_leaves_nothing_behind():
         await tool.create()
         await asyncio.sleep(wait)
         await tool.close()
+        end_lingering()
         assert local.template_ids == []
     assert {*psutil.Process().children(recursive=True)} <= before

@@ -128,6 +128,13 @@ class EventLoopThread:
             raise EpisodeError("the call was cancelled: the event loop was closed before it finished")
         return result.result()
 
+    def stop(self) -> None:
+        """Begin to do as `close`, and return at once: for callers that cannot wait, as one on the loop itself.
+
+        What `on_close` raises goes to the log.
+        """
+        self._server.stop(forgotten=True)
+
     async def aclose(self) -> None:
         """As `close`, for a caller on another loop, which goes on meanwhile. Once begun, it happens even if cancelled.
 

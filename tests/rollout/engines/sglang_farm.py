@@ -18,6 +18,7 @@ from typing import IO
 
 import pytest
 
+from tests.processes import end_with_the_tests
 from toolgym.rollout.tiny import tiny_policy_path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,6 +64,7 @@ class Process:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=end_with_the_tests,  # SGLang's own processes end with this one in the same way
         )
         return cls(f"http://127.0.0.1:{port}", program, log)
 

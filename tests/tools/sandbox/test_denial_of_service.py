@@ -260,7 +260,7 @@ async def test_forged_answers_end_their_session(name):
 
 
 async def test_large_files_come_and_go():
-    size = 50 * 10**6 + 1
+    size = 20 * 10**6 + 1
     async with beside_a_witness(None) as sandbox, await sandbox.session() as session:
         made = await session.run_cell(
             f"import hashlib, random\ndata = random.Random(1).randbytes(1000) * {size // 1000} + b'x'\n"

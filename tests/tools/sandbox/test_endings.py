@@ -69,7 +69,7 @@ WITH_CHILDREN = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=PYTHONS)
 async def sandbox(request):
-    made = LocalSandbox(level=request.param, python=PYTHONS[request.param], preload=(), limits=Limits(cpu_seconds=5))
+    made = LocalSandbox(level=request.param, python=PYTHONS[request.param], preload=(), limits=Limits(cpu_seconds=2))
     async with made:
         yield made
 

@@ -77,7 +77,7 @@ async def nothing_more_than(before: set[int], pid: int) -> None:
 @pytest.mark.parametrize("fault", OWN_FAULTS)
 async def test_a_fork_that_the_program_spoils_is_the_programs_failure(fault):
     async with beside_a_witness("namespaces", warm=0) as sandbox:
-        (template,) = sandbox.template_ids
+        (template,) = sandbox.local.template_ids
         before = below(template)
         session = await sandbox.session()
         await session.run_cell(f"{WRAP}\n{OWN_FAULTS[fault]}\nos.fork = fork\nx = 1")
@@ -96,7 +96,7 @@ async def test_a_fork_that_the_program_spoils_is_the_programs_failure(fault):
 async def test_a_fork_that_is_cancelled_leaves_its_origin_and_nothing_else():
     slow = "def fork():\n    pid = REAL()\n    if not pid:\n        time.sleep(1)\n    return pid"
     late = "def fork():\n    time.sleep(0.5)\n    return REAL()"
-    async with beside_a_witness("namespaces", warm=0) as sandbox:
+    async with beside_a_witness("namespaces", kind=LocalSandbox, warm=0) as sandbox:
         (template,) = sandbox.template_ids
         session = await sandbox.session()
         with_session = below(template)
@@ -125,7 +125,7 @@ async def test_a_session_that_ends_between_two_cells_is_not_the_sandboxs_failure
 
 
 async def test_a_session_whose_opening_is_cancelled_is_closed():
-    async with beside_a_witness("namespaces", warm=0) as sandbox:
+    async with beside_a_witness("namespaces", kind=LocalSandbox, warm=0) as sandbox:
         (template,) = sandbox.template_ids
         before = below(template)
         chance = random.Random(1)

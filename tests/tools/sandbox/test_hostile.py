@@ -379,7 +379,14 @@ def test_a_shortage_of_descriptors_is_told_and_passes(level):
     assert lines[2:] == ["1", " 1 True"], seen
 
 
-@pytest.mark.parametrize(("limit", "message"), [(30, "30 are allowed"), (64, "64 are allowed"), (99, "99 are allowed")])
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        pytest.param(30, "30 are allowed", marks=pytest.mark.matrix),
+        pytest.param(64, "64 are allowed", marks=pytest.mark.matrix),
+        (99, "99 are allowed"),
+    ],
+)
 def test_too_few_descriptors_are_named(limit, message):
     seen = subprocess.run(
         [sys.executable, "-c", SCARCE.replace("(110, 110)", f"({limit}, {limit})"), LEVELS[0]],

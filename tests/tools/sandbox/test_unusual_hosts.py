@@ -39,7 +39,7 @@ async def story(sandbox):
     await session.close()
 
 async def whole():
-    async with LocalSandbox(level=LEVEL) as sandbox:
+    async with LocalSandbox(level=LEVEL, preload=()) as sandbox:
         await story(sandbox)
 """
 
@@ -55,7 +55,7 @@ asyncio.run(whole())
 
 FORKED = """
 async def main():
-    async with LocalSandbox(level=LEVEL) as sandbox:
+    async with LocalSandbox(level=LEVEL, preload=()) as sandbox:
         session = await sandbox.session()
         await session.run_cell("kept = 3")
         child = os.fork()

@@ -8,7 +8,7 @@ import pytest
 
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
-from toolgym.tools.sandbox.local import LocalSandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
 
 TELL = """
 import os, struct, time
@@ -26,11 +26,11 @@ def answer(head, data=b"", size=None):
 
 
 @contextlib.asynccontextmanager
-async def beside_a_witness(level, **options):
-    """A sandbox with a session that must still be alive at the end."""
+async def beside_a_witness(level, *, kind=SharedSandbox, **options):
+    """A sandbox with a session that must still be alive at the end; the next test goes on with its template process."""
     python = "/usr/bin/python3" if level == "uid" else None  # one that other users can reach
     try:
-        sandbox = LocalSandbox(preload=[], level=level, python=python, templates=1, **options)
+        sandbox = kind(preload=[], level=level, python=python, templates=1, **options)
     except SandboxError as error:
         pytest.skip(str(error))
     async with sandbox, await sandbox.session() as witness:

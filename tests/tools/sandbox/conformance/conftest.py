@@ -6,11 +6,30 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sandbox_makers import BRANCHING, FORKING, ISOLATED, LEVELS, LIMITS, MAKERS, SHARED
+
+SAME_CHILDREN = {
+    "test_limits.py": {"test_memory_of_one_call"},
+    "test_forks.py": set(),
+    "test_notebooks.py": {"test_rich_display"},
+    "test_checkpoints.py": {"test_checkpoints_are_freed_with_their_session_or_earlier"},
+}
+"""Files on what confined children do. Behind a server and behind handles they are the same ones, and what those pass on
+is in test_suite.py; these tests show the rest of it."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        passes_on = SAME_CHILDREN.get(item.path.name) if item.path.parent == Path(__file__).parent else None
+        if passes_on is not None and item.originalname not in passes_on:
+            given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            if {"remote", "shared"} & {value for value in given if isinstance(value, str)}:
+                item.add_marker(pytest.mark.matrix)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=MAKERS)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from served import serving
 
+from tests.processes import end_with_the_tests
 from toolgym.tools.sandbox.local import LocalSandbox
 
 
@@ -89,6 +90,7 @@ def command():
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **variables},
+            preexec_fn=end_with_the_tests,
         )
         running.append(process)
         found = re.search(r"http://\S+", process.stdout.readline())

@@ -87,7 +87,7 @@ class TemplatePool:
         self._turn = itertools.count()
         self._pattern = _names_pattern(self._preload)
         self._installed: tuple[str, ...] | None = None
-        self._paths: list[str] = []
+        self._paths: tuple[str, ...] = ()
         self._work = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -289,6 +289,8 @@ def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
 
 def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return those of the modules that the interpreter can find."""
+    if not names:
+        return ()
     code = (
         "import importlib.util, json, sys\n"
         "print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n.partition('.')[0])]))"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import itertools
 import json
 import logging
@@ -323,7 +324,8 @@ class _Line(asyncio.Protocol):
         self._on_loss()
 
 
-def runtime_paths(python: str) -> list[str]:
+@functools.cache
+def runtime_paths(python: str) -> tuple[str, ...]:
     """Return the folders that an interpreter needs: its prefixes. Programs do not see the host's import path.
 
     Raises:
@@ -339,4 +341,4 @@ def runtime_paths(python: str) -> list[str]:
         raise SandboxUnavailableError(f"the sandbox's interpreter {python!r} cannot be run: {error}") from error
     found = json.loads(done.stdout)
     real = [str(Path(path).resolve()) for path in found]
-    return sorted({*found, *real} - {"/", "/usr", "/usr/local"})
+    return tuple(sorted({*found, *real} - {"/", "/usr", "/usr/local"}))
