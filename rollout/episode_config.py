@@ -25,7 +25,8 @@ class EpisodeConfig:
         on_truncated_turn: what becomes of a turn that was cut, a `TruncationPolicy` or its name: `end` (the episode) or
             `close` (the turn, and the episode goes on).
         context: a context policy or several, asked in this order; see `toolgym.rollout.tokens.context_policies`.
-        training_step: the training step that the trajectories are recorded under, counted from 0.
+        training_step: the training step that the trajectories are recorded under, counted from 0. Tasks and sampling
+            seeds depend on it, so count it up in training.
         validate: whether the trajectories are recorded as validation, not as training.
 
     Raises:

@@ -147,7 +147,7 @@ async def _main(
         source = getattr(probe, "tasks", None)
         if source is None:
             raise ConfigError(f"env {env_id!r} has no tasks of its own; give some with --task-file")
-        tasks: list[Task] = source.take(num_tasks, seed=config.seed or 0)
+        tasks: list[Task] = source.take(num_tasks, seed=config.seed)
     _require_writable("trajectories", out / TRAJECTORIES)
     if record is not None:
         if record.resolve() in [(out / name).resolve() for name in (TRAJECTORIES, BATCH)]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine
@@ -83,7 +83,7 @@ class Runner(RunnerProtocol):
         self._renderers: dict[str, ChatRenderer] = {}
 
     async def stream(self, tasks: Sequence[Task] | Scheduler) -> AsyncGenerator[Trajectory, None]:
-        scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config)
+        scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config.seeded())
         first = await scheduler.next()
         if first is None:
             return
@@ -232,8 +232,9 @@ async def rollout(
         env: an env id, a function that makes an env, or an `EnvFactory`.
         engine: started; it stays the caller's to close.
         tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
-        num_tasks: how many tasks to draw from a source, with the config's seed; of a sequence, how many to play at
-            most.
+        num_tasks: how many tasks to draw from a source. The same seed and training step of the config give the same
+            tasks, another step gives others; but to validate, each step gives the same. Of a sequence, how many to
+            play at most, in its order: a training step goes on where the one before ended.
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `RunConfig`.
@@ -243,15 +244,19 @@ async def rollout(
         ConfigError: an argument is of the wrong kind, or `num_tasks` is missing for a source.
     """
     runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config)
+    runner.config = runner.config.seeded()  # one seed for the tasks and for their episodes
     return await runner.run(await _chosen(tasks, num_tasks, runner))
 
 
 async def _chosen(tasks: Sequence[Task] | TaskSource | None, num_tasks: int | None, runner: Runner) -> Sequence[Task]:
     if num_tasks is not None:
         require_whole_number("num_tasks", num_tasks, at_least=1)
+    training_step = 0 if runner.config.validate else runner.config.training_step
     if tasks is not None and not isinstance(tasks, TaskSource):
-        return tasks[:num_tasks] if num_tasks is not None and isinstance(tasks, Sequence) else tasks
+        if num_tasks is None or not tasks:
+            return tasks
+        return TaskList(tasks).take(min(num_tasks, len(tasks)), training_step=training_step)
     if num_tasks is None:
         raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
     source = await runner.env.tasks() if tasks is None else tasks
-    return source.take(num_tasks, seed=runner.config.seed or 0)
+    return source.take(num_tasks, seed=runner.config.seed, training_step=training_step)
