@@ -20,7 +20,7 @@ help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
-	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out
+	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out --overwrite
 
 # Two processes: most tests wait for something. A file stays in one, so that its fixtures are made once.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile

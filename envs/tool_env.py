@@ -21,12 +21,19 @@ from typing import Any, NamedTuple, Self, TypeVar
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
-from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds
+from toolgym.tools.errors import (
+    ConfigError,
+    EpisodeError,
+    SandboxError,
+    check_seconds,
+    named_keywords,
+    require_whole_number,
+)
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
@@ -78,7 +85,7 @@ class ToolEnv(BaseEnv):
 
     Args:
         tools: the tools, shared with other envs or not.
-        tasks: where tasks come from; a sequence is drawn from at random.
+        tasks: where tasks come from; a sequence is drawn from at random. It is shared and not copied: do not change it.
         parser: for actions that are text: how calls are written, by name (`hermes`, see
             `toolgym.tools.parsers.get_parser`) or as a function. A runner parses the turns itself, as the chat template
             of the model or its `RunConfig.parser` says, so this one is for users of Gymnasium.
@@ -104,9 +111,12 @@ class ToolEnv(BaseEnv):
     some of them in place overrides `fork`, and gives the twin its own.
 
     Raises:
-        ConfigError: two tools share a name, a number is out of range, or the scorer takes other arguments.
+        ConfigError: an argument is of the wrong kind or out of range, two tools share a name, or the scorer takes other
+            arguments.
+        UnknownNameError: there is no such parser or argument; names the nearest one.
     """
 
+    @named_keywords
     def __init__(
         self,
         tools: Sequence[BaseTool],
@@ -122,12 +132,16 @@ class ToolEnv(BaseEnv):
         queue_timeout: float = 600.0,
         owns_tools: bool = False,
     ) -> None:
+        if not isinstance(tools, Sequence):
+            raise ConfigError(f"tools must be a list of tools, got {tools!r}")
+        for made in tools:
+            if not isinstance(made, BaseTool):
+                raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {made!r}")
         self.tools = {made.name: made for made in tools}
         if len(self.tools) != len(tools):
             raise ConfigError(f"tools of one env need unique names, got {[made.name for made in tools]}")
-        for name, value in (("max_turns", max_turns), ("max_parallel_calls", max_parallel_calls)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value!r}")
+        require_whole_number("max_turns", max_turns, at_least=1)
+        require_whole_number("max_parallel_calls", max_parallel_calls, at_least=1)
         check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout)
         if not isinstance(bad_calls, BadCallPolicy):
             raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
@@ -137,6 +151,8 @@ class ToolEnv(BaseEnv):
         self.bad_calls = bad_calls
         self.tool_timeout = tool_timeout
         self.queue_timeout = queue_timeout
+        if not isinstance(parser, str) and not callable(parser):
+            raise ConfigError(f"parser must be a parser's name or a function, got {parser!r}")
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
         self._starts_open = prompt_opens_thinking
         self._scorer = outcome_scorer(scorer) if scorer is not None else None
@@ -199,7 +215,7 @@ class ToolEnv(BaseEnv):
         task = (options or {}).get("task")
         if task is not None and not isinstance(task, Task):
             raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
-        self._task = task = task if task is not None else self.tasks.sample(self._rng)
+        self._task = task = task if task is not None else require_task(self.tasks.sample(self._rng))
         unknown = sorted(set(task.tools_kwargs) - set(self.tools))
         if unknown:
             raise ConfigError(
@@ -225,8 +241,8 @@ class ToolEnv(BaseEnv):
             raise EpisodeError("step was called before reset; call `await env.reset()` first")
         if self._over:
             raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
-        self._turn += 1
         turn, requests = self._read(action)
+        self._turn += 1
         message = turn.message
         self._calls_seen += len(requests)
         self._messages.append(message)
@@ -309,16 +325,20 @@ class ToolEnv(BaseEnv):
         return self._parser(text, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open)
 
     def _read_message(self, action: Message) -> ParsedTurn:
-        if action.get("role") != "assistant" or not isinstance(action.get("content"), str):
+        content = action.get("content") if isinstance(action, Mapping) else None
+        if not isinstance(content, str) or action.get("role") != "assistant":
             raise ConfigError(f"an action is a parsed turn, text, or an assistant message of text, got {action!r}")
-        content = action["content"]
         if "tool_calls" not in action:
             turn = self._parse(content)
             return turn._replace(reasoning=action.get("reasoning_content", turn.reasoning))
         calls: list[ToolCall] = []
+        if not isinstance(action["tool_calls"], Sequence):
+            raise ConfigError(f"tool_calls of a message must be a list, got {action['tool_calls']!r}")
         for index, one in enumerate(action["tool_calls"]):
-            function = one.get("function", {})
-            if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
+            function = one.get("function") if isinstance(one, Mapping) else None
+            if not isinstance(function, Mapping) or not (
+                isinstance(function.get("name"), str) and isinstance(function.get("arguments"), dict)
+            ):
                 raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {one!r}")
             call_id = one.get("id") or f"call_{self._calls_seen + index}"
             calls.append(ToolCall(call_id, function["name"], function["arguments"], index))

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from toolgym.rollout.episode_config import EpisodeConfig, require_whole_number
-from toolgym.tools.errors import ConfigError
+from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 from toolgym.tools.parsers import Parser, get_parser
 
 
+@named_fields
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(EpisodeConfig):
     """How a run is played, beside what `EpisodeConfig` says of each of its episodes.
@@ -28,7 +29,7 @@ class RunConfig(EpisodeConfig):
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
-        UnknownNameError: no parser has that name.
+        UnknownNameError: no parser or no argument has that name; names the nearest one.
     """
 
     group_size: int = 1

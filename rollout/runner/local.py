@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
@@ -14,7 +15,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode import Episode
-from toolgym.rollout.episode_config import require_whole_number
+from toolgym.rollout.failures import FailureLog, require_one_that_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.base import RunnerProtocol
@@ -27,7 +28,7 @@ from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Failure, Trajectory
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Runner(RunnerProtocol):
             has no tokenizer and none was given.
     """
 
+    @named_keywords
     def __init__(
         self,
         env: str | Callable[[], BaseEnv] | EnvFactory,
@@ -70,7 +72,10 @@ class Runner(RunnerProtocol):
     ) -> None:
         self.env = EnvFactory.of(env, env_kwargs)
         if not isinstance(engine, Engine):
-            raise ConfigError(f"engine must be an Engine (`await open_engine('tiny')` gives one), got {engine!r}")
+            example = engine if isinstance(engine, str | Path) else "tiny"
+            raise ConfigError(
+                f"engine must be an Engine (`await open_engine({str(example)!r})` gives one), got {engine!r}"
+            )
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a RunConfig, got {config!r}")
         self.engine = engine
@@ -87,7 +92,9 @@ class Runner(RunnerProtocol):
         first = await scheduler.next()
         if first is None:
             return
+        _ = self.engine.vocab_size, self.engine.context_length  # raises where it has not started
         envs = EnvPool(self.env)
+        failures = FailureLog()
         try:
             # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
             env = envs.take()
@@ -97,6 +104,7 @@ class Runner(RunnerProtocol):
             playing = asyncio.create_task(run.play(first))
             try:
                 async for trajectory in run.finished:
+                    failures.add(trajectory)
                     for sink in self.sinks:
                         sink.write(trajectory)
                     yield trajectory
@@ -104,6 +112,7 @@ class Runner(RunnerProtocol):
                 playing.cancel()
                 await asyncio.gather(playing, return_exceptions=True)
         finally:
+            failures.warn()
             await envs.close()
 
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
@@ -212,6 +221,7 @@ def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrai
     return tokenizer
 
 
+@named_keywords
 async def rollout(
     env: str | Callable[[], BaseEnv] | EnvFactory,
     engine: Engine,
@@ -242,10 +252,15 @@ async def rollout(
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, or `num_tasks` is missing for a source.
+        EngineError: the engine has not started.
+        RunFailedError: every episode failed at its first turn, and all in the same way. (Other failures are logged, one
+            warning for each kind, and stay in the trajectories.)
     """
     runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config)
     runner.config = runner.config.seeded()  # one seed for the tasks and for their episodes
-    return await runner.run(await _chosen(tasks, num_tasks, runner))
+    trajectories = await runner.run(await _chosen(tasks, num_tasks, runner))
+    require_one_that_played(trajectories)
+    return trajectories
 
 
 async def _chosen(tasks: Sequence[Task] | TaskSource | None, num_tasks: int | None, runner: Runner) -> Sequence[Task]:

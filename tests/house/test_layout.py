@@ -91,6 +91,7 @@ ORDERS = {
         "engines",
         "token_sequence",
         "trajectory",
+        "failures",
         "batch",
         "job",
         "tokens",
