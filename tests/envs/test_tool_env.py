@@ -500,3 +500,8 @@ async def test_text_that_no_tokenizer_takes_does_not_reach_the_observations(reco
     for message in result.obs:
         message["content"].encode()
         message["name"].encode()
+
+
+def test_envs_share_one_list_of_tasks():
+    tasks = [Task(({"role": "user", "content": str(n)},)) for n in range(1000)]
+    assert {id(ToolEnv([], tasks).tasks.tasks) for _ in range(3)} == {id(tasks)}
