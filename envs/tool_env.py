@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.result_text import Side, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
@@ -37,6 +38,9 @@ from toolgym.tools.errors import (
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
+
+MAX_RESULT_CHARS = 50_000
+"""Characters that remain of a tool's result by default: some 12,000 tokens of English."""
 
 _log = logging.getLogger("toolgym.envs")
 
@@ -100,6 +104,9 @@ class ToolEnv(BaseEnv):
         tool_timeout: wall seconds for any one call of a tool's methods. Tools have deadlines of their own; this one
             holds when they fail to. Waiting for a permit of a `RateLimiter` does not count.
         queue_timeout: wall seconds that one call may wait for permits.
+        max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted. A
+            longer one would hold up every episode of the process while it is tokenised. None: all.
+        result_side: what remains of a longer result: `left` its beginning, `right` its end, `middle` both.
         owns_tools: whether `close` closes the tools too. Otherwise they stay the caller's to close.
 
     The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
@@ -130,6 +137,8 @@ class ToolEnv(BaseEnv):
         bad_calls: BadCallPolicy = BadCallPolicy(),  # noqa: B008  it is frozen
         tool_timeout: float = 120.0,
         queue_timeout: float = 600.0,
+        max_result_chars: int | None = MAX_RESULT_CHARS,
+        result_side: Side = "middle",
         owns_tools: bool = False,
     ) -> None:
         if not isinstance(tools, Sequence):
@@ -143,6 +152,7 @@ class ToolEnv(BaseEnv):
         require_whole_number("max_turns", max_turns, at_least=1)
         require_whole_number("max_parallel_calls", max_parallel_calls, at_least=1)
         check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout)
+        check_cut("max_result_chars", 1 if max_result_chars is None else max_result_chars, result_side)
         if not isinstance(bad_calls, BadCallPolicy):
             raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
@@ -151,6 +161,8 @@ class ToolEnv(BaseEnv):
         self.bad_calls = bad_calls
         self.tool_timeout = tool_timeout
         self.queue_timeout = queue_timeout
+        self.max_result_chars = max_result_chars
+        self.result_side: Side = result_side
         if not isinstance(parser, str) and not callable(parser):
             raise ConfigError(f"parser must be a parser's name or a function, got {parser!r}")
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
@@ -385,12 +397,15 @@ class ToolEnv(BaseEnv):
             name=request.name,
             arguments=request.arguments,
             status=status,
-            text=_encodable(result.text),
+            text=_encodable(self._cut(result.text)),
             reward=result.reward,
             seconds=time.monotonic() - started,
             infra_failure=infra_failure,
             metrics=result.metrics,
         )
+
+    def _cut(self, text: str) -> str:
+        return text if self.max_result_chars is None else cut(text, self.max_result_chars, self.result_side)
 
     async def _respond(self, turn: ParsedTurn) -> StepResult:
         """Carry out what `respond` says about a turn without calls."""

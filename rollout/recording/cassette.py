@@ -48,7 +48,8 @@ from toolgym.tools.errors import ConfigError, EngineError, missing_file
 FORMAT = "toolgym-cassette"
 FORMAT_VERSION = 3
 """Version of the format that is written. Versions 1 (whose run config called the training step `step`) and 2 (where
-sampling seeds did not depend on the training step, and a run without a seed had none) are read too."""
+sampling seeds did not depend on the training step, a run without a seed had none, and results were not cut) are read
+too."""
 
 ENDED = re.compile(r',"digest":"([0-9a-f]{32})"}$')
 SECRET = re.compile(r"(?i)api[_-]?key|secret|passw|authorization|auth[_-]?token|access[_-]?token|credential|bearer")
