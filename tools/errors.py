@@ -164,7 +164,7 @@ def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
 
 def named_fields(made: type[T]) -> type[T]:
     """`named_keywords` for the `__init__` of a dataclass."""
-    made.__init__ = named_keywords(made.__init__)  # type: ignore[misc]
+    made.__init__ = named_keywords(made.__init__)  # type: ignore[method-assign]
     return made
 
 

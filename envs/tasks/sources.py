@@ -45,8 +45,9 @@ class TaskList(TaskSource):
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        if isinstance(tasks, str | bytes) or not isinstance(tasks, Sequence):
-            raise ConfigError(f"tasks must be a list of toolgym Tasks or a TaskSource, got {shorten(repr(tasks))}")
+        given: object = tasks
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ConfigError(f"tasks must be a list of toolgym Tasks or a TaskSource, got {shorten(repr(given))}")
         if not tasks:
             raise ConfigError("a list of tasks must not be empty")
         # Many envs may be made from one long list: the others are checked when they are drawn.

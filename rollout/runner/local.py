@@ -72,9 +72,9 @@ class Runner(RunnerProtocol):
     ) -> None:
         self.env = EnvFactory.of(env, env_kwargs)
         if not isinstance(engine, Engine):
-            example = engine if isinstance(engine, str | Path) else "tiny"
             raise ConfigError(
-                f"engine must be an Engine (`await open_engine({str(example)!r})` gives one), got {engine!r}"
+                "engine must be an Engine (`await open_engine("
+                f"{(str(engine) if isinstance(engine, str | Path) else 'tiny')!r})` gives one), got {engine!r}"
             )
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a RunConfig, got {config!r}")
