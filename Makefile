@@ -20,7 +20,7 @@ help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
-	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out
+	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out --overwrite
 
 # Two processes: most tests wait for something. Each has one half in a row, so that most fixtures are made once, and
 # takes of the other's when it has done its own.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
 
 if TYPE_CHECKING:
     from toolgym.envs.base import BaseEnv
@@ -70,10 +70,13 @@ class EnvSpec:
 
         Raises:
             ConfigError: the entry point gave something that is not a `BaseEnv`.
+            UnknownNameError: it takes no argument of such a name; names the nearest one.
         """
         from toolgym.envs.base import BaseEnv
 
-        env = self.load()(**kwargs)
+        entry_point = self.load()
+        check_keywords(entry_point, kwargs)
+        env = entry_point(**kwargs)
         if not isinstance(env, BaseEnv):
             raise ConfigError(f"the entry point of env {self.id!r} must give a toolgym BaseEnv, it gave {env!r}")
         return env

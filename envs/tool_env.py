@@ -18,17 +18,28 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.result_text import Side, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
-from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import ToolInstances, encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds
+from toolgym.tools.errors import (
+    ConfigError,
+    EpisodeError,
+    SandboxError,
+    check_seconds,
+    named_keywords,
+    require_whole_number,
+)
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
+
+MAX_RESULT_CHARS = 50_000
+"""Characters that remain of a tool's result by default: some 12,000 tokens of English."""
 
 T = TypeVar("T")
 
@@ -65,7 +76,7 @@ class ToolEnv(BaseEnv):
 
     Args:
         tools: the tools, shared with other envs or not.
-        tasks: where tasks come from; a sequence is drawn from at random.
+        tasks: where tasks come from; a sequence is drawn from at random. It is shared and not copied: do not change it.
         parser: for actions that are text: how calls are written, by name (`hermes`, see
             `toolgym.tools.parsers.get_parser`) or as a function. A runner parses the turns itself, as the chat template
             of the model or its `RunConfig.parser` says, so this one is for users of Gymnasium.
@@ -80,6 +91,9 @@ class ToolEnv(BaseEnv):
         tool_timeout: wall seconds for any one call of a tool's methods. Tools have deadlines of their own; this one
             holds when they fail to. Waiting for a permit of a `RateLimiter` does not count.
         queue_timeout: wall seconds that one call may wait for permits.
+        max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted. A
+            longer one would hold up every episode of the process while it is tokenised. None: all.
+        result_side: what remains of a longer result: `left` its beginning, `right` its end, `middle` both.
         owns_tools: whether `close` closes the tools too. Otherwise they stay the caller's to close.
 
     The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
@@ -91,9 +105,12 @@ class ToolEnv(BaseEnv):
     some of them in place overrides `fork`, and gives the twin its own.
 
     Raises:
-        ConfigError: two tools share a name, a number is out of range, or the scorer takes other arguments.
+        ConfigError: an argument is of the wrong kind or out of range, two tools share a name, or the scorer takes other
+            arguments.
+        UnknownNameError: there is no such parser or argument; names the nearest one.
     """
 
+    @named_keywords
     def __init__(
         self,
         tools: Sequence[BaseTool],
@@ -107,15 +124,22 @@ class ToolEnv(BaseEnv):
         bad_calls: BadCallPolicy = BadCallPolicy(),  # noqa: B008  it is frozen
         tool_timeout: float = 120.0,
         queue_timeout: float = 600.0,
+        max_result_chars: int | None = MAX_RESULT_CHARS,
+        result_side: Side = "middle",
         owns_tools: bool = False,
     ) -> None:
+        if not isinstance(tools, Sequence):
+            raise ConfigError(f"tools must be a list of tools, got {tools!r}")
+        for made in tools:
+            if not isinstance(made, BaseTool):
+                raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {made!r}")
         self.tools = {made.name: made for made in tools}
         if len(self.tools) != len(tools):
             raise ConfigError(f"tools of one env need unique names, got {[made.name for made in tools]}")
-        for name, value in (("max_turns", max_turns), ("max_parallel_calls", max_parallel_calls)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value!r}")
+        require_whole_number("max_turns", max_turns, at_least=1)
+        require_whole_number("max_parallel_calls", max_parallel_calls, at_least=1)
         check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout)
+        check_cut("max_result_chars", 1 if max_result_chars is None else max_result_chars, result_side)
         if not isinstance(bad_calls, BadCallPolicy):
             raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
@@ -124,6 +148,10 @@ class ToolEnv(BaseEnv):
         self.bad_calls = bad_calls
         self.tool_timeout = tool_timeout
         self.queue_timeout = queue_timeout
+        self.max_result_chars = max_result_chars
+        self.result_side: Side = result_side
+        if not isinstance(parser, str) and not callable(parser):
+            raise ConfigError(f"parser must be a parser's name or a function, got {parser!r}")
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
         self._starts_open = prompt_opens_thinking
         self._scorer = outcome_scorer(scorer) if scorer is not None else None
@@ -186,7 +214,7 @@ class ToolEnv(BaseEnv):
         task = (options or {}).get("task")
         if task is not None and not isinstance(task, Task):
             raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
-        self._task = task = task if task is not None else self.tasks.sample(self._rng)
+        self._task = task = task if task is not None else require_task(self.tasks.sample(self._rng))
         unknown = sorted(set(task.tools_kwargs) - set(self.tools))
         if unknown:
             raise ConfigError(
@@ -195,7 +223,7 @@ class ToolEnv(BaseEnv):
             )
         self._turn = self._calls_seen = self._bad_calls = 0
         self._messages, self._records = [message.copy() for message in task.messages], []
-        self._instances = ToolInstances(self.tools, task, self.tool_timeout, self.queue_timeout)
+        self._instances = ToolInstances(self.tools, task, self._cut, self.tool_timeout, self.queue_timeout)
         await self._instances.open()
         self._over = False
         info: ResetInfo = {"task": task, "tools": [schema.to_openai() for schema in self.tool_schemas]}
@@ -206,8 +234,8 @@ class ToolEnv(BaseEnv):
             raise EpisodeError("step was called before reset; call `await env.reset()` first")
         if self._over:
             raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
-        self._turn += 1
         turn, requests = self._read(action)
+        self._turn += 1
         message = turn.message
         self._calls_seen += len(requests)
         self._messages.append(message)
@@ -286,16 +314,20 @@ class ToolEnv(BaseEnv):
         return self._parser(text, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open)
 
     def _read_message(self, action: Message) -> ParsedTurn:
-        if action.get("role") != "assistant" or not isinstance(action.get("content"), str):
+        content = action.get("content") if isinstance(action, Mapping) else None
+        if not isinstance(content, str) or action.get("role") != "assistant":
             raise ConfigError(f"an action is a parsed turn, text, or an assistant message of text, got {action!r}")
-        content = action["content"]
         if "tool_calls" not in action:
             turn = self._parse(content)
             return turn._replace(reasoning=action.get("reasoning_content", turn.reasoning))
         calls: list[ToolCall] = []
+        if not isinstance(action["tool_calls"], Sequence):
+            raise ConfigError(f"tool_calls of a message must be a list, got {action['tool_calls']!r}")
         for index, one in enumerate(action["tool_calls"]):
-            function = one.get("function", {})
-            if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
+            function = one.get("function") if isinstance(one, Mapping) else None
+            if not isinstance(function, Mapping) or not (
+                isinstance(function.get("name"), str) and isinstance(function.get("arguments"), dict)
+            ):
                 raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {one!r}")
             call_id = one.get("id") or f"call_{self._calls_seen + index}"
             calls.append(ToolCall(call_id, function["name"], function["arguments"], index))
@@ -309,6 +341,9 @@ class ToolEnv(BaseEnv):
             "Send it again in your next turn."
         )
         return ToolCallError(CallProblem.TOO_MANY_CALLS, message, "", request.id, request.index, request.name)
+
+    def _cut(self, text: str) -> str:
+        return text if self.max_result_chars is None else cut(text, self.max_result_chars, self.result_side)
 
     async def _respond(self, turn: ParsedTurn) -> StepResult:
         """Carry out what `respond` says about a turn without calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from toolgym.envs.tasks.task import Task
@@ -22,12 +22,21 @@ class ToolInstances:
     Args:
         tools: the tools by name.
         task: its `tools_kwargs` are passed to them.
+        cut: returns what remains of a result's text.
         timeout: wall seconds for any one call of a tool's methods, not counting those for which it waits for permits.
         queue_timeout: wall seconds that one call may wait for permits.
     """
 
-    def __init__(self, tools: Mapping[str, BaseTool], task: Task, timeout: float, queue_timeout: float) -> None:
-        self._tools, self._task, self._timeout, self._queue_timeout = tools, task, timeout, queue_timeout
+    def __init__(
+        self,
+        tools: Mapping[str, BaseTool],
+        task: Task,
+        cut: Callable[[str], str],
+        timeout: float,
+        queue_timeout: float,
+    ) -> None:
+        self._tools, self._task, self._cut = tools, task, cut
+        self._timeout, self._queue_timeout = timeout, queue_timeout
         self._ids: dict[str, str] = {}
         self._released = False  # the episode is over or did not come about: a tool that opens later is released at once
 
@@ -75,7 +84,7 @@ class ToolInstances:
             name=request.name,
             arguments=request.arguments,
             status=status,
-            text=encodable(result.text),
+            text=encodable(self._cut(result.text)),
             reward=result.reward,
             seconds=time.monotonic() - started,
             infra_failure=infra_failure,
@@ -98,7 +107,7 @@ class ToolInstances:
             ForkNotSupportedError: a tool cannot be forked; names it.
             DeadlineError: a tool's `fork` took too long. Whatever else it raises passes through.
         """
-        twin = ToolInstances(self._tools, self._task, self._timeout, self._queue_timeout)
+        twin = ToolInstances(self._tools, self._task, self._cut, self._timeout, self._queue_timeout)
         try:
             for name, instance in self._ids.items():
                 await twin._keep(name, self._tools[name].fork(instance))

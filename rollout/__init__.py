@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.sglang.in_process import SGLangEngine as SGLangEngine
     from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
     from toolgym.rollout.episode import Episode as Episode
+    from toolgym.rollout.failures import RunFailedError as RunFailedError
     from toolgym.rollout.job import Job as Job
     from toolgym.rollout.limits import EpisodeLimits as EpisodeLimits
     from toolgym.rollout.limits import HistoryMode as HistoryMode

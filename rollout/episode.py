@@ -52,6 +52,11 @@ def derive_seed(run_seed: int, *parts: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def step_seed(run_seed: int | None, training_step: int) -> int | None:
+    """The seed from which those of one training step's episodes are derived; at step 0 the run's own."""
+    return run_seed if run_seed is None or not training_step else derive_seed(run_seed, "step", training_step)
+
+
 class _FailedError(Exception):
     def __init__(self, reason: StopReason, cause: BaseException) -> None:
         super().__init__(reason)
@@ -84,7 +89,8 @@ class Episode:
         self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
         self._job, self._config, self._env_id = job, config, env_id
         self._env, self._engine, self._make_renderer = env, engine, renderer_factory
-        self._task, self._key, self._seed = job.task, job.key, job.seed
+        self._task, self._key = job.task, job.key
+        self._seed = step_seed(job.seed, config.training_step)
         self._sampling, self._limits, self._context = config.sampling, config.limits, config.context_policies
         self._history = HistoryMode(config.history)
         self._on_truncated_turn = TruncationPolicy(config.on_truncated_turn)
@@ -341,7 +347,7 @@ class Episode:
             sampling={
                 **asdict(self._sampling),
                 "stop_token_ids": list(self._sampling.stop_token_ids),
-                "seed": self._seed,
+                "seed": self._job.seed,
             },
             metrics=dict(self._metrics),
             prompt_text=prompt_text,

@@ -9,9 +9,10 @@ from typing import Literal
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.tokens.context_policies import ContextPolicy
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 
 
+@named_fields
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
     """How an episode is played.
@@ -25,7 +26,8 @@ class EpisodeConfig:
         on_truncated_turn: what becomes of a turn that was cut, a `TruncationPolicy` or its name: `end` (the episode) or
             `close` (the turn, and the episode goes on).
         context: a context policy or several, asked in this order; see `toolgym.rollout.tokens.context_policies`.
-        training_step: the training step that the trajectories are recorded under, counted from 0.
+        training_step: the training step that the trajectories are recorded under, counted from 0. Tasks and sampling
+            seeds depend on it, so count it up in training.
         validate: whether the trajectories are recorded as validation, not as training.
 
     Raises:
@@ -59,13 +61,3 @@ class EpisodeConfig:
     def context_policies(self) -> tuple[ContextPolicy, ...]:
         """`context` as a tuple."""
         return (self.context,) if isinstance(self.context, ContextPolicy) else tuple(self.context)
-
-
-def require_whole_number(name: str, value: object, *, at_least: int) -> None:
-    """Check an argument.
-
-    Raises:
-        ConfigError: it is no `int`, or smaller.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigError(f"{name} must be a whole number, at least {at_least}, got {value!r}")

@@ -17,8 +17,8 @@ class Job:
         key: the episode's place in its run.
         group_id: the same for all episodes that are sampled from this task in this run, and for no others: of two runs,
             no groups share an id.
-        seed: the run's seed, from which `derive_seed` makes those of the env and of each request to the engine; None
-            makes nothing reproducible.
+        seed: the run's seed. From it and the training step are derived those of the env and of each request to the
+            engine; None gives them none, and makes nothing reproducible.
     """
 
     task: Task

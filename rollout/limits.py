@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 
 
 class HistoryMode(enum.StrEnum):
@@ -32,6 +32,7 @@ class TruncationPolicy(enum.StrEnum):
     as it was written. Where no tokens are left for the closing ids, the episode ends with `budget`."""
 
 
+@named_fields
 @dataclass(frozen=True)
 class EpisodeLimits:
     """Budgets and deadlines of an episode.
@@ -50,7 +51,7 @@ class EpisodeLimits:
         episode_timeout: wall seconds for the whole episode.
 
     Raises:
-        ConfigError: a number is not positive, or `max_resumes` is negative.
+        ConfigError: a number is not positive or of the wrong kind, or `max_resumes` is negative.
     """
 
     max_prompt_tokens: int | None = None
@@ -62,8 +63,11 @@ class EpisodeLimits:
     episode_timeout: float = 3600.0
 
     def __post_init__(self) -> None:
-        if self.max_resumes < 0:
-            raise ConfigError(f"max_resumes must be at least 0, got {self.max_resumes!r}")
-        for name, value in asdict(self).items():
-            if name != "max_resumes" and value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value!r}")
+        require_whole_number("max_resumes", self.max_resumes, at_least=0)
+        for name in ("max_prompt_tokens", "max_response_tokens"):
+            if getattr(self, name) is not None:
+                require_whole_number(name, getattr(self, name), at_least=1)
+        for name in ("engine_timeout", "env_timeout", "context_timeout", "episode_timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")

@@ -7,8 +7,14 @@ never raised: it becomes an observation that the model reads (see `toolgym.tools
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ToolgymError(Exception):
@@ -130,6 +136,72 @@ def check_seconds(**seconds: float | None) -> None:
     for name, value in seconds.items():
         if value is not None and not (isinstance(value, int | float) and value > 0):
             raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+
+
+def require_whole_number(name: str, value: object, *, at_least: int) -> None:
+    """Check an argument.
+
+    Raises:
+        ConfigError: it is no `int`, or smaller.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"{name} must be a whole number, at least {at_least}, got {value!r}")
+
+
+def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
+    """Let a misspelt keyword argument of a function, or of `__init__`, be an error that names the nearest one.
+
+    The error is an `UnknownNameError`. Where `__init__` is inherited or called from that of a subclass, the names that
+    the subclass takes are known as well.
+    """
+    names = set(_keywords(call))
+
+    @functools.wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in names:
+                raise _unknown_keyword(name, type(args[0]) if call.__name__ == "__init__" else call)
+        return call(*args, **kwargs)
+
+    return checked
+
+
+def named_fields(made: type[T]) -> type[T]:
+    """`named_keywords` for the `__init__` of a dataclass."""
+    made.__init__ = named_keywords(made.__init__)  # type: ignore[method-assign]
+    return made
+
+
+def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None:
+    """Check the names of keyword arguments before a call.
+
+    Raises:
+        UnknownNameError: `call` takes no argument of such a name; names the nearest one.
+    """
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):  # it does not say what it takes
+        return
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        names = _keywords(call)
+        for name in keywords:
+            if name not in names:
+                raise _unknown_keyword(name, call)
+
+
+def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownNameError:
+    calls = [call]
+    if isinstance(call, type):  # what it does not take itself it may pass on
+        calls = [vars(one)["__init__"] for one in call.__mro__ if "__init__" in vars(one)]
+    known = dict.fromkeys(one for each in calls for one in _keywords(each))
+    what = getattr(call, "__name__", repr(call))
+    return UnknownNameError(f"{what} takes no argument {name!r}{nearest(name, known) or '.'}")
+
+
+def _keywords(call: Callable[..., object]) -> list[str]:
+    """The names of the arguments that may be given by name."""
+    parameters = inspect.signature(call).parameters.values()
+    return [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
 def shorten(value: object, most: int = 300) -> str:

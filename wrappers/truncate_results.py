@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.tools.errors import ConfigError
+from toolgym.envs.result_text import Side, check_cut, cut
 from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper
-
-Side = Literal["left", "middle", "right"]
 
 
 class TruncateResults(Wrapper):
@@ -23,7 +19,7 @@ class TruncateResults(Wrapper):
         side: where to cut. As in verl, `left` keeps the beginning, `right` the end, `middle` both.
 
     Raises:
-        ConfigError: `max_chars` is below 1, or there is no such side.
+        ConfigError: `max_chars` is no whole number of at least 1, or there is no such side.
 
     Example:
         >>> import asyncio, toolgym
@@ -38,10 +34,7 @@ class TruncateResults(Wrapper):
 
     def __init__(self, env: BaseEnv, max_chars: int, *, side: Side = "middle") -> None:
         super().__init__(env)
-        if max_chars < 1:
-            raise ConfigError(f"max_chars must be at least 1, got {max_chars!r}")
-        if side not in ("left", "middle", "right"):
-            raise ConfigError(f"side must be 'left', 'middle' or 'right', got {side!r}")
+        check_cut("max_chars", max_chars, side)
         self.max_chars = max_chars
         self.side = side
 
@@ -50,16 +43,6 @@ class TruncateResults(Wrapper):
         return result._replace(obs=[self._cut(message) for message in result.obs])
 
     def _cut(self, message: Message) -> Message:
-        text = message["content"]
-        if message["role"] != "tool" or len(text) <= self.max_chars:
+        if message["role"] != "tool":
             return message
-        note = f"[{len(text) - self.max_chars} characters cut]"
-        if self.side == "left":
-            text = f"{text[: self.max_chars]} ... {note}"
-        elif self.side == "right":
-            text = f"{note} ... {text[-self.max_chars :]}"
-        else:
-            head = self.max_chars - self.max_chars // 2
-            tail = self.max_chars // 2
-            text = f"{text[:head]} ... {note} ... {text[len(text) - tail :]}"
-        return {**message, "content": text}
+        return {**message, "content": cut(message["content"], self.max_chars, self.side)}

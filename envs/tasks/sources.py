@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, missing_file
+from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 
 class TaskSource(ABC):
@@ -19,25 +19,68 @@ class TaskSource(ABC):
     def sample(self, rng: random.Random) -> Task:
         """Draw one task; the same state of `rng` gives the same task."""
 
-    def take(self, count: int, *, seed: int = 0) -> list[Task]:
-        """Draw `count` tasks; the same seed gives the same tasks."""
-        rng = random.Random(seed)
+    def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
+        """Draw `count` tasks.
+
+        Args:
+            count: how many.
+            seed: the same seed and training step give the same tasks; None draws afresh.
+            training_step: another step gives other tasks.
+        """
+        rng = random.Random(f"{seed}, step {training_step}" if seed is not None and training_step else seed)
         return [self.sample(rng) for _ in range(count)]
 
 
 class TaskList(TaskSource):
-    """Tasks from a list; `take` goes through it in order and around, `sample` draws at random."""
+    """Tasks from a list.
+
+    `sample` draws one at random. `take` goes through the list and around, and at each training step goes on where the
+    step before ended. A seed shuffles the list, each time around anew; None keeps its order.
+
+    Args:
+        tasks: the tasks; not copied, so that many envs share one list. Do not change it.
+
+    Raises:
+        ConfigError: `tasks` is no sequence of tasks, or empty.
+    """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
+        given: object = tasks
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ConfigError(f"tasks must be a list of toolgym Tasks or a TaskSource, got {shorten(repr(given))}")
         if not tasks:
             raise ConfigError("a list of tasks must not be empty")
-        self.tasks = tuple(tasks)
+        # Many envs may be made from one long list: the others are checked when they are drawn.
+        require_task(tasks[0])
+        self.tasks = tasks
 
     def sample(self, rng: random.Random) -> Task:
         return rng.choice(self.tasks)
 
-    def take(self, count: int, *, seed: int = 0) -> list[Task]:
-        return [self.tasks[number % len(self.tasks)] for number in range(count)]
+    def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
+        length = len(self.tasks)
+        start = training_step * count
+        places: list[int] = []
+        for lap in range(start // length, -(-(start + count) // length)):
+            lap_places = list(range(length))
+            if seed is not None:
+                random.Random(f"{seed}, lap {lap}").shuffle(lap_places)
+            places += lap_places[max(0, start - lap * length) : start + count - lap * length]
+        return [self.tasks[place] for place in places]
+
+
+def require_task(task: object) -> Task:
+    """Return what should be a task.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(task, Task):
+        raise ConfigError(
+            "a list of tasks must hold toolgym Tasks (`Task.from_row` reads a row of verl's shape), got "
+            f"{shorten(repr(task))}"
+        )
+    return task
 
 
 def load_tasks(path: str | Path) -> TaskList:

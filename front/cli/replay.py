@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from toolgym.cli.files import require_absent
+
 if TYPE_CHECKING:
     from toolgym.rollout.recording.replay import Replay
 
@@ -28,6 +30,7 @@ def replay_command(
     allow_edited: Annotated[
         bool, typer.Option("--allow-edited", help="Replay a recording that was changed by hand.")
     ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file at --out.")] = False,
 ) -> None:
     """Play a recorded run again. Exit status: 0 equal byte for byte, 1 different, or nothing to compare."""
     from toolgym.rollout.recording.cassette import Cassette
@@ -39,6 +42,8 @@ def replay_command(
 
     if out is not None and out.resolve() == file.resolve():
         raise ConfigError(f"--out {str(out)!r} is the recording itself, which would be lost: name another file")
+    if out is not None and not overwrite:
+        require_absent("--out", out)
     cassette = Cassette.load(file, allow_edited=allow_edited)
     run = cassette.run
     if run is None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from toolgym.cli.files import require_absent
 from toolgym.cli.tables import conversation, pick_conversation, summary_table
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
@@ -90,6 +91,9 @@ def rollout_command(
     record: Annotated[
         Path | None, typer.Option(help="Record all of the run to this file, for toolgym replay and bug reports.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier run left at --out and --record.")
+    ] = False,
 ) -> None:
     """Play tasks with a policy; write trajectories and a batch of masked token tensors."""
     from toolgym.envs.registry import spec
@@ -119,7 +123,7 @@ def rollout_command(
         parser=parser,
     )
     try:
-        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, api_key, config, record))
+        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, api_key, config, record, overwrite))
     except KeyboardInterrupt:
         typer.echo("interrupted before the first episode", err=True)
         status = STOPPED_BY + signal.SIGINT
@@ -136,6 +140,7 @@ async def _main(
     api_key: str | None,
     config: Any,
     record: Path | None,
+    overwrite: bool,
 ) -> int:
     from toolgym.rollout.recording.recorder import recorded
     from toolgym.rollout.runner.env_factory import EnvFactory
@@ -147,10 +152,14 @@ async def _main(
         source = getattr(probe, "tasks", None)
         if source is None:
             raise ConfigError(f"env {env_id!r} has no tasks of its own; give some with --task-file")
-        tasks: list[Task] = source.take(num_tasks, seed=config.seed or 0)
+        tasks: list[Task] = source.take(num_tasks, seed=config.seed)
+    results = [out / name for name in (TRAJECTORIES, BATCH)]
+    if not overwrite:
+        require_absent("--out", *results)
+        require_absent("--record", *([record] if record is not None else []))
     _require_writable("trajectories", out / TRAJECTORIES)
     if record is not None:
-        if record.resolve() in [(out / name).resolve() for name in (TRAJECTORIES, BATCH)]:
+        if record.resolve() in [path.resolve() for path in results]:
             raise ConfigError(f"--record {str(record)!r} is where the results of --out go: name another file")
         _require_writable("the recording", record)
     async with contextlib.AsyncExitStack() as stack:
@@ -244,6 +253,7 @@ def _report(
 ) -> int:
     from toolgym.rollout.batch.io import save_batch
     from toolgym.rollout.batch.make import make_batch
+    from toolgym.rollout.failures import require_one_that_played
 
     trajectories = sorted(trajectories, key=lambda one: (one.task_index, one.sample_index))
     batch, problem = None, ""
@@ -273,11 +283,8 @@ def _report(
             markup=False,
             soft_wrap=True,
         )
-        if batch.dropped:
-            console.print(
-                f"left out      {len(batch.dropped)}: {batch.dropped[0].reason}", markup=False, soft_wrap=True
-            )
     if stopped_by is not None:
         console.print(f"interrupted: {total - len(trajectories)} episodes were not finished", style="yellow")
         return STOPPED_BY + stopped_by
+    require_one_that_played(trajectories)
     return 0 if batch is not None else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,9 +15,12 @@ from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped, Field, Row, aligned_field, rows_of
 from toolgym.rollout.token_sequence import filled_up
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import BatchError
+from toolgym.tools.errors import BatchError, named_keywords, shorten
+
+_log = logging.getLogger("toolgym.rollout")
 
 
+@named_keywords
 def make_batch(
     trajectories: Iterable[Trajectory],
     *,
@@ -28,7 +32,7 @@ def make_batch(
     """Make a batch, and check it. See `toolgym.rollout.batch.fields` for what becomes a row.
 
     Trajectories that are not `trainable`, and those without a single policy token, are left out and listed in
-    `Batch.dropped`.
+    `Batch.dropped`; one warning says how many and why.
 
     Args:
         trajectories: in the order of the rows; the rows of one trajectory follow each other.
@@ -51,10 +55,14 @@ def make_batch(
         else:
             dropped.append(Dropped(trajectory.id, reason))
     if not kept:
-        reasons = "; ".join(one.reason for one in dropped[:3])
         raise BatchError(
-            f"no trajectory can become a row: {len(dropped)} were left out ({reasons or 'none were given'})"
+            f"no trajectory can become a row: {len(dropped)} were left out ({_reasons(dropped) or 'none were given'})"
         )
+    if dropped:
+        _log.warning(
+            "%d of %d trajectories were left out of the batch, which holds those alone that did not fail (%s)",
+            len(dropped), len(dropped) + len(kept), _reasons(dropped),
+        )  # fmt: skip
     groups = tuple(dict.fromkeys(one.group_id for one in kept))
     numbers = _number_versions(kept)
     rows = rows_of(kept, groups, numbers)
@@ -83,6 +91,14 @@ def _reason_to_drop(trajectory: Trajectory) -> str | None:
     if trajectory.policy_tokens == 0:
         return f"no policy tokens (stop reason {trajectory.stop_reason.value})"
     return None
+
+
+def _reasons(dropped: Sequence[Dropped]) -> str:
+    """How many were left out for each reason, and an example of each."""
+    kinds: dict[str, list[str]] = {}
+    for one in dropped:
+        kinds.setdefault(one.reason.partition(":")[0], []).append(one.reason)
+    return "; ".join(f"{len(reasons)} times {shorten(reasons[0])}" for reasons in kinds.values())
 
 
 def _number_versions(trajectories: Iterable[Trajectory]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
 
-from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.errors import ConfigError, EngineError, named_fields, require_whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,7 @@ class PauseMode(enum.StrEnum):
         raise ConfigError(f"a pause mode must be one of {', '.join(map(repr, map(str, cls)))}, got {value!r}")
 
 
+@named_fields
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample one turn.
@@ -69,7 +70,7 @@ class SamplingParams:
         seed: makes the request reproducible where the engine can; None draws afresh.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is of the wrong kind or out of range.
     """
 
     max_new_tokens: int
@@ -81,7 +82,14 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.max_new_tokens >= 1, "max_new_tokens", "at least 1", self.max_new_tokens)
+        require_whole_number("max_new_tokens", self.max_new_tokens, at_least=1)
+        require_whole_number("top_k", self.top_k, at_least=-1)
+        for name in ("temperature", "top_p", "min_p"):
+            _require(isinstance(getattr(self, name), int | float), name, "a number", getattr(self, name))
+        _require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None", self.seed)
+        ids = self.stop_token_ids
+        are_ids = isinstance(ids, Sequence) and all(isinstance(one, int) for one in ids)
+        _require(are_ids, "stop_token_ids", "a tuple of token ids", ids)
         _require(0 <= self.temperature < math.inf, "temperature", "at least 0 and finite", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
         _require(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 or at least 1", self.top_k)

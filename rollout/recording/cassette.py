@@ -46,8 +46,10 @@ from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EngineError, missing_file
 
 FORMAT = "toolgym-cassette"
-FORMAT_VERSION = 2
-"""Version of the format that is written. Version 1, whose run config called the training step `step`, is read too."""
+FORMAT_VERSION = 3
+"""Version of the format that is written. Versions 1 (whose run config called the training step `step`) and 2 (where
+sampling seeds did not depend on the training step, a run without a seed had none, and results were not cut) are read
+too."""
 
 ENDED = re.compile(r',"digest":"([0-9a-f]{32})"}$')
 SECRET = re.compile(r"(?i)api[_-]?key|secret|passw|authorization|auth[_-]?token|access[_-]?token|credential|bearer")
@@ -184,6 +186,7 @@ class Cassette:
         tools: schemas of the recorded tools in the OpenAI shape; None where none were recorded.
         trajectories: the recorded trajectories as JSON, by episode.
         ended: whether the recording came to its end.
+        version: of the file's format.
         misses: one line for each request of a replay that was not recorded.
     """
 
@@ -193,6 +196,7 @@ class Cassette:
     tools: list[dict[str, Any]] | None = None
     trajectories: dict[EpisodeKey, dict[str, Any]] = field(default_factory=dict)
     ended: bool = False
+    version: int = FORMAT_VERSION
     misses: list[str] = field(default_factory=list)
     _found: dict[str, list[Recorded]] = field(default_factory=lambda: defaultdict(list))
     _counts: Counter[str] = field(default_factory=Counter)
@@ -256,7 +260,9 @@ class Cassette:
             if len(outcome) != 1:
                 raise ValueError("one of reply, error and ended must be there")
             self._found[key].append(Recorded(number, episode, int(value["number"]), asked, outcome))
-        elif kind != "header":
+        elif kind == "header":
+            self.version = value["version"]
+        else:
             raise ValueError(f"unknown kind {kind!r}")
 
     def find(self, key: str) -> Recorded | None:
@@ -323,10 +329,10 @@ def _lines(path: Path, *, allow_edited: bool) -> Iterator[tuple[int, dict[str, A
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(f"{path}, line {number}: not a line of a recording: {error}") from error
-            if number == 1 and value.get("version") not in (1, FORMAT_VERSION):
+            if number == 1 and value.get("version") not in range(1, FORMAT_VERSION + 1):
                 raise ConfigError(
                     f"{str(path)!r} has version {value.get('version')!r} of the format; this library reads 1 "
-                    f"and {FORMAT_VERSION}. It was written by toolgym {value.get('library')}"
+                    f"to {FORMAT_VERSION}. It was written by toolgym {value.get('library')}"
                 )
             yield number, value
     if number == 0:

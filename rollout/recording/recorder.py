@@ -63,7 +63,8 @@ def recorded(
         EngineError: the engine has not started.
     """
     env_kwargs = _writable(runner.env.kwargs or {})
-    config, left_out = config_to_json(runner.config)
+    run_config = runner.config.seeded()
+    config, left_out = config_to_json(run_config)
     cassette = CassetteWriter(path)
     trajectories = _TrajectorySink(cassette, expected=len(tasks) * runner.config.group_size)
     try:
@@ -84,7 +85,7 @@ def recorded(
             engine,
             tokenizer=runner.tokenizer,
             sinks=[trajectories, *runner.sinks],
-            config=runner.config,
+            config=run_config,
         )
     finally:
         cassette.close(ended=trajectories.complete)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
+from toolgym.rollout.runner.scheduler import GroupsInOrder
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
@@ -109,7 +110,7 @@ async def replay(
         recording: the recording, or its path.
         tokenizer: the one of the recorded run.
         env: makes an env, where the recorded run had no env id.
-        config: the run's config, where the recording could not hold it.
+        config: the run's config, where the recording could not hold it; its seed may be left out.
 
     Raises:
         ConfigError: the recording holds no run; the tokenizer or its chat template is another one; `env` or `config`
@@ -128,6 +129,11 @@ async def replay(
             )
         # Recordings of the first versions have the parser among the env's arguments.
         config = config_from_json({"parser": run["env_kwargs"].get("parser"), **run["config"]})
+    if config.seed is None:
+        config = replace(config, seed=run["config"].get("seed"))
+    training_step = config.training_step
+    if cassette.version < 3:
+        config = replace(config, training_step=0)  # seeds did not depend on it
     tasks = [Task.from_row(row) for row in run["tasks"]]
     if env is None and not run["env_is_id"]:
         raise ConfigError(f"the recorded run made its envs with the function {run['env']!r}: pass it as env=...")
@@ -137,7 +143,8 @@ async def replay(
         runner = Runner(
             factory.changed(lambda made: replay_tools(made, cassette)), engine, tokenizer=tokenizer, config=config
         )
-        played = await runner.run(tasks)
+        scheduler = GroupsInOrder(tasks, config)  # given tasks, the runner would draw a seed where there was none
+        played = [replace(one, training_step=training_step) for one in await runner.run(scheduler)]
     differences, unfinished, not_made, compared = [], [], [], 0
     for trajectory in played:
         name = EpisodeKey(trajectory.task_index, trajectory.sample_index)

@@ -136,6 +136,8 @@ def tool_env(env: BaseEnv) -> ToolEnv | None:
 def replay_tools(env: BaseEnv, cassette: Cassette) -> None:
     """Let each recorded tool of an env, wrapped or not, answer from the cassette."""
     inner = tool_env(env)
+    if inner is not None and cassette.version < 3:
+        inner.max_result_chars = None  # what was too long for others was not cut
     if inner is not None and cassette.tools is not None:
         schemas = {one["function"]["name"]: one for one in cassette.tools}
         inner.decorate_tools(lambda made: ReplayedTool(schemas[made.name], cassette) if made.name in schemas else made)

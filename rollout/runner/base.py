@@ -27,14 +27,15 @@ class RunnerProtocol(Protocol):
     def stream(self, tasks: Sequence[Task] | Scheduler) -> AsyncGenerator[Trajectory, None]:
         """Play tasks, and yield each trajectory as it finishes.
 
-        Closing the iterator early cancels the episodes that run, and waits until they have cleaned up.
+        Closing the iterator early cancels the episodes that run, and waits until they have cleaned up. At the end
+        failed episodes are logged: one warning for each kind of failure.
 
         Args:
             tasks: the tasks, each of which is played `group_size` times; or a scheduler, which decides for itself.
 
         Raises:
             ConfigError: `tasks` is neither.
-            EngineError: an episode of the run was cancelled, and not by the runner.
+            EngineError: the engine has not started, or an episode of the run was cancelled, and not by the runner.
         """
         ...
 

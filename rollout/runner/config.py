@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from toolgym.rollout.episode_config import EpisodeConfig, require_whole_number
-from toolgym.tools.errors import ConfigError
+from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 from toolgym.tools.parsers import Parser, get_parser
 
 
+@named_fields
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(EpisodeConfig):
     """How a run is played, beside what `EpisodeConfig` says of each of its episodes.
@@ -18,14 +20,16 @@ class RunConfig(EpisodeConfig):
     Attributes:
         group_size: episodes per task.
         max_concurrent: most episodes in flight; each has an env of its own.
-        seed: makes tasks, envs and (where the engine can) sampling reproducible; None does not.
+        seed: the same seed and `training_step` give the same tasks, envs and sampling seeds, another step gives others.
+            None draws a seed for each run. The seed of the run and that of each turn are in the trajectory
+            (`sampling["seed"]`, `Turn.seed`), so that the run can be repeated; an engine may honour them or not.
         template_kwargs: further variables for the chat template.
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function; None
             for what the chat template shows.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
-        UnknownNameError: no parser has that name.
+        UnknownNameError: no parser or no argument has that name; names the nearest one.
     """
 
     group_size: int = 1
@@ -34,8 +38,17 @@ class RunConfig(EpisodeConfig):
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     parser: str | Parser | None = None
 
+    def seeded(self) -> Self:
+        """This config with a seed: where it has none, with one that is drawn now."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sampling.seed is not None:
+            raise ConfigError(
+                "sampling.seed belongs to one request, and a run derives one for each from its own: give "
+                f"RunConfig(seed={self.sampling.seed!r}) instead"
+            )
         require_whole_number("group_size", self.group_size, at_least=1)
         require_whole_number("max_concurrent", self.max_concurrent, at_least=1)
         if not isinstance(self.seed, int | None) or isinstance(self.seed, bool):

@@ -6,15 +6,16 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode import Episode
-from toolgym.rollout.episode_config import require_whole_number
+from toolgym.rollout.failures import FailureLog, require_one_that_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.base import RunnerProtocol
@@ -27,7 +28,7 @@ from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Failure, Trajectory
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.errors import ConfigError, EngineError
+from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Runner(RunnerProtocol):
             has no tokenizer and none was given.
     """
 
+    @named_keywords
     def __init__(
         self,
         env: str | Callable[[], BaseEnv] | EnvFactory,
@@ -76,7 +78,10 @@ class Runner(RunnerProtocol):
     ) -> None:
         self.env = EnvFactory.of(env, env_kwargs)
         if not isinstance(engine, Engine):
-            raise ConfigError(f"engine must be an Engine (`await open_engine('tiny')` gives one), got {engine!r}")
+            raise ConfigError(
+                "engine must be an Engine (`await open_engine("
+                f"{(str(engine) if isinstance(engine, str | Path) else 'tiny')!r})` gives one), got {engine!r}"
+            )
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a RunConfig, got {config!r}")
         self.engine = engine
@@ -89,11 +94,13 @@ class Runner(RunnerProtocol):
         self._renderers: dict[str, ChatRenderer] = {}
 
     async def stream(self, tasks: Sequence[Task] | Scheduler) -> AsyncGenerator[Trajectory, None]:
-        scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config)
+        scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config.seeded())
         first = await scheduler.next()
         if first is None:
             return
+        _ = self.engine.vocab_size, self.engine.context_length  # raises where it has not started
         envs = EnvPool(self.env)
+        failures = FailureLog()
         try:
             # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
             env = envs.take()
@@ -103,6 +110,7 @@ class Runner(RunnerProtocol):
             playing = asyncio.create_task(run.play(first))
             try:
                 async for trajectory in run.finished:
+                    failures.add(trajectory)
                     for sink in self.sinks:
                         sink.write(trajectory)
                     yield trajectory
@@ -110,6 +118,7 @@ class Runner(RunnerProtocol):
                 playing.cancel()
                 await asyncio.gather(playing, return_exceptions=True)
         finally:
+            failures.warn()
             await envs.close()
 
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
@@ -211,6 +220,7 @@ def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrai
     return tokenizer
 
 
+@named_keywords
 async def rollout(
     env: str | Callable[[], BaseEnv] | EnvFactory,
     engine: Engine,
@@ -236,8 +246,9 @@ async def rollout(
         env: an env id, a function that makes an env, or an `EnvFactory`.
         engine: started; it stays the caller's to close.
         tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
-        num_tasks: how many tasks to draw from a source, with the config's seed; of a sequence, how many to play at
-            most.
+        num_tasks: how many tasks to draw from a source. The same seed and training step of the config give the same
+            tasks, another step gives others; but to validate, each step gives the same. Of a sequence, how many to
+            play at most, in its order: a training step goes on where the one before ended.
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `RunConfig`.
@@ -245,17 +256,26 @@ async def rollout(
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, or `num_tasks` is missing for a source.
+        EngineError: the engine has not started.
+        RunFailedError: every episode failed at its first turn, and all in the same way. (Other failures are logged, one
+            warning for each kind, and stay in the trajectories.)
     """
     runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config)
-    return await runner.run(await _chosen(tasks, num_tasks, runner))
+    runner.config = runner.config.seeded()  # one seed for the tasks and for their episodes
+    trajectories = await runner.run(await _chosen(tasks, num_tasks, runner))
+    require_one_that_played(trajectories)
+    return trajectories
 
 
 async def _chosen(tasks: Sequence[Task] | TaskSource | None, num_tasks: int | None, runner: Runner) -> Sequence[Task]:
     if num_tasks is not None:
         require_whole_number("num_tasks", num_tasks, at_least=1)
+    training_step = 0 if runner.config.validate else runner.config.training_step
     if tasks is not None and not isinstance(tasks, TaskSource):
-        return tasks[:num_tasks] if num_tasks is not None and isinstance(tasks, Sequence) else tasks
+        if num_tasks is None or not tasks:
+            return tasks
+        return TaskList(tasks).take(min(num_tasks, len(tasks)), training_step=training_step)
     if num_tasks is None:
         raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
     source = await runner.env.tasks() if tasks is None else tasks
-    return source.take(num_tasks, seed=runner.config.seed or 0)
+    return source.take(num_tasks, seed=runner.config.seed, training_step=training_step)

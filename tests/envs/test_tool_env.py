@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 
 import pytest
@@ -500,3 +501,65 @@ async def test_text_that_no_tokenizer_takes_does_not_reach_the_observations(reco
     for message in result.obs:
         message["content"].encode()
         message["name"].encode()
+
+
+def test_envs_share_one_list_of_tasks():
+    tasks = [Task(({"role": "user", "content": str(n)},)) for n in range(1000)]
+    assert {id(ToolEnv([], tasks).tasks.tasks) for _ in range(3)} == {id(tasks)}
+
+
+# ---------------------------------------------------------------------- long results
+
+
+class Loud(BaseTool):
+    """Says as much as it is asked for, or raises with as much."""
+
+    default_schema = ToolSchema("loud", "", {"type": "object", "properties": {"count": {"type": "integer"}}})
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        text = "x1 " * parameters["count"]
+        if kwargs:
+            raise RuntimeError(text)
+        return ToolResult(text)
+
+
+def loud_env(execute_kwargs=None, **kwargs):
+    task = Task(({"role": "user", "content": "go"},), tools_kwargs={"loud": {"execute_kwargs": execute_kwargs}})
+    return ToolEnv([Loud()], [task], **kwargs)
+
+
+@pytest.mark.parametrize("execute_kwargs", [None, {"fail": True}])
+async def test_a_result_that_would_stall_every_episode_is_cut_and_says_so(execute_kwargs):
+    async with loud_env(execute_kwargs) as env:
+        await env.reset()
+        result = await env.step(call("loud", count=700_000))
+        text = result.obs[0]["content"]
+        assert len(text) < 50_100
+        head, tail = re.split(r" \[\.\.\. 20500\d\d characters left out \.\.\.\] ", text)
+        assert "x1 x1" in head
+        assert "x1 x1" in tail
+        assert result.info["tool_calls"][0].text == text
+        assert (await env.step(call("loud", count=10_000))).obs[0]["content"].count("x1") == 10_000
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        ("left", "x1 x1  [... 3 characters left out ...]"),
+        ("right", "[... 3 characters left out ...] x1 x1 "),
+        ("middle", "x1  [... 3 characters left out ...] x1 "),
+    ],
+)
+async def test_the_length_and_the_side_are_the_users(side, said):
+    async with loud_env(max_result_chars=6, result_side=side) as env:
+        await env.reset()
+        assert (await env.step(call("loud", count=3))).obs[0]["content"] == said
+    async with loud_env(max_result_chars=None) as env:
+        await env.reset()
+        assert len((await env.step(call("loud", count=100_000))).obs[0]["content"]) == 300_000
+
+
+@pytest.mark.parametrize("wrong", [{"max_result_chars": 0}, {"max_result_chars": "9"}, {"result_side": "top"}])
+def test_a_length_or_side_that_is_none(wrong):
+    with pytest.raises(ConfigError, match="max_result_chars must be a whole|side must be"):
+        loud_env(**wrong)

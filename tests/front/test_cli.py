@@ -126,7 +126,9 @@ def test_what_is_wrong_is_one_line_that_helps(tmp_path, run_here, arguments, sai
 @pytest.mark.long
 def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
     def calls(*arguments):
-        done = run("rollout", "--tasks", "4", "--out", str(tmp_path), "--max-new-tokens", "96", *arguments)
+        done = run(
+            "rollout", "--tasks", "4", "--out", str(tmp_path), "--max-new-tokens", "96", "--overwrite", *arguments
+        )
         assert done.returncode == 0, done.stderr
         return sum(len(one.tool_calls) for one in read_trajectories(tmp_path / "trajectories.jsonl"))
 
@@ -184,11 +186,43 @@ def test_a_full_disk_behind_standard_output_and_few_characters_are_one_line(tmp_
 def test_an_engine_that_does_not_start_leaves_earlier_results_alone(tmp_path, monkeypatch):
     for name in ("trajectories.jsonl", "batch.safetensors"):
         (tmp_path / name).write_text("of an earlier run\n")
-    monkeypatch.setattr("sys.argv", ["toolgym", "rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path)])
+    arguments = ["--engine", "http://127.0.0.1:9", "--out", str(tmp_path), "--overwrite"]
+    monkeypatch.setattr("sys.argv", ["toolgym", "rollout", *arguments])
     with pytest.raises(SystemExit):
         main()
     for name in ("trajectories.jsonl", "batch.safetensors"):
         assert (tmp_path / name).read_text() == "of an earlier run\n"
+
+
+@pytest.mark.parametrize("there", ["trajectories.jsonl", "batch.safetensors", "run.jsonl"])
+def test_an_earlier_run_is_not_replaced_unless_asked(tmp_path, monkeypatch, capfd, there):
+    short = ["--tasks", "1", "--group-size", "1", "--max-new-tokens", "32"]
+    arguments = ["toolgym", "rollout", *short, "--out", str(tmp_path), "--record", str(tmp_path / "run.jsonl")]
+    (tmp_path / there).write_text("of an earlier run\n")
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: ")
+    assert there in said
+    assert ("--record" if there == "run.jsonl" else "--out") in said
+    assert "--overwrite" in said
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "of an earlier run\n")]
+    monkeypatch.setattr("sys.argv", [*arguments, "--overwrite"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    assert "of an earlier run" not in (tmp_path / there).read_text(errors="replace")
+
+
+def test_an_empty_file_is_no_earlier_run(tmp_path, monkeypatch, capfd):
+    for name in ("trajectories.jsonl", "batch.safetensors"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("sys.argv", ["toolgym", "rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "nothing answers at" in capfd.readouterr().err
 
 
 @contextlib.contextmanager
@@ -299,3 +333,4 @@ def test_an_engine_that_always_fails_is_told(tmp_path, run_here):
     assert done.returncode == 1
     assert "no batch" in done.stdout
     assert "not cut" in done.stdout
+    assert "error: all 8 episodes failed in the same way at their first turn, with prompt_refused: " in done.stderr

@@ -9,7 +9,7 @@ import torch
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, make_batch, rollout
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch
 from toolgym.rollout import episode as episode_room
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode import derive_seed
@@ -33,9 +33,8 @@ def env():
 
 async def play(engine, tokenizer, **config):
     config = {"seed": 3, "sampling": SamplingParams(max_new_tokens=100), **config}
-    [one] = await rollout(
-        env, engine, [Task(({"role": "user", "content": "q"},))], tokenizer=tokenizer, config=RunConfig(**config)
-    )
+    runner = Runner(env, engine, tokenizer=tokenizer, config=RunConfig(**config))
+    [one] = await runner.run([Task(({"role": "user", "content": "q"},))])
     return one
 
 
@@ -251,6 +250,6 @@ async def test_content_lists_cost_one_trajectory_and_say_why(scripted, tokenizer
     for first in (True, False):
         made = type("Made", (Images,), {"first": first})
         config = RunConfig(sampling=SamplingParams(max_new_tokens=100))
-        [one] = await rollout(lambda made=made: made([echo], [task]), engine, [task], config=config)
+        [one] = await Runner(lambda made=made: made([echo], [task]), engine, config=config).run([task])
         assert one.stop_reason is StopReason.PROMPT_REFUSED
         assert "image_url" in one.error.message

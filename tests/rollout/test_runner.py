@@ -47,7 +47,8 @@ def config(**kwargs):
 
 
 async def play(engine, tokenizer, questions, *, env=CodeInterpreterEnv, **kwargs):
-    return await rollout(env, engine, tasks(*questions), tokenizer=tokenizer, config=config(**kwargs))
+    runner = Runner(env, engine, tokenizer=tokenizer, config=config(**kwargs))
+    return await runner.run(tasks(*questions))
 
 
 async def test_no_process_and_no_thread_is_left_after_a_run(scripted, tokenizer, end_lingering):

@@ -357,7 +357,7 @@ async def test_a_function_that_makes_no_env_is_the_callers_error(scripted, made,
 
 async def test_arguments_that_an_env_does_not_know_are_the_callers_error(scripted):
     runner = Runner("CodeInterpreter-v0", scripted(lambda *_: ""), env_kwargs={"max_turn": 3})
-    with pytest.raises(ConfigError, match="'CodeInterpreter-v0' cannot be made with max_turn"):
+    with pytest.raises(ConfigError, match="takes no argument 'max_turn', did you mean 'max_turns'"):
         await runner.run(tasks("a"))
 
 

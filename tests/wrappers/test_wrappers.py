@@ -46,7 +46,7 @@ async def test_a_fork_is_wrapped_the_same_way():
         async with await env.fork() as twin:
             assert (type(twin), twin.max_chars) == (TruncateResults, 5)
             assert twin.unwrapped is not env.unwrapped
-            assert (await twin.step(call(text="abcdefghij", times=1))).obs[0]["content"].startswith("abcde ...")
+            assert (await twin.step(call(text="abcdefghij", times=1))).obs[0]["content"].startswith("abcde [...")
             assert (await twin.step("done")).terminated
         assert not (await env.step(call(text="ab", times=1))).done
 
@@ -74,9 +74,9 @@ async def test_attributes_are_never_stale():
 @pytest.mark.parametrize(
     ("side", "text"),
     [
-        ("left", "abcde ... [5 characters cut]"),
-        ("right", "[5 characters cut] ... fghij"),
-        ("middle", "abc ... [5 characters cut] ... ij"),
+        ("left", "abcde [... 5 characters left out ...]"),
+        ("right", "[... 5 characters left out ...] fghij"),
+        ("middle", "abc [... 5 characters left out ...] ij"),
     ],
 )
 async def test_results_are_cut_where_asked(side, text):

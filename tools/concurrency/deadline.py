@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Awaitable, Coroutine, Iterator
@@ -16,7 +17,14 @@ from toolgym.tools.errors import ToolgymError
 T = TypeVar("T")
 
 CANCEL_GRACE = 2.0
-"""Seconds that cancelled code gets to clean up before it is left behind."""
+"""Seconds that cancelled code gets to clean up before it is left behind. What the event loop is late does not count."""
+
+_GRACE_PARTS = 20
+"""In how many parts the grace is waited for. Each counts as its share of the seconds, and is at least one turn of the
+event loop. So code gets this many turns of a loop that is busy with cancelling others."""
+
+LOG_INTERVAL = 10.0
+"""Seconds in which at most one line about code that was left behind is logged."""
 
 _log = logging.getLogger("toolgym.tools")
 _left_behind: set[asyncio.Task[Any]] = set()
@@ -107,7 +115,7 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, qu
     """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing`.
 
     `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here
-    it gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log.
+    it gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log (at most one in `LOG_INTERVAL`).
 
     Args:
         coroutine: the code.
@@ -179,10 +187,34 @@ async def _stop(task: asyncio.Task[Any]) -> bool:
     _left_behind.add(task)  # asyncio itself refers to tasks weakly, and this wait may be cancelled too
     task.add_done_callback(_forget)
     task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=CANCEL_GRACE)
-    if not done:
-        _log.warning("code that overran its deadline ignores cancellation and was left behind: %r", task)
-    return bool(done)
+    for _ in range(_GRACE_PARTS):
+        await asyncio.wait({task}, timeout=CANCEL_GRACE / _GRACE_PARTS)
+        if task.done():
+            return True
+    _stuck_log.add(task)
+    return False
+
+
+class _StuckLog:
+    """Logs code that was left behind: the first at once, and how many followed it with the next line."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._not_before = -math.inf
+        self._unsaid = 0
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now < self._not_before:
+                self._unsaid += 1
+                return
+            more = f" (and {self._unsaid} more since the last such line)" if self._unsaid else ""
+            self._not_before, self._unsaid = now + LOG_INTERVAL, 0
+        _log.warning("code that overran its deadline ignores cancellation and was left behind: %r%s", task, more)
+
+
+_stuck_log = _StuckLog()
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

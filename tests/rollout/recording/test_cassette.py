@@ -83,9 +83,9 @@ def test_other_files_are_refused(tmp_path, text, match):
 def test_another_version_of_the_format_is_refused(tmp_path):
     path = tmp_path / "later.jsonl"
     CassetteWriter(path).close()
-    text = path.read_text().replace('"version":2', '"version":3')
+    text = path.read_text().replace('"version":3', '"version":4')
     path.write_text(text)
-    with pytest.raises(ConfigError, match="version 3 .*this library reads 1 and 2"):
+    with pytest.raises(ConfigError, match="version 4 .*this library reads 1 to 3"):
         Cassette.load(path, allow_edited=True)
 
 

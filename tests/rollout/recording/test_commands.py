@@ -29,6 +29,8 @@ def test_the_command_records_and_replays(tmp_path, bare, edited):
     again = run("replay", "run.jsonl", "--out", "again.jsonl", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "4 of 4 episodes of CodeInterpreter-v0 are equal byte for byte" in again.stdout
+    refused = run("replay", "run.jsonl", "--out", "again.jsonl", cwd=tmp_path)
+    assert (refused.returncode, "--overwrite" in refused.stderr) == (1, True)
     first, second = (
         sorted(read_trajectories(tmp_path / name), key=lambda one: (one.task_index, one.sample_index))
         for name in ("rollout-out/trajectories.jsonl", "again.jsonl")

@@ -21,10 +21,10 @@ from toolgym.rollout import (
     EpisodeLimits,
     KeepToolResults,
     RunConfig,
+    Runner,
     SamplingParams,
     Summarize,
     make_batch,
-    rollout,
 )
 from toolgym.rollout import episode as episode_room
 from toolgym.rollout.engines.base import FinishReason
@@ -64,9 +64,8 @@ def without_thinking(tokenizer):
 
 async def play(engine, tokenizer, **config):
     config = {"sampling": SamplingParams(max_new_tokens=120), **config}
-    [one] = await rollout(
-        lambda: ToolEnv([echo], [TASK], max_turns=20), engine, [TASK], tokenizer=tokenizer, config=RunConfig(**config)
-    )
+    made = lambda: ToolEnv([echo], [TASK], max_turns=20)  # noqa: E731
+    [one] = await Runner(made, engine, tokenizer=tokenizer, config=RunConfig(**config)).run([TASK])
     return one
 
 

@@ -1,14 +1,17 @@
-"""Deadlines stand still while code queues for a permit."""
+"""Deadlines stand still while code queues for a permit, and leave cancelled code the time to clean up."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import time
 
 import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import BaseTool, ToolResult, ToolSchema
+from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.deadline import DeadlineError, queueing, with_deadline
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter, RateLimiter
 
@@ -120,3 +123,63 @@ async def test_waiting_on_another_event_loop_is_queueing_too():
 async def test_queueing_outside_of_a_deadline_is_nothing():
     with queueing():
         assert await with_deadline(asyncio.sleep(0, 7), 1) == 7
+
+
+# ---------------------------------------------------------------------- cancelled code and its grace
+
+
+class Endless:
+    """Sleeps until it is cancelled; then it takes some turns of the event loop to clean up, or never ends."""
+
+    def __init__(self, turns):
+        self.turns, self.ended = turns, False
+
+    async def run(self):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            while self.turns > 0:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                    self.turns -= 1
+            self.ended = True
+
+
+@pytest.fixture
+def stuck_log(monkeypatch):
+    monkeypatch.setattr(deadline, "_stuck_log", deadline._StuckLog())
+    monkeypatch.setattr(deadline, "CANCEL_GRACE", 0.1)
+
+
+@pytest.mark.usefixtures("stuck_log")
+async def test_a_loop_that_is_busy_takes_nothing_from_the_grace_of_cancelled_code(caplog):
+    """As when thousands of episodes are cancelled: each turn of the loop takes longer than the whole grace."""
+
+    async def busy():
+        while True:
+            time.sleep(0.15)
+            await asyncio.sleep(0)
+
+    code = Endless(turns=3)
+    hog = asyncio.create_task(busy())
+    with pytest.raises(DeadlineError) as error:
+        await with_deadline(code.run(), 0.01)
+    hog.cancel()
+    assert (error.value.stuck, code.ended) == (False, True)
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("stuck_log")
+async def test_code_that_ignores_its_cancellation_is_left_behind_and_said_once(caplog, monkeypatch):
+    codes = [Endless(turns=10**9) for _ in range(50)]
+    done = await asyncio.gather(*[with_deadline(code.run(), 0.01) for code in codes], return_exceptions=True)
+    assert {error.stuck for error in done} == {True}
+    [line] = caplog.messages
+    assert "was left behind" in line
+    monkeypatch.setattr(deadline._stuck_log, "_not_before", 0.0)  # as some seconds later
+    codes.append(Endless(turns=10**9))
+    with pytest.raises(DeadlineError):
+        await with_deadline(codes[-1].run(), 0.01)
+    assert caplog.messages[1].endswith("(and 49 more since the last such line)")
+    for code in codes:
+        code.turns = 0
