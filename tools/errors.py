@@ -29,6 +29,10 @@ class UnknownNameError(ConfigError, LookupError):
     """A name (env id, tool, file, option) is not known. Names the nearest known one."""
 
 
+class UnknownArgumentError(UnknownNameError, TypeError):
+    """A keyword argument is not known. Names the nearest one that is."""
+
+
 class MissingExtraError(ToolgymError, ImportError):
     """A feature needs an optional dependency that is not installed. Names the extra to install."""
 
@@ -147,8 +151,8 @@ def require_whole_number(name: str, value: object, *, at_least: int) -> None:
 def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
     """Let a misspelt keyword argument of a function, or of `__init__`, be an error that names the nearest one.
 
-    The error is an `UnknownNameError`. Where `__init__` is inherited or called from that of a subclass, the names that
-    the subclass takes are known as well.
+    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names
+    that the subclass takes are known as well.
     """
     names = set(_keywords(call))
 
@@ -172,7 +176,7 @@ def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None
     """Check the names of keyword arguments before a call.
 
     Raises:
-        UnknownNameError: `call` takes no argument of such a name; names the nearest one.
+        UnknownArgumentError: `call` takes no argument of such a name; names the nearest one.
     """
     try:
         parameters = inspect.signature(call).parameters.values()
@@ -185,13 +189,13 @@ def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None
                 raise _unknown_keyword(name, call)
 
 
-def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownNameError:
+def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownArgumentError:
     calls = [call]
     if isinstance(call, type):  # what it does not take itself it may pass on
         calls = [vars(one)["__init__"] for one in call.__mro__ if "__init__" in vars(one)]
     known = dict.fromkeys(one for each in calls for one in _keywords(each))
     what = getattr(call, "__name__", repr(call))
-    return UnknownNameError(f"{what} takes no argument {name!r}{nearest(name, known) or '.'}")
+    return UnknownArgumentError(f"{what} takes no argument {name!r}{nearest(name, known) or '.'}")
 
 
 def _keywords(call: Callable[..., object]) -> list[str]:
