@@ -70,7 +70,7 @@ class EnvSpec:
 
         Raises:
             ConfigError: the entry point gave something that is not a `BaseEnv`.
-            UnknownNameError: it takes no argument of such a name; names the nearest one.
+            UnknownArgumentError: it takes no argument of such a name; names the nearest one.
         """
         from toolgym.envs.base import BaseEnv
 

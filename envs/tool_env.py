@@ -107,7 +107,7 @@ class ToolEnv(BaseEnv):
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, two tools share a name, or the scorer takes other
             arguments.
-        UnknownNameError: there is no such parser or argument; names the nearest one.
+        UnknownNameError: there is no such parser or argument (`UnknownArgumentError`); names the nearest one.
     """
 
     @named_keywords

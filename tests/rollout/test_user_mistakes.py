@@ -22,7 +22,7 @@ from toolgym.rollout import (
     tiny_policy_path,
 )
 from toolgym.tools import tool
-from toolgym.tools.errors import ConfigError, EngineError, UnknownNameError
+from toolgym.tools.errors import ConfigError, EngineError, UnknownArgumentError
 
 TASK = Task(({"role": "user", "content": "q"},), id="q")
 ROW = {"prompt": [{"role": "user", "content": "q"}]}
@@ -129,7 +129,7 @@ async def test_a_number_of_tasks_that_is_none(scripted, tasks, count):
     ],
 )
 def test_a_misspelt_argument_names_the_nearest(call, said):
-    with pytest.raises(UnknownNameError) as error:
+    with pytest.raises(UnknownArgumentError) as error:
         call()
     assert said in str(error.value)
 
@@ -139,7 +139,7 @@ def test_an_env_of_ones_own_names_the_nearest_too():
         return env()
 
     toolgym.register("Misspelt-v0", make_env, replace=True)
-    with pytest.raises(UnknownNameError, match="make_env takes no argument 'dificulty', did you mean 'difficulty'"):
+    with pytest.raises(UnknownArgumentError, match="make_env takes no argument 'dificulty', did you mean 'difficulty'"):
         toolgym.make("Misspelt-v0", dificulty=2)
     assert isinstance(toolgym.make("Misspelt-v0", difficulty=2), ToolEnv)
 
