@@ -186,7 +186,7 @@ class Conversation:
         if self._history is HistoryMode.TEMPLATE:
             with contextlib.suppress(TemplateError):  # because of what the policy wrote: it goes on, see the module
                 return self.rewritten(view, "template")
-        added = self._renderer.extend(observation, self._turn)
+        added = self._renderer.extend(observation, self._turn, earlier=self.view[:-1])
         return Extension(view, added, None, "", len(self.context) + len(added))
 
     def rewritten(self, view: list[Message], start_reason: str) -> Extension:

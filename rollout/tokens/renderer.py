@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
+from toolgym.rollout.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze, delta_kind, probe_conversation
@@ -69,8 +70,8 @@ class ChatRenderer:
         facts: what was proven about the template.
         end_of_turn: the text of the token with which the policy ends an answer.
         end_of_turn_id: its id.
-        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and the tokenizer's end of
-            sequence.
+        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and what the tokenizer and
+            the generation config beside it name as an end (`end_token_ids`).
 
     Raises:
         TemplateError: the tokenizer has no chat template, or the template marks no end of turn that can be sampled.
@@ -96,7 +97,9 @@ class ChatRenderer:
         self._encoder = encoder = SafeEncoder.of(tokenizer)
         shown = [_map_strings(one, encoder.protect_whole) for one in self.tools]
         self._template = ChatTemplate(tokenizer, shown, variables, now)
-        analysis = analyze(self._template, encoder, variables)
+        end_ids = end_token_ids(tokenizer)
+        own_ends = [encoder.contents_by_id[one] for one in end_ids if one in encoder.control_ids]
+        analysis = analyze(self._template, encoder, variables, own_ends)
         self._ends = ends = analysis.ends
         self.facts = analysis.facts
         self._schemas = {schema.name: schema for schema in tools}
@@ -107,10 +110,7 @@ class ChatRenderer:
         self._mark = encoder.nonce + "m"
         self._head = self._template.render([user("x")], tools=())
         self._end_ids = frozenset(map(encoder.id_of, ends.known))
-        stops = list(map(encoder.id_of, ends.sampled))
-        if tokenizer.eos_token_id is not None:
-            stops.append(int(tokenizer.eos_token_id))
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*map(encoder.id_of, ends.sampled), *end_ids]))
         self.end_of_turn = ends.sampled[0]
         self.end_of_turn_id = encoder.id_of(self.end_of_turn)
         self._stops = frozenset(self.stop_token_ids)
@@ -136,7 +136,13 @@ class ChatRenderer:
         """
         return self._encoder.encode(self._template.render(self._safe(messages)))
 
-    def extend(self, messages: Sequence[Message], turn: Sequence[int] | None = None) -> list[int]:
+    def extend(
+        self,
+        messages: Sequence[Message],
+        turn: Sequence[int] | None = None,
+        *,
+        earlier: Sequence[Message] | None = None,
+    ) -> list[int]:
         """Token ids to append after a turn of the policy.
 
         Args:
@@ -145,16 +151,19 @@ class ChatRenderer:
             turn: the ids of the turn. If it does not end with the token that the template expects before these
                 messages (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to
                 have ended as expected, or to be closed by `close_turn`.
+            earlier: the conversation up to the turn, which a few templates look at (`facts.plans[kind].earlier`). Of
+                it, the system prompt counts, and the messages' roles and ids.
 
         Returns:
             What the template puts between the end of the turn and the next generation, both separators included.
 
         Raises:
-            TemplateError: a message holds something else than text, or the template cannot go on with such messages.
+            TemplateError: a message holds something else than text, the template cannot go on with such messages, or
+                what it writes depends on the earlier conversation, which is not given.
         """
         if any(message.get("role") == "assistant" for message in messages):
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
-        end, rest = self._delta(self._safe(messages))
+        end, rest = self._delta(self._safe(messages), earlier)
         end_id = self._encoder.id_of(end)
         # Encoded behind the turn's end, for an end that swallows the white space behind it.
         ids = self._encoder.encode(end + rest)[1:]
@@ -278,15 +287,22 @@ class ChatRenderer:
                 return message
         return assistant(text)
 
-    def _delta(self, messages: Sequence[Message]) -> tuple[str, str]:
+    def _delta(self, messages: Sequence[Message], earlier: Sequence[Message] | None) -> tuple[str, str]:
         """The token that ends the turn before some safe messages, and the text from there to the next generation."""
         kind = delta_kind(messages)
         plan = self.facts.plans.get(kind)
         if plan is None:
             raise TemplateError(self.facts.unsupported[kind])
-        conversation = probe_conversation(messages, self._mark, plan.calls)
+        if plan.earlier and earlier is None:
+            raise TemplateError(
+                f"what the chat template writes for new messages ({kind}) depends on the earlier conversation: give it "
+                "with extend(..., earlier=messages)"
+            )
+        conversation = probe_conversation(
+            messages, self._mark, plan, self._safe(earlier) if plan.earlier and earlier is not None else ()
+        )
         text = self._template.render(conversation, tools=None if plan.tools else ())
-        return self._ends.cut(self._encoder, text, self._mark, conversation[1])
+        return self._ends.cut(self._encoder, text, self._mark, conversation[-len(messages) - 1])
 
     def _safe(self, messages: Sequence[Message]) -> list[Message]:
         """Messages as the template may see them: nothing but the policy's own writing holds control tokens."""
