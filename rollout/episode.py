@@ -261,7 +261,7 @@ class Episode:
                 return StopReason.ABORTED
             return StopReason.BUDGET if budget < self._sampling.max_new_tokens else StopReason.LENGTH
         try:
-            closing = renderer.close_turn(token_ids)
+            closing = conversation.missing_end()
         except Exception as cause:
             raise _FailedError(StopReason.PROMPT_REFUSED, cause) from cause
         if self._room(len(conversation.context), conversation.response_tokens) < len(closing):

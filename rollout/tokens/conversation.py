@@ -131,6 +131,10 @@ class Conversation:
         self.view.append(message)
         return self._text
 
+    def missing_end(self) -> list[int]:
+        """The ids that close the turn (see `ChatRenderer.close_turn`)."""
+        return self._renderer.close_turn(self._turn, starts_open=self._starts_open)
+
     def close_turn(self, token_ids: Sequence[int]) -> None:
         """Put an end behind a turn that the policy did not end itself."""
         self._turn += token_ids

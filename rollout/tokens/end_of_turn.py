@@ -161,11 +161,15 @@ def find_end_of_turn(
     elif own and own[0].end not in openers:
         answer = own[:1]
         after_user = _run(encoder, _try(template, mark, [user(mark)]) or "")
-        # Another token is the turn's end too if messages of others end with it as well.
-        if seen and after_user and seen[0].end == after_user[0].end:
+        # The turn ends otherwise once the conversation goes on, with a token that messages of others end with as well.
+        if seen and seen[0].end in (own[0].end, *(one.end for one in after_user[:1])):
             answer += seen[:1]
     elif seen:
-        markers = (seen[0].end,)
+        before_user = encoder.all_controls(template.render([user(mark)]).rpartition(mark)[0])
+        if before_user and before_user[-1].group() == seen[0].end:
+            markers = (seen[0].end,)
+        else:  # an end that the template leaves out behind a last turn
+            answer = seen[:1]
     else:
         raise TemplateError(
             "the chat template puts no special token behind an assistant message, so no turn could end; "
@@ -227,17 +231,28 @@ def _call_terminator(
         return None
     alone, later = (text.replace(results[-1]["tool_call_id"], _ID) for text in (alone, later))
     if not answer:
-        if not later.startswith(alone):
-            return None
-        controls = encoder.all_controls(alone)
-        follows = encoder.first_control(later, len(alone))
-        marked = follows is not None and not later[len(alone) : follows.start()].strip()
-        if marked or not controls or alone[controls[-1].end() :].strip():
-            return Terminator(alone, "")
-        return Terminator(alone[: controls[-1].end()], controls[-1].group())  # the result follows as plain text
+        return Terminator(alone, "") if later.startswith(alone) else None
     shared = shared_beginning(alone, later)
     run = [Terminator(shared[: one.end()], one.group()) for one in encoder.all_controls(shared)]
-    return next((one for one in run if one.end == answer[0].end), None) or closing.of(run)
+    as_answer = next((one for one in run if one.end == answer[0].end), None)
+    if as_answer is not None:
+        return as_answer
+    found = closing.of(run)
+    if found is not None and found.end in _between_calls(template, mark, names[0]):
+        # It closes each call, and what the template writes next ends the turn: Gemma 4 opens the tool's response.
+        follows = encoder.first_control(later, len(found.text))
+        if follows is not None and not later[len(found.text) : follows.start()].strip():
+            return Terminator(later[: follows.end()], follows.group())
+    return found
+
+
+def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:
+    """What the template writes between two calls of one turn; empty where it does not render two."""
+    try:
+        parts = template.render([user("x"), called(mark, [name, name])], generation_prompt=False).split(mark)
+    except TemplateError:
+        return ""
+    return parts[1] if len(parts) == 3 else ""
 
 
 def shared_beginning(one: str, other: str) -> str:

@@ -37,7 +37,7 @@ __all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
 _OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 """What an assistant's message holds of the policy's own writing."""
 
-_OPENS_THINKING = "<think>"
+_OPENS_THINKING, _CLOSES_THINKING = "<think>", "</think>"
 _OPENING_IDS = 16
 """How many ids at the end of a context are looked at for what opens thinking: enough for a tag and white space."""
 
@@ -132,8 +132,11 @@ class ChatRenderer:
                 control tokens; nothing else may.
 
         Raises:
-            TemplateError: a message holds something else than text, or the template refuses the conversation.
+            TemplateError: a message holds something else than text, the template refuses the conversation, or it leaves
+                out its tool results.
         """
+        if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
+            raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
         return self._encoder.encode(self._template.render(self._safe(messages)))
 
     def extend(
@@ -173,19 +176,21 @@ class ChatRenderer:
             return ids
         return (self._missing(turn) if end_id in self._answer_ends else [end_id]) + ids
 
-    def close_turn(self, token_ids: Sequence[int]) -> list[int]:
+    def close_turn(self, token_ids: Sequence[int], *, starts_open: bool | None = None) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.
 
         They are the template's, not the policy's: no trainer may count them as sampled.
 
         Args:
             token_ids: the turn as generated, maybe empty.
+            starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
 
         Returns:
             What the template writes at the end of an answer, or as much of it as is missing; nothing if the turn ends
             with a token that ends turns. Where turns have no end of their own, the marker of the user's next message.
+            The end of thinking comes first if the turn was cut inside of `<think>`.
         """
-        return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids)
+        return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids, starts_open)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Whether generated ids end with one of `stop_token_ids`."""
@@ -202,13 +207,20 @@ class ChatRenderer:
         )
         return text
 
-    def _missing(self, turn: Sequence[int]) -> list[int]:
+    def _missing(self, turn: Sequence[int], starts_open: bool | None = None) -> list[int]:
         """What a turn lacks of the closing of an answer."""
         closing = self._closing_ids
         if turn and turn[-1] in self._answer_ends:
             return []
+        if not self.ends_turn(turn) and self._is_thinking(turn, starts_open):
+            return self._encoder.encode(self.facts.end_of_thinking + self._ends.history.text)
         have = next((size for size in range(len(closing), 0, -1) if list(turn[-size:]) == closing[:size]), 0)
         return closing[have:]
+
+    def _is_thinking(self, turn: Sequence[int], starts_open: bool | None) -> bool:
+        text = self.decode(turn)
+        opened = self.opens_thinking if starts_open is None else starts_open
+        return (opened or text.lstrip().startswith(_OPENS_THINKING)) and _CLOSES_THINKING not in text
 
     # ------------------------------------------------------------------ turns
 

@@ -80,6 +80,8 @@ class TemplateFacts:
         merged_results: results of one turn share a frame, so they must be added together.
         parallel_calls: several calls in one message can be rendered.
         tool_calls_rendered: structured calls are rendered; if not, they must be kept as text.
+        results_rendered: tool results are rendered at all; a template without tools may leave them out without a word.
+        end_of_thinking: what the template writes between thinking and what follows it.
         tools_rendered: the template tells the policy of the tools; None if there are none.
         json_arguments: arguments of calls are given as JSON text.
         default_system: the template writes a system prompt of its own.
@@ -101,6 +103,8 @@ class TemplateFacts:
     merged_results: bool | None
     parallel_calls: bool
     tool_calls_rendered: bool
+    results_rendered: bool
+    end_of_thinking: str
     tools_rendered: bool | None
     json_arguments: bool
     default_system: bool
@@ -397,6 +401,8 @@ class _Analyzer:
             merged_results=merged,
             parallel_calls=(shown(lambda: self.template.render([*question, pair], tools=few)) or "").count(mark) == 2,
             tool_calls_rendered=self.ends.renders_calls,
+            results_rendered=self._shows_results(),
+            end_of_thinking=self._end_of_thinking(),
             tools_rendered=self.name in asked if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
             default_system=self._has_default_system(),
@@ -417,6 +423,22 @@ class _Analyzer:
         if self.ends.ends_with_next_role:  # the marker belongs to the next message
             grown = grown[: grown.rindex(self.mark)]
         return grown.startswith(before.removesuffix(prompt)) and alone.startswith(grown)
+
+    def _shows_results(self) -> bool:
+        """False where the template takes a tool result and leaves it out."""
+        try:
+            return self.mark in self.template.render([user("x"), self._called("y"), *self._results(self.mark)])
+        except TemplateError:  # which says so
+            return True
+
+    def _end_of_thinking(self) -> str:
+        turn: Message = {**assistant(""), "reasoning_content": self.mark}  # type: ignore[typeddict-item]
+        try:
+            tail = self.template.render([user("x"), turn], generation_prompt=False).rpartition(self.mark)[2]
+        except TemplateError:
+            tail = ""
+        found = re.match(r"\s*</think>\s*", tail)
+        return found.group() if found else "\n</think>\n\n"
 
     def _generation_prompt(self) -> str:
         """What the template adds behind a user's message for the policy to speak."""

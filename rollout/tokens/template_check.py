@@ -28,6 +28,7 @@ from toolgym.tools.schema import ToolSchema
 try:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 except ImportError as error:
     raise missing_extra("rollout", "Checking a chat template", error) from error
 
@@ -130,7 +131,9 @@ def check_template(
     except TemplateError as error:
         return Report((Case("any turn at all", Status.NOT_SUPPORTED, str(error), True),), None, origin)
     asked = [user("What is a fox?")]
-    heads = [head for head in ([system("Be brief."), *asked], asked) if checker.renders(head)]
+    heads = [head for head in ([system("Be brief."), *asked], asked) if not checker.refusal(head)]
+    if not heads:
+        return Report((Case("any prompt at all", Status.NOT_SUPPORTED, checker.refusal(asked), True),), None, origin)
     name = (offered or [_PROBE_TOOL])[0].name
     found: dict[str, Case] = {}
     for case in (checker.check(one) for head in heads for one in _conversations(checker, head, name)):
@@ -150,7 +153,7 @@ class _Checker:
         self.encoder = SafeEncoder.of(self.tokenizer)
         self.mark = f"{self.encoder.nonce}m"
         self.ends = (*self.facts.ends_of_turn, self.facts.end_of_turn_in_history)
-        self.variables = {**variables, "strftime_now": now.strftime}  # which keeps the time of its making
+        self.variables, self.now = dict(variables), now
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         """By transformers itself; arguments as text where nothing else will do."""
@@ -159,6 +162,8 @@ class _Checker:
             for function in (call["function"] for one in shown for call in one.get("tool_calls", ())):
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         try:
+            if self.facts.uses_date:  # transformers would write the present one, which some templates do to the second
+                return self._of_now(shown, generation_prompt)
             text: str = self.tokenizer.apply_chat_template(
                 shown,
                 tools=self.renderer.tools or None,
@@ -170,13 +175,22 @@ class _Checker:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return text
 
-    def renders(self, messages: Sequence[Message]) -> bool:
-        """Whether the template takes the messages."""
+    def _of_now(self, messages: list[Message], generation_prompt: bool) -> str:
+        tools = self.renderer.tools or None
+        template = _compile_jinja_template(self.tokenizer.get_chat_template(None, tools))
+        values = {**self.tokenizer.special_tokens_map, **self.variables, "strftime_now": self.now.strftime}
+        text: str = template.render(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **values
+        )
+        return text
+
+    def refusal(self, messages: Sequence[Message]) -> str:
+        """Why the template does not take the messages; empty where it does."""
         try:
             self.render(messages)
-        except TemplateError:
-            return False
-        return True
+        except TemplateError as error:
+            return str(error)
+        return ""
 
     def encode(self, text: str) -> list[int]:
         """By transformers itself."""
@@ -207,11 +221,15 @@ class _Checker:
         at += len(self.mark)
         # The turn is what the policy writes up to its end. A turn that was cut, or ends with a marker, has none yet.
         ends = [whole.index(end, at) + len(end) for end in self.ends if end in whole[at:]]
-        if one.cut_off or not ends:
+        marker = self.facts.end_of_turn_is_marker  # which belongs to the next message, and may be one of another role
+        first = self.encoder.first_control(whole, at)
+        other = marker and "tool_calls" not in one.turn and first is not None and first.group() not in self.ends
+        if one.cut_off or other or not ends:
             ends = [at]
         # Encoded from the mark on: what swallows white space behind it does so here as well.
-        turn = self.encode(self.mark + whole[at : min(ends)])
-        truth = self.encode(whole[at - len(self.mark) :])
+        word = ("</think>" if self.renderer.opens_thinking else "") + self.mark
+        turn = self.encode(word + whole[at : min(ends)])
+        truth = self.encode(word + whole[at:])
         given = turn + self.renderer.extend(one.new, turn, earlier=one.head)
         if given != truth:
             return Status.WRONG, (
@@ -223,7 +241,6 @@ class _Checker:
             if whole.startswith(before.removesuffix(self.facts.generation_prompt)):
                 return Status.EXACT, "rendered again, the turn does not begin with its generation prompt"
             return Status.EXACT, "rendered again, earlier turns are changed"
-        marker = self.facts.end_of_turn_is_marker  # which belongs to the next message
         if not alone.startswith(whole[: at if marker else min(ends)]):
             return Status.EXACT, "the turn is rendered otherwise once messages follow it"
         return Status.APPEND_ONLY, ""

@@ -115,10 +115,11 @@ def test_a_template_without_tools_is_not_supported(name, said):
 
 
 def test_a_template_that_is_wrong_about_its_delta_is_caught(tmp_path):
-    """What follows a result depends on how long the conversation was before it."""
+    """What follows a result depends on what was said before it."""
     template = (tiny_policy_path() / "chat_template.jinja").read_text()
     counting = template.replace(
-        '"<tool_response>\\n" + content', '"<tool_response>\\n" + messages|length|string + content'
+        '"<tool_response>\\n" + content',
+        '"<tool_response>\\n" + (messages|map(attribute="content")|join|length)|string + content',
     )
     assert counting != template
     (tmp_path / "counting.jinja").write_text(counting)
