@@ -33,7 +33,7 @@ except ImportError as error:
     raise missing_extra("rollout", "Checking a chat template", error) from error
 
 _SPECIAL = re.compile(
-    r"<\|\"\|>|<\|[^<>|\s'\"]+\|?>|<[^<>|\s'\"]+\|>|<｜[^<>\s]+｜>|<(?:start|end|beginning)_\w+>|</?\w+:\w+>|<(?:sop|sep|escape)>"
+    r"<\|\"\|>|<\|[^<>|\s'\"]+\|?>|<[^<>|\s'\"]+\|>|<｜[^<>\s]+｜>|<(?:start|end|beginning)_\w+>|</?\w+:\w+>|<(?:/?s|sop|sep|escape)>"
     r"|\[gMASK\]|\[\|\w+\|\]|\[/?[A-Z]+(?:_[A-Z]+)*\]|\]~!?b\[|\[e~\["
 )
 """How special tokens are written in the templates that we know."""
