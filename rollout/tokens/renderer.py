@@ -4,7 +4,8 @@ Three rules make sure that what the policy saw is what the trainer gets:
 
 1. Generated ids are kept as generated; they are never decoded and encoded again.
 2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's end
-   and the next generation. Its cost depends neither on the history nor on the tools. That it is the delta of the whole
+   and the next generation. Its cost depends neither on the history nor on the tools, but for the few templates that look
+   back (`Plan`). That it is the delta of the whole
    conversation is proven for each template when a `ChatRenderer` is made (`toolgym.rollout.tokens.template_analysis`).
 3. Text from tools, users and tasks never becomes a control token (`toolgym.rollout.tokens.safe_encoder`).
 
@@ -51,8 +52,10 @@ class ChatRenderer:
         while True:
             turn = generate(ids, stop_token_ids=renderer.stop_token_ids)
             ids += turn
-            result = await env.step(renderer.parse(turn))
-            ids += renderer.extend(result.obs, turn)
+            parsed = renderer.parse(turn)
+            result = await env.step(parsed)
+            ids += renderer.extend(result.obs, turn, earlier=messages)
+            messages += [parsed.message, *result.obs]
 
     Args:
         tokenizer: a Hugging Face fast tokenizer with a chat template.
