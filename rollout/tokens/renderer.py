@@ -4,9 +4,9 @@ Three rules make sure that what the policy saw is what the trainer gets:
 
 1. Generated ids are kept as generated; they are never decoded and encoded again.
 2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's end
-   and the next generation. Its cost depends neither on the history nor on the tools, but for the few templates that look
-   back (`Plan`). That it is the delta of the whole
-   conversation is proven for each template when a `ChatRenderer` is made (`toolgym.rollout.tokens.template_analysis`).
+   and the next generation. Its cost depends neither on the history nor on the tools, but for the few templates that
+   look back (`Plan`). That it is the delta of the whole conversation is proven for each template when a `ChatRenderer`
+   is made (`toolgym.rollout.tokens.template_analysis`).
 3. Text from tools, users and tasks never becomes a control token (`toolgym.rollout.tokens.safe_encoder`).
 
 How a model writes its tool calls is part of its chat template too, so the renderer also reads generated ids back into a

@@ -3,8 +3,8 @@
 A delta is what the template puts between the end of a turn and the next generation. It is taken from a short *probe*
 conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
 conversation would show is a property of the template. It is proven here for each *kind* of new messages: the template
-renders a set of real conversations (with system prompts, tools, earlier turns, odd contents), and the probe has to
-give the same text behind the turn's end, character by character. If one form of probe fails, the next is tried; if all
+renders a set of real conversations (with system prompts, tools, earlier turns and tool cycles, odd contents), and the
+probe has to give the same text behind the turn's end, character by character. If one form of probe fails, the next is tried; if all
 fail, that kind of messages is not supported, with the reason.
 """
 
