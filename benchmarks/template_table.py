@@ -20,10 +20,12 @@ from typing import NamedTuple
 from toolgym.rollout.tokens.template_check import Report, Status, byte_tokenizer, check_template
 from toolgym.tools.schema import ToolSchema
 
-TOOLS = [
-    ToolSchema(f"tool_{at}", "Does it.", {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]})
-    for at in range(10)
-]
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "description": "The word."}},
+    "required": ["x"],
+}
+TOOLS = [ToolSchema(f"tool_{at}", "Does it.", _PARAMETERS) for at in range(10)]
 HEADER = """\
 # Chat templates
 

@@ -102,7 +102,8 @@ class ChatTemplate:
         }
         self.fewest_tools: list[Mapping[str, Any]] | None = None
         if self.tools:
-            self.fewest_tools = next((few for few in (None, []) if self._takes(few)), self.tools[:1])
+            fewest: tuple[list[Mapping[str, Any]] | None, ...] = (None, [])
+            self.fewest_tools = next((few for few in fewest if self._takes(few)), self.tools[:1])
 
     def render(
         self,

@@ -211,7 +211,8 @@ class _Closing(NamedTuple):
         """The last of the own ends, or the last token before an opener; None where there is neither."""
         known = [one for one in run if one.end in self.own_ends]
         before = list(itertools.takewhile(lambda one: one.end not in self.openers, run))
-        return (known or before or [None])[-1]
+        found = known or before
+        return found[-1] if found else None
 
 
 def _call_terminator(

@@ -4,8 +4,8 @@ A delta is what the template puts between the end of a turn and the next generat
 conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
 conversation would show is a property of the template. It is proven here for each *kind* of new messages: the template
 renders a set of real conversations (with system prompts, tools, earlier turns and tool cycles, odd contents), and the
-probe has to give the same text behind the turn's end, character by character. If one form of probe fails, the next is tried; if all
-fail, that kind of messages is not supported, with the reason.
+probe has to give the same text behind the turn's end, character by character. If one form of probe fails, the next is
+tried; if all fail, that kind of messages is not supported, with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from toolgym.rollout.tokens.chat_template import ChatTemplate
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, EndOfTurn, called, find_end_of_turn, shared_beginning
@@ -208,6 +208,15 @@ def _has_results(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "tool" for message in messages)
 
 
+class _Truth(NamedTuple):
+    """What the template writes behind the turn of a whole conversation."""
+
+    head: Sequence[Message]
+    new: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    delta: tuple[str, str]
+
+
 class _Analyzer:
     def __init__(self, template: ChatTemplate, encoder: SafeEncoder, own_ends: Sequence[str]) -> None:
         self.template, self.encoder = template, encoder
@@ -256,7 +265,7 @@ class _Analyzer:
         asked = [user("Hello?")]
         brief = [system("Be brief."), *asked]
         first, second = self._cycle(1, "7"), self._cycle(2, "8")
-        thought: Message = {**first[0], "reasoning_content": "Hm.\nWhat is it?"}  # type: ignore[typeddict-item]
+        thought: Message = {**first[0], "reasoning_content": "Hm.\nWhat is it?"}
         answered = [assistant("Yes."), user("What is it?")]
         heads = [
             asked,
@@ -274,28 +283,28 @@ class _Analyzer:
 
     def _plan(self, kind: DeltaKind, news: Sequence[Sequence[Message]]) -> Plan:
         """The first form of probe that gives the same delta as every real conversation."""
-        truths: list[tuple[Sequence[Message], Sequence[Message], tuple[str, str]]] = []
+        truths: list[_Truth] = []
         refusal: TemplateError | None = None
         for number, head in enumerate(self.heads):
             # Each of the new messages behind the simple heads; behind the others, what all of a kind have in common.
             for new in news if number < 2 else news[:2]:
                 for turn in self._turns(new):
                     # All tools once for each kind; the cost of a rendering grows with them.
-                    tools = None if not truths else self.few
+                    tools = self.template.tools if not truths else self.few
                     try:
                         delta = self._real(head, turn, new, tools)
                     except TemplateError as error:
                         refusal = refusal or error
                         continue
                     self._check_complete(kind, new, delta[1])
-                    truths.append((head, new, delta))
-        if refusal is not None and not any(new is news[0] for _, new, _ in truths):
+                    truths.append(_Truth(head, new, tools, delta))
+        if refusal is not None and not any(truth.new is news[0] for truth in truths):
             raise refusal
-        if news[0][0]["role"] == "tool" and not any(_has_results(head) for head, *_ in truths):
+        if news[0][0]["role"] == "tool" and not any(_has_results(truth.head) for truth in truths):
             raise TemplateError(f"the chat template refuses new messages ({kind}) once there were tool results before")
         for plan in self._candidates(kind):
             try:
-                if all(self._probed(head, new, plan) == delta for head, new, delta in truths):
+                if all(self._probed(truth, plan) == truth.delta for truth in truths):
                     return plan
             except TemplateError:
                 continue
@@ -322,7 +331,7 @@ class _Analyzer:
             turn = assistant(self.mark)
         spoken = "Let me see. "
         text = spoken if "tool_calls" in turn else spoken + self.mark
-        return [turn, {**turn, "content": text}, {**turn, "reasoning_content": "Hm."}]  # type: ignore[typeddict-item]
+        return [turn, {**turn, "content": text}, {**turn, "reasoning_content": "Hm."}]
 
     def _real(
         self, head: Sequence[Message], turn: Message, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
@@ -334,10 +343,10 @@ class _Analyzer:
             raise TemplateError("the chat template shows the text of a turn behind the calls that the turn ends with")
         return self.ends.cut(self.encoder, text, self.mark, turn)
 
-    def _probed(self, head: Sequence[Message], new: Sequence[Message], plan: Plan) -> tuple[str, str]:
-        messages = probe_conversation(new, self.mark, plan, head)
-        text = self.template.render(messages, tools=None if plan.tools else ())
-        return self.ends.cut(self.encoder, text, self.mark, messages[-len(new) - 1])
+    def _probed(self, truth: _Truth, plan: Plan) -> tuple[str, str]:
+        messages = probe_conversation(truth.new, self.mark, plan, truth.head)
+        text = self.template.render(messages, tools=truth.tools if plan.tools else ())
+        return self.ends.cut(self.encoder, text, self.mark, messages[-len(truth.new) - 1])
 
     def _check_complete(self, kind: DeltaKind, new: Sequence[Message], delta: str) -> None:
         """Refuse a template that shows a new message elsewhere, or not at all."""
@@ -382,10 +391,9 @@ class _Analyzer:
                 return None
 
         begun = shown(lambda: self.template.render([*question, assistant(mark)], tools=few, generation_prompt=False))
-        one, two = (
-            shown(lambda new=new: self._real(question, self._turns(new)[0], new, few)[1])
-            for new in (self._results("7"), self._results("7", "8"))
-        )
+        single, pair_of = self._results("7"), self._results("7", "8")
+        one = shown(lambda: self._real(question, self._turns(single)[0], single, few)[1])
+        two = shown(lambda: self._real(question, self._turns(pair_of)[0], pair_of, few)[1])
         merged = None if one is None or two is None else not two.startswith(one.removesuffix(prompt))
         return TemplateFacts(
             append_only_tool_cycle=keeps(question, call, result),
@@ -432,7 +440,7 @@ class _Analyzer:
             return True
 
     def _end_of_thinking(self) -> str:
-        turn: Message = {**assistant(""), "reasoning_content": self.mark}  # type: ignore[typeddict-item]
+        turn: Message = {**assistant(""), "reasoning_content": self.mark}
         try:
             tail = self.template.render([user("x"), turn], generation_prompt=False).rpartition(self.mark)[2]
         except TemplateError:

@@ -159,6 +159,12 @@ def test_a_template_with_this_trait_is_exact(template, ends, call_end):
     assert check_template(renderer.tokenizer, TOOLS[:1]).exact
 
 
+def test_a_delta_that_shows_the_tools_shows_all_of_them():
+    renderer = renderer_of(MISTRAL, TOOLS)
+    assert renderer.facts.plans["user"].tools
+    check(renderer, BRIEF, assistant(MARK), [user("And?")], "<eos>")
+
+
 def test_a_delta_that_depends_on_the_conversation_needs_it():
     renderer, new = renderer_of(NUMBERED), [result("two", "call00000")]
     assert renderer.facts.plans["one result"].earlier
