@@ -138,7 +138,7 @@ Way = Callable[[Template, list[Message], Message, list[Message]], str]
 
 def ours(template: Template, head: list[Message], turn: Message, new: list[Message]) -> str:
     """See the module."""
-    return template.chat.decode(template.chat.extend(new))
+    return template.chat.decode(template.chat.extend(new, earlier=head))
 
 
 def stand_in(template: Template, head: list[Message], turn: Message, new: list[Message]) -> str:

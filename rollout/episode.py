@@ -242,15 +242,14 @@ class Episode:
         self, renderer: ChatRenderer, conversation: Conversation, reason: FinishReason, budget: int
     ) -> StopReason | None:
         """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
-        token_ids = conversation.turn_ids
-        if renderer.ends_turn(token_ids):
+        if renderer.ends_turn(conversation.turn_ids):
             return None
         if reason is not FinishReason.STOP and self._on_truncated_turn is TruncationPolicy.END:
             if reason is FinishReason.ABORT:
                 return StopReason.ABORTED
             return StopReason.BUDGET if budget < self._sampling.max_new_tokens else StopReason.LENGTH
         with _failing(StopReason.PROMPT_REFUSED):
-            closing = renderer.close_turn(token_ids)
+            closing = conversation.missing_end()
         if self._room(len(conversation.context), conversation.response_tokens) < len(closing):
             return StopReason.BUDGET
         conversation.add_env_tokens(closing)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
-_COLOURS = {"append-only": "green", "exact by delta": "cyan", "not supported": "red"}
+_COLOURS = {"append-only": "green", "exact by delta": "cyan", "not supported": "red", "wrong": "bold red"}
 
 
 @app.command("check-template")
@@ -37,7 +37,7 @@ def check_template_command(
 ) -> None:
     """Check case by case whether a chat template can be extended turn by turn, and the tokens stay exact.
 
-    Exit status: 0 exact, 1 not supported, 2 wrong usage.
+    Exit status: 0 exact, 1 not exact, 2 wrong usage.
     """
     from toolgym.rollout.tokens.template_check import check_template, tokenizer_for
 
@@ -102,5 +102,5 @@ def _notes(report: Report) -> list[str]:
             notes.append("the tools are not shown to the policy; describe them in the system prompt")
         if facts.uses_date:
             notes.append("the date is written; it stays that of the run's start")
-    verdict = "exact" if report.exact else "not supported: a required case fails"
+    verdict = "exact" if report.exact else "not exact: a required case is not supported, or a case is wrong"
     return [*notes, f"verdict: {verdict}"]

@@ -68,6 +68,8 @@ class ChatTemplate:
         json_arguments: whether the template wants the arguments of tool calls as JSON text.
         uses_date: whether the template asks for the date.
         special_tokens: the tokens that the template knows by name, such as `bos_token`.
+        fewest_tools: what to render a text with that does not depend on the tools: none, or where the template fails
+            without tools, an empty list or the first one.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or it does not compile.
@@ -98,6 +100,10 @@ class ChatTemplate:
             "strftime_now": self._now.strftime,
             **(variables or {}),
         }
+        self.fewest_tools: list[Mapping[str, Any]] | None = None
+        if self.tools:
+            fewest: tuple[list[Mapping[str, Any]] | None, ...] = (None, [])
+            self.fewest_tools = next((few for few in fewest if self._takes(few)), self.tools[:1])
 
     def render(
         self,
@@ -111,22 +117,31 @@ class ChatTemplate:
         Args:
             messages: at least one.
             generation_prompt: whether the policy speaks next.
-            tools: other tools than the conversation's, none if empty.
+            tools: other tools than the conversation's; `fewest_tools` if empty.
 
         Raises:
             TemplateError: the template refuses the messages or fails on them; the message holds its own words.
         """
-        shown = self.tools if tools is None else list(tools)
+        shown = (self.tools or None) if tools is None else (list(tools) or self.fewest_tools)
         try:
             text: str = self._compiled.render(
                 messages=[self._as_expected(message) for message in messages],
-                tools=shown or None,
+                tools=shown,
                 add_generation_prompt=generation_prompt,
                 **self._variables,
             )
         except Exception as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return text
+
+    def _takes(self, tools: list[Mapping[str, Any]] | None) -> bool:
+        """Whether the template renders a user's message with these tools."""
+        message = {"role": "user", "content": "x"}
+        try:
+            self._compiled.render(messages=[message], tools=tools, add_generation_prompt=True, **self._variables)
+        except Exception:  # noqa: BLE001  a template is a program of its own
+            return False
+        return True
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         changed: dict[str, Any] = {key: value for key, value in message.items() if value is not None}

@@ -136,8 +136,12 @@ class Conversation:
         self.view.append(message)
         return self._text
 
+    def missing_end(self) -> list[int]:
+        """Return the ids that close the turn (see `ChatRenderer.close_turn`)."""
+        return self._renderer.close_turn(self.turn_ids, starts_open=self._starts_open)
+
     def add_env_tokens(self, token_ids: Sequence[int]) -> None:
-        """Put ids behind the context that the policy did not sample, such as the end of a turn that it left open."""
+        """Put ids after the context that the policy did not sample, such as the end of a turn that it left open."""
         if token_ids:
             self._segments.append(Segment.env(token_ids))
             self.context += token_ids
@@ -187,7 +191,7 @@ class Conversation:
         if self._history is HistoryMode.TEMPLATE:
             with contextlib.suppress(TemplateError):  # because of what the policy wrote: it goes on, see the module
                 return self.rewritten(view, "template")
-        added = self._renderer.extend(observation, self.turn_ids)
+        added = self._renderer.extend(observation, self.turn_ids, earlier=self.view[:-1])
         return Extension(view, added, None, "", len(self.context) + len(added))
 
     def rewritten(self, view: list[Message], start_reason: str) -> Extension:

@@ -8,7 +8,8 @@ none at all, so that the next role's marker ends the turn (GLM 4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -128,13 +129,17 @@ def called(mark: str, names: Sequence[str], ids: Sequence[str] = (), content: st
     }
 
 
-def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) -> EndOfTurn:
+def find_end_of_turn(
+    template: ChatTemplate, encoder: SafeEncoder, name: str, own_ends: Sequence[str] = ()
+) -> EndOfTurn:
     """Find how turns end.
 
     Args:
         template: the template; its `json_arguments` is set as found.
         encoder: knows the control tokens.
         name: of a tool that may be called.
+        own_ends: the tokens that end a text by what the tokenizer and the model say. Where the template writes one of
+            them behind a turn, that one is the turn's end.
 
     Raises:
         TemplateError: no turn could ever end, or assistant messages are not rendered.
@@ -146,21 +151,25 @@ def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) ->
         raise TemplateError("the chat template drops the content of assistant messages")
     later = _try(template, mark, [asked, assistant(mark), again])
     own, seen = _run(encoder, alone), _run(encoder, later or "")
-    shared = 0
-    while shared < min(len(own), len(seen)) and own[shared] == seen[shared]:
-        shared += 1
+    openers = frozenset(one.end for one in _run(encoder, template.render([asked]))) - {*own_ends}
+    closing = _Closing(own_ends, openers)
+    shared = closing.of([here for here, there in zip(own, seen, strict=False) if here == there])
     answer: tuple[Terminator, ...] = ()
     markers: tuple[str, ...] = ()
-    if shared:
-        answer = (own[shared - 1],)
-    elif own:
+    if shared is not None:
+        answer = (shared,)
+    elif own and own[0].end not in openers:
         answer = own[:1]
         after_user = _run(encoder, _try(template, mark, [user(mark)]) or "")
-        # Another token is the turn's end too if messages of others end with it as well.
-        if seen and after_user and seen[0].end == after_user[0].end:
+        # The turn ends otherwise once the conversation goes on, with a token that messages of others end with as well.
+        if seen and seen[0].end in (own[0].end, *(one.end for one in after_user[:1])):
             answer += seen[:1]
     elif seen:
-        markers = (seen[0].end,)
+        before_user = encoder.all_controls(template.render([user(mark)]).rpartition(mark)[0])
+        if before_user and before_user[-1].group() == seen[0].end:
+            markers = (seen[0].end,)
+        else:  # an end that the template leaves out behind a last turn
+            answer = seen[:1]
     else:
         raise TemplateError(
             "the chat template puts no special token after an assistant message, so no turn could end; "
@@ -172,7 +181,7 @@ def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) ->
     json_arguments = False
     for as_json in (False, True):
         template.json_arguments = as_json
-        ways = [_call_terminator(template, encoder, mark, [name] * count, answer) for count in (1, 2)]
+        ways = [_call_terminator(template, encoder, mark, [name] * count, answer, closing) for count in (1, 2)]
         if any(way is not None for way in ways):
             json_arguments = as_json
             call = tuple(dict.fromkeys(way for way in ways if way is not None and way.end))
@@ -187,8 +196,32 @@ def find_end_of_turn(template: ChatTemplate, encoder: SafeEncoder, name: str) ->
     return EndOfTurn(answer, call, bool(markers), call_text, markers, json_arguments)
 
 
+class _Closing(NamedTuple):
+    """Finds the end of a turn among the tokens that a template writes behind it whatever comes next.
+
+    Attributes:
+        own_ends: what ends a text by what the tokenizer and the model say.
+        openers: what begins a message. A template that ignores `add_generation_prompt` writes it behind every turn.
+    """
+
+    own_ends: Sequence[str]
+    openers: Set[str]
+
+    def of(self, run: Sequence[Terminator]) -> Terminator | None:
+        """The last of the own ends, or the last token before an opener; None where there is neither."""
+        known = [one for one in run if one.end in self.own_ends]
+        before = list(itertools.takewhile(lambda one: one.end not in self.openers, run))
+        found = known or before
+        return found[-1] if found else None
+
+
 def _call_terminator(
-    template: ChatTemplate, encoder: SafeEncoder, mark: str, names: Sequence[str], answer: Sequence[Terminator]
+    template: ChatTemplate,
+    encoder: SafeEncoder,
+    mark: str,
+    names: Sequence[str],
+    answer: Sequence[Terminator],
+    closing: _Closing,
 ) -> Terminator | None:
     """What stands after the last call; without an end where the template has none, None where it renders no calls."""
     message = called(mark, names)
@@ -201,11 +234,26 @@ def _call_terminator(
     if not answer:
         return Terminator(alone, "") if later.startswith(alone) else None
     shared = shared_beginning(alone, later)
-    at = shared.find(answer[0].end)
-    if at != -1:
-        return Terminator(shared[: at + len(answer[0].end)], answer[0].end)
-    controls = encoder.all_controls(shared)
-    return Terminator(shared[: controls[-1].end()], controls[-1].group()) if controls else None
+    run = [Terminator(shared[: one.end()], one.group()) for one in encoder.all_controls(shared)]
+    as_answer = next((one for one in run if one.end == answer[0].end), None)
+    if as_answer is not None:
+        return as_answer
+    found = closing.of(run)
+    if found is not None and found.end in _between_calls(template, mark, names[0]):
+        # It closes each call, and what the template writes next ends the turn: Gemma 4 opens the tool's response.
+        follows = encoder.first_control(later, len(found.text))
+        if follows is not None and not later[len(found.text) : follows.start()].strip():
+            return Terminator(later[: follows.end()], follows.group())
+    return found
+
+
+def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:
+    """What the template writes between two calls of one turn; empty where it does not render two."""
+    try:
+        parts = template.render([user("x"), called(mark, [name, name])], generation_prompt=False).split(mark)
+    except TemplateError:
+        return ""
+    return parts[1] if len(parts) == 3 else ""
 
 
 def shared_beginning(one: str, other: str) -> str:

@@ -4,8 +4,9 @@ Three rules make sure that what the policy saw is what the trainer gets:
 
 1. Generated ids are kept as generated; they are never decoded and encoded again.
 2. After a turn, only the new messages are rendered, as the *delta* that the chat template puts between the turn's end
-   and the next generation. Its cost depends neither on the history nor on the tools. That it is the delta of the whole
-   conversation is proven for each template when a `ChatRenderer` is made (`toolgym.rollout.tokens.template_analysis`).
+   and the next generation. Its cost depends neither on the history nor on the tools, but for the few templates that
+   look back (`Plan`). That it is the delta of the whole conversation is proven for each template when a `ChatRenderer`
+   is made (`toolgym.rollout.tokens.template_analysis`).
 3. Text from tools, users and tasks never becomes a control token (`toolgym.rollout.tokens.safe_encoder`).
 
 How a model writes its tool calls is part of its chat template too, so the renderer also reads generated ids back into a
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
+from toolgym.rollout.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze, delta_kind, probe_conversation
@@ -36,7 +38,7 @@ __all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
 _OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 """What an assistant's message holds of the policy's own writing."""
 
-_OPENS_THINKING = "<think>"
+_OPENS_THINKING, _CLOSES_THINKING = "<think>", "</think>"
 _OPENING_IDS = 16
 """How many ids at the end of a context are looked at for what opens thinking: enough for a tag and white space."""
 
@@ -50,8 +52,10 @@ class ChatRenderer:
         while True:
             turn = generate(ids, stop_token_ids=renderer.stop_token_ids)
             ids += turn
-            result = await env.step(renderer.parse(turn))
-            ids += renderer.extend(result.obs, turn)
+            parsed = renderer.parse(turn)
+            result = await env.step(parsed)
+            ids += renderer.extend(result.obs, turn, earlier=messages)
+            messages += [parsed.message, *result.obs]
 
     Args:
         tokenizer: a Hugging Face fast tokenizer with a chat template.
@@ -69,8 +73,8 @@ class ChatRenderer:
         facts: what was proven about the template.
         end_of_turn: the text of the token with which the policy ends an answer.
         end_of_turn_id: its id.
-        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and the tokenizer's end of
-            sequence.
+        stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and what the tokenizer and
+            the generation config beside it name as an end (`end_token_ids`).
 
     Raises:
         TemplateError: the tokenizer has no chat template, or the template marks no end of turn that can be sampled.
@@ -96,7 +100,9 @@ class ChatRenderer:
         self._encoder = encoder = SafeEncoder.of(tokenizer)
         shown = [_map_strings(one, encoder.protect_whole) for one in self.tools]
         self._template = ChatTemplate(tokenizer, shown, variables, now)
-        analysis = analyze(self._template, encoder, variables)
+        end_ids = end_token_ids(tokenizer)
+        own_ends = [encoder.contents_by_id[one] for one in end_ids if one in encoder.control_ids]
+        analysis = analyze(self._template, encoder, variables, own_ends)
         self._ends = ends = analysis.ends
         self.facts = analysis.facts
         self._schemas = {schema.name: schema for schema in tools}
@@ -107,10 +113,7 @@ class ChatRenderer:
         self._mark = encoder.nonce + "m"
         self._head = self._template.render([user("x")], tools=())
         self._end_ids = frozenset(map(encoder.id_of, ends.known))
-        stops = list(map(encoder.id_of, ends.sampled))
-        if tokenizer.eos_token_id is not None:
-            stops.append(int(tokenizer.eos_token_id))
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*map(encoder.id_of, ends.sampled), *end_ids]))
         self.end_of_turn = ends.sampled[0]
         self.end_of_turn_id = encoder.id_of(self.end_of_turn)
         self._stops = frozenset(self.stop_token_ids)
@@ -132,11 +135,20 @@ class ChatRenderer:
                 control tokens; nothing else may.
 
         Raises:
-            TemplateError: a message holds something else than text, or the template refuses the conversation.
+            TemplateError: a message holds something else than text, the template refuses the conversation, or it leaves
+                out its tool results.
         """
+        if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
+            raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
         return self._encoder.encode(self._template.render(self._safe(messages)))
 
-    def extend(self, messages: Sequence[Message], turn: Sequence[int] | None = None) -> list[int]:
+    def extend(
+        self,
+        messages: Sequence[Message],
+        turn: Sequence[int] | None = None,
+        *,
+        earlier: Sequence[Message] | None = None,
+    ) -> list[int]:
         """Token ids to append after a turn of the policy.
 
         Args:
@@ -145,16 +157,19 @@ class ChatRenderer:
             turn: the ids of the turn. If it does not end with the token that the template expects before these
                 messages (it was cut, or it ended otherwise), that token comes first. Without it, the turn is taken to
                 have ended as expected, or to be closed by `close_turn`.
+            earlier: the conversation up to the turn, which a few templates look at (`facts.plans[kind].earlier`). Of
+                it, the system prompt counts, and the messages' roles and ids.
 
         Returns:
             What the template puts between the end of the turn and the next generation, both separators included.
 
         Raises:
-            TemplateError: a message holds something else than text, or the template cannot go on with such messages.
+            TemplateError: a message holds something else than text, the template cannot go on with such messages, or
+                what it writes depends on the earlier conversation, which is not given.
         """
         if any(message.get("role") == "assistant" for message in messages):
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
-        end, rest = self._delta(self._safe(messages))
+        end, rest = self._delta(self._safe(messages), earlier)
         end_id = self._encoder.id_of(end)
         # Encoded after the turn's end, for an end that swallows the white space after it.
         ids = self._encoder.encode(end + rest)[1:]
@@ -164,19 +179,21 @@ class ChatRenderer:
             return ids
         return (self._missing(turn) if end_id in self._answer_ends else [end_id]) + ids
 
-    def close_turn(self, token_ids: Sequence[int]) -> list[int]:
+    def close_turn(self, token_ids: Sequence[int], *, starts_open: bool | None = None) -> list[int]:
         """The ids that close a turn which stopped without its end, because of a limit or an abort.
 
         They are the template's, not the policy's: no trainer may count them as sampled.
 
         Args:
             token_ids: the turn as generated, maybe empty.
+            starts_open: whether the turn began inside of thinking; default: `opens_thinking`.
 
         Returns:
             What the template writes at the end of an answer, or as much of it as is missing; nothing if the turn ends
             with a token that ends turns. Where turns have no end of their own, the marker of the user's next message.
+            The end of thinking comes first if the turn was cut inside of `<think>`.
         """
-        return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids)
+        return [] if token_ids and token_ids[-1] in self._end_ids else self._missing(token_ids, starts_open)
 
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Whether generated ids end with one of `stop_token_ids`."""
@@ -193,13 +210,20 @@ class ChatRenderer:
         )
         return text
 
-    def _missing(self, turn: Sequence[int]) -> list[int]:
+    def _missing(self, turn: Sequence[int], starts_open: bool | None = None) -> list[int]:
         """What a turn lacks of the closing of an answer."""
         closing = self._closing_ids
         if turn and turn[-1] in self._answer_ends:
             return []
+        if not self.ends_turn(turn) and self._is_thinking(turn, starts_open):
+            return self._encoder.encode(self.facts.end_of_thinking + self._ends.history.text)
         have = next((size for size in range(len(closing), 0, -1) if list(turn[-size:]) == closing[:size]), 0)
         return closing[have:]
+
+    def _is_thinking(self, turn: Sequence[int], starts_open: bool | None) -> bool:
+        text = self.decode(turn)
+        opened = self.opens_thinking if starts_open is None else starts_open
+        return (opened or text.lstrip().startswith(_OPENS_THINKING)) and _CLOSES_THINKING not in text
 
     # ------------------------------------------------------------------ turns
 
@@ -278,15 +302,22 @@ class ChatRenderer:
                 return message
         return assistant(text)
 
-    def _delta(self, messages: Sequence[Message]) -> tuple[str, str]:
+    def _delta(self, messages: Sequence[Message], earlier: Sequence[Message] | None) -> tuple[str, str]:
         """The token that ends the turn before some safe messages, and the text from there to the next generation."""
         kind = delta_kind(messages)
         plan = self.facts.plans.get(kind)
         if plan is None:
             raise TemplateError(self.facts.unsupported[kind])
-        conversation = probe_conversation(messages, self._mark, plan.calls)
+        if plan.earlier and earlier is None:
+            raise TemplateError(
+                f"what the chat template writes for new messages ({kind}) depends on the earlier conversation: give it "
+                "with extend(..., earlier=messages)"
+            )
+        conversation = probe_conversation(
+            messages, self._mark, plan, self._safe(earlier) if plan.earlier and earlier is not None else ()
+        )
         text = self._template.render(conversation, tools=None if plan.tools else ())
-        return self._ends.cut(self._encoder, text, self._mark, conversation[1])
+        return self._ends.cut(self._encoder, text, self._mark, conversation[-len(messages) - 1])
 
     def _safe(self, messages: Sequence[Message]) -> list[Message]:
         """Messages as the template may see them: nothing but the policy's own writing holds control tokens."""

@@ -43,6 +43,7 @@ class SafeEncoder:
 
     Attributes:
         control_ids: ids of all control tokens.
+        contents_by_id: their texts.
         nonce: the random part of all names and placeholders. No foreign text that went through `protect` holds it.
 
     Raises:
@@ -52,9 +53,9 @@ class SafeEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = tokenizer.added_tokens_decoder
         self._ids: dict[str, int] = {token.content: index for index, token in added.items() if _is_control(token)}
-        self._contents = {index: content for content, index in self._ids.items()}
+        self.contents_by_id = {index: content for content, index in self._ids.items()}
         self._alone = frozenset(token.content for token in added.values() if token.single_word)
-        self.control_ids = frozenset(self._contents)
+        self.control_ids = frozenset(self.contents_by_id)
         self.nonce = _draw_nonce(self._ids)
         self._names = {content: f"{self.nonce}y{number}z" for number, content in enumerate(self._ids)}
         self._copy, self._remap = _renamed(tokenizer, self._names)

@@ -3,18 +3,20 @@
 A delta is what the template puts between the end of a turn and the next generation. It is taken from a short *probe*
 conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
 conversation would show is a property of the template. It is proven here for each *kind* of new messages: the template
-renders a set of real conversations (with system prompts, tools, earlier turns, odd contents), and the probe has to
-give the same text after the turn's end, character by character. If one form of probe fails, the next is tried; if all
-fail, that kind of messages is not supported, with the reason.
+renders a set of real conversations (with system prompts, tools, earlier turns and tool cycles, odd contents), and the
+probe has to give the same text after the turn's end, character by character. If one form of probe fails, the next is
+tried; if all fail, that kind of messages is not supported, with the reason.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from toolgym.rollout.tokens.chat_template import ChatTemplate
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, EndOfTurn, called, find_end_of_turn, shared_beginning
@@ -22,8 +24,18 @@ from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, system, tool, user
 
-DeltaKind = Literal["one result", "several results", "user", "system", "results and user"]
+DeltaKind = Literal["one result", "several results", "user", "system", "results and user", "results and system"]
 """What new messages are, as far as a template could care."""
+
+_KINDS: tuple[tuple[DeltaKind, re.Pattern[str]], ...] = (
+    ("one result", re.compile(r"t")),
+    ("several results", re.compile(r"tt+")),
+    ("user", re.compile(r"u*")),
+    ("system", re.compile(r"su?")),
+    ("results and user", re.compile(r"t+u")),
+    ("results and system", re.compile(r"t+su?")),
+)
+"""Of each kind the order of roles, by their first letters, for which it is proven."""
 
 _CONTENTS = ("toolgym probe", "", "two\nlines: ü🦊 ")
 _REMEMBERED: OrderedDict[Any, TemplateAnalysis] = OrderedDict()
@@ -37,10 +49,14 @@ class Plan:
     Attributes:
         calls: how many tools the probe's assistant calls: one per result, one at all, or none.
         tools: whether the probe shows the tools, which makes a delta's cost depend on them.
+        earlier: whether the probe begins with an outline of the conversation, which makes a delta's cost depend on how
+            many messages it has and on its system prompt. DeepSeek V3 writes results otherwise once there were others,
+            Command R7B numbers them, and Mistral Nemo repeats the system prompt.
     """
 
     calls: Literal["each", "one", "none"]
     tools: bool
+    earlier: bool
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,8 @@ class TemplateFacts:
         merged_results: results of one turn share a frame, so they must be added together.
         parallel_calls: several calls in one message can be rendered.
         tool_calls_rendered: structured calls are rendered; if not, they must be kept as text.
+        results_rendered: tool results are rendered at all; a template without tools may leave them out without a word.
+        end_of_thinking: what the template writes between thinking and what follows it.
         tools_rendered: the template tells the policy of the tools; None if there are none.
         json_arguments: arguments of calls are given as JSON text.
         default_system: the template writes a system prompt of its own.
@@ -85,6 +103,8 @@ class TemplateFacts:
     merged_results: bool | None
     parallel_calls: bool
     tool_calls_rendered: bool
+    results_rendered: bool
+    end_of_thinking: str
     tools_rendered: bool | None
     json_arguments: bool
     default_system: bool
@@ -102,48 +122,80 @@ class TemplateAnalysis:
 
 
 def delta_kind(messages: Sequence[Message]) -> DeltaKind:
-    """The kind of some new messages."""
-    roles = {message["role"] for message in messages}
-    if "system" in roles:
-        return "system"
-    if roles == {"tool"}:
-        return "one result" if len(messages) == 1 else "several results"
-    return "results and user" if "tool" in roles else "user"
+    """The kind of some new messages.
+
+    Raises:
+        TemplateError: they are of no kind, so nothing was proven about them.
+    """
+    roles = "".join(message["role"][0] for message in messages)
+    kind = next((kind for kind, pattern in _KINDS if pattern.fullmatch(roles)), None)
+    if kind is None:
+        raise TemplateError(
+            "new messages are tool results, or messages of the user, or results and then a message of the user; a "
+            "system message may stand before the user's: got the order "
+            + ", ".join(message["role"] for message in messages)
+        )
+    return kind
 
 
-def probe_conversation(messages: Sequence[Message], mark: str, calls: str) -> list[Message]:
-    """The short conversation that new messages are rendered in.
+def probe_conversation(
+    messages: Sequence[Message], mark: str, plan: Plan, earlier: Sequence[Message] = ()
+) -> list[Message]:
+    """The short conversation that new messages are rendered in, the assistant's turn before them.
 
     Args:
         messages: the new messages.
         mark: the last word of the probe's assistant.
-        calls: see `Plan.calls`.
+        plan: the form of the probe.
+        earlier: the conversation up to the turn, for plans that look at it.
     """
-    answered = [message for message in messages if message["role"] == "tool"] if calls != "none" else []
-    if not answered:
-        return [user("x"), assistant(mark), *messages]
-    if calls == "one":
+    head = _outline(earlier, plan) if plan.earlier else [user("x")]
+    return [*head, _turn_before(messages, mark, plan), *messages]
+
+
+def _turn_before(messages: Sequence[Message], text: str, plan: Plan) -> Message:
+    """An assistant's turn that calls for the results that messages begin with."""
+    answered = list(itertools.takewhile(lambda one: one["role"] == "tool", messages))
+    if plan.calls == "none" or not answered:
+        return assistant(text)
+    if plan.calls == "one":
         answered = answered[:1]
     names = [message.get("name", "") for message in answered]
-    return [user("x"), called(mark, names, [message.get("tool_call_id", "") for message in answered]), *messages]
+    return called(text, names, [message.get("tool_call_id", "") for message in answered])
 
 
-def analyze(template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str, Any]) -> TemplateAnalysis:
+def _outline(earlier: Sequence[Message], plan: Plan) -> list[Message]:
+    """A conversation of the same form: its system prompt, and each other message with one letter for its content."""
+    outline: list[Message] = []
+    for at, message in enumerate(earlier):
+        if message["role"] == "assistant":
+            outline.append(_turn_before(earlier[at + 1 :], "x", plan))
+        elif message["role"] == "system":
+            outline.append(message)
+        else:
+            outline.append({**message, "content": "x"})
+    return outline
+
+
+def analyze(
+    template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str, Any], own_ends: Sequence[str] = ()
+) -> TemplateAnalysis:
     """Find out what the template does; remembered, so that a process analyzes the same template once.
 
     Args:
         template: the template with its tools. Its `json_arguments` is set.
         encoder: of the same tokenizer.
         variables: the template's further variables, for the memory.
+        own_ends: see `find_end_of_turn`.
 
     Raises:
         TemplateError: no turn could ever end, or assistant messages are not rendered.
     """
-    parts = (template.source, template.tools, dict(variables), template.special_tokens, encoder.contents)
+    parts = (template.source, template.tools, dict(variables), template.special_tokens, encoder.contents, own_ends)
     key = json.dumps(parts, sort_keys=True, default=repr)
     analysis = _REMEMBERED.get(key)
     if analysis is None:
-        analysis = _Analyzer(template, encoder).analysis()
+        analysis = _Analyzer(template, encoder, own_ends).analysis()
         _REMEMBERED[key] = analysis
         if len(_REMEMBERED) > _MOST_REMEMBERED:
             _REMEMBERED.popitem(last=False)
@@ -152,13 +204,27 @@ def analyze(template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str
     return analysis
 
 
+def _has_results(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "tool" for message in messages)
+
+
+class _Truth(NamedTuple):
+    """What the template writes behind the turn of a whole conversation."""
+
+    head: Sequence[Message]
+    new: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    delta: tuple[str, str]
+
+
 class _Analyzer:
-    def __init__(self, template: ChatTemplate, encoder: SafeEncoder) -> None:
+    def __init__(self, template: ChatTemplate, encoder: SafeEncoder, own_ends: Sequence[str]) -> None:
         self.template, self.encoder = template, encoder
         self.mark = encoder.nonce + "m"
         self.name = str(template.tools[0]["function"]["name"]) if template.tools else "tool"
-        self.ends = find_end_of_turn(template, encoder, self.name)
+        self.ends = find_end_of_turn(template, encoder, self.name, own_ends)
         self.few = template.tools[:1]
+        self.heads = self._heads()
 
     def analysis(self) -> TemplateAnalysis:
         plans: dict[DeltaKind, Plan] = {}
@@ -170,42 +236,75 @@ class _Analyzer:
                 unsupported[kind] = str(error)
         return TemplateAnalysis(self.ends, self._facts(plans, unsupported))
 
-    def _results(self, *contents: str) -> list[Message]:
-        return [tool(text, tool_call_id=PROBE_IDS[at], name=self.name) for at, text in enumerate(contents)]
+    def _called(self, argument: str, count: int = 1, ids: Sequence[str] = PROBE_IDS) -> Message:
+        """A turn that calls the tool, as text where the template does not render calls."""
+        return called(argument, [self.name] * count, ids) if self.ends.renders_calls else assistant(argument)
+
+    def _results(self, *contents: str, ids: Sequence[str] = PROBE_IDS) -> list[Message]:
+        return [tool(text, tool_call_id=ids[at], name=self.name) for at, text in enumerate(contents)]
+
+    def _cycle(self, number: int, *contents: str) -> list[Message]:
+        """An earlier turn and its results, with ids of its own."""
+        ids = [f"earlier{number}{at}" for at in range(len(contents))]
+        return [self._called("earlier", len(contents), ids), *self._results(*contents, ids=ids)]
 
     def _new_messages(self) -> dict[DeltaKind, list[list[Message]]]:
         one, none, odd = _CONTENTS
+        result, pair = self._results(one), self._results(odd, none)
         return {
             "one result": [self._results(text) for text in _CONTENTS],
             "several results": [self._results(one, "second probe"), self._results(none, odd, one)],
-            "user": [[user(text)] for text in _CONTENTS] + [[]],
+            "user": [*([user(text)] for text in _CONTENTS), [], [user(one), user(odd)]],
             "system": [[system(one)], [system(odd), user(one)]],
-            "results and user": [[*self._results(one), user("second probe")], [*self._results(odd, none), user(one)]],
+            "results and user": [[*result, user("second probe")], [*pair, user(one)]],
+            "results and system": [[*result, system("second probe")], [*pair, system(one), user(odd)]],
         }
+
+    def _heads(self) -> list[list[Message]]:
+        """Conversations that a turn may follow, as far as the template takes them; simple ones first."""
+        asked = [user("Hello?")]
+        brief = [system("Be brief."), *asked]
+        first, second = self._cycle(1, "7"), self._cycle(2, "8")
+        thought: Message = {**first[0], "reasoning_content": "Hm.\nWhat is it?"}
+        answered = [assistant("Yes."), user("What is it?")]
+        heads = [
+            asked,
+            brief,
+            [*brief, *answered],
+            [*asked, *first],
+            [*brief, *first, *second],
+            [system("Be\nkind. "), *asked, *first, *answered],
+            [*brief, thought, *first[1:], *answered, *second, *self._cycle(3, "9", "10")],
+            [*asked, *second, *answered, thought, *first[1:]],
+        ]
+        return [head for head in heads if self._renders(head)]
 
     # ------------------------------------------------------------------ probes
 
     def _plan(self, kind: DeltaKind, news: Sequence[Sequence[Message]]) -> Plan:
         """The first form of probe that gives the same delta as every real conversation."""
-        truths: list[tuple[Sequence[Message], tuple[str, str]]] = []
+        truths: list[_Truth] = []
         refusal: TemplateError | None = None
-        for number, new in enumerate(news):
-            for head in self._heads():
-                for content in ("", "Let me see. "):
+        for number, head in enumerate(self.heads):
+            # Each of the new messages behind the simple heads; behind the others, what all of a kind have in common.
+            for new in news if number < 2 else news[:2]:
+                for turn in self._turns(new):
                     # All tools once for each kind; the cost of a rendering grows with them.
-                    tools = None if not truths and number == 0 else self.few
+                    tools = self.template.tools if not truths else self.few
                     try:
-                        delta = self._real(head, content, new, tools)
+                        delta = self._real(head, turn, new, tools)
                     except TemplateError as error:
                         refusal = refusal or error
                         continue
                     self._check_complete(kind, new, delta[1])
-                    truths.append((new, delta))
-        if refusal is not None and not any(list(new) == list(news[0]) for new, _ in truths):
+                    truths.append(_Truth(head, new, tools, delta))
+        if refusal is not None and not any(truth.new is news[0] for truth in truths):
             raise refusal
+        if news[0][0]["role"] == "tool" and not any(_has_results(truth.head) for truth in truths):
+            raise TemplateError(f"the chat template refuses new messages ({kind}) once there were tool results before")
         for plan in self._candidates(kind):
             try:
-                if all(self._probed(new, plan) == delta for new, delta in truths):
+                if all(self._probed(truth, plan) == truth.delta for truth in truths):
                     return plan
             except TemplateError:
                 continue
@@ -214,45 +313,40 @@ class _Analyzer:
             "so it cannot be added without rendering everything again"
         )
 
-    def _heads(self) -> list[list[Message]]:
-        """Conversations that a turn may follow, as far as the template takes them."""
-        heads = [
-            [user("Hello?")],
-            [system("Be brief."), user("Hello?")],
-            [system("Be brief."), user("Hello?"), assistant("Yes."), user("What is it?")],
-        ]
-        return [head for head in heads if self._renders(head)]
-
     def _candidates(self, kind: DeltaKind) -> list[Plan]:
-        calls: tuple[Literal["each", "one", "none"], ...] = ("none",)
-        if kind != "user" and self.ends.renders_calls:
-            calls = ("each", "one", "none")
-        return [Plan(one, tools) for tools in (False, True) for one in calls]
+        """Forms of probe, the cheap ones first."""
+        calls: tuple[Literal["each", "one", "none"], ...] = ("each", "one", "none")
+        plans = [Plan(one, tools, earlier) for earlier in (False, True) for tools in (False, True) for one in calls]
+        if not self.ends.renders_calls:
+            return [plan for plan in plans if plan.calls == "none"]
+        if kind in ("user", "system"):  # there are no calls but in an outline
+            return [plan for plan in plans if plan.calls == ("each" if plan.earlier else "none")]
+        return plans
+
+    def _turns(self, new: Sequence[Message]) -> list[Message]:
+        """Turns of the assistant that the new messages may follow."""
+        results = sum(message["role"] == "tool" for message in new)
+        turn = self._called(self.mark, results) if results else assistant(self.mark)
+        if results > 1 and not self._renders([user("x"), turn]):
+            turn = assistant(self.mark)
+        spoken = "Let me see. "
+        text = spoken if "tool_calls" in turn else spoken + self.mark
+        return [turn, {**turn, "content": text}, {**turn, "reasoning_content": "Hm."}]
 
     def _real(
-        self, head: Sequence[Message], content: str, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+        self, head: Sequence[Message], turn: Message, new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[str, str]:
         """The delta of a whole conversation: the token that ends the turn, and what follows it."""
-        turn = self._turn(new, content)
         text = self.template.render([*head, turn, *new], tools=tools)
-        if content.strip() not in text[: text.rfind(self.mark)]:
+        if turn["content"].removesuffix(self.mark).strip() not in text[: text.rfind(self.mark)]:
             # Gemma 4 does. Such a turn is kept as text, because that is how the policy wrote it.
             raise TemplateError("the chat template shows the text of a turn after the calls that the turn ends with")
         return self.ends.cut(self.encoder, text, self.mark, turn)
 
-    def _turn(self, new: Sequence[Message], content: str) -> Message:
-        """An assistant's turn that the new messages may follow."""
-        results = sum(message["role"] == "tool" for message in new)
-        if results and self.ends.renders_calls:
-            turn = called(self.mark, [self.name] * results, content=content)
-            if results == 1 or self._renders([user("x"), turn]):
-                return turn
-        return assistant(content + self.mark)
-
-    def _probed(self, new: Sequence[Message], plan: Plan) -> tuple[str, str]:
-        messages = probe_conversation(new, self.mark, plan.calls)
-        text = self.template.render(messages, tools=None if plan.tools else ())
-        return self.ends.cut(self.encoder, text, self.mark, messages[1])
+    def _probed(self, truth: _Truth, plan: Plan) -> tuple[str, str]:
+        messages = probe_conversation(truth.new, self.mark, plan, truth.head)
+        text = self.template.render(messages, tools=truth.tools if plan.tools else ())
+        return self.ends.cut(self.encoder, text, self.mark, messages[-len(truth.new) - 1])
 
     def _check_complete(self, kind: DeltaKind, new: Sequence[Message], delta: str) -> None:
         """Refuse a template that shows a new message elsewhere, or not at all."""
@@ -274,13 +368,13 @@ class _Analyzer:
 
     def _facts(self, plans: Mapping[DeltaKind, Plan], unsupported: Mapping[DeltaKind, str]) -> TemplateFacts:
         few, mark = self.few, self.mark
-        question = [user("Hello?")]
+        question, cycle = [user("Hello?")], self._cycle(1, "6")
         pair = called(mark, [self.name] * 2)
-        call, call2 = called("earlier", [self.name]), called(mark, [self.name])
+        call = called(mark, [self.name])
         result, final = self._results("7"), assistant(f"Done. {mark}")
         thought = {"reasoning_content": "Hm.\nLet me think."}
         thought_call: Message = {**call, **thought}  # type: ignore[typeddict-item]
-        thought_call2: Message = {**call2, **thought}  # type: ignore[typeddict-item]
+        thought_cycle: list[Message] = [{**cycle[0], **thought}, *cycle[1:]]  # type: ignore[typeddict-item]
         thought_final: Message = {**final, **thought}  # type: ignore[typeddict-item]
         asked = self.template.render(question, tools=few)
         prompt = self._generation_prompt()
@@ -297,15 +391,16 @@ class _Analyzer:
                 return None
 
         begun = shown(lambda: self.template.render([*question, assistant(mark)], tools=few, generation_prompt=False))
-        one = shown(lambda: self._real(question, "", self._results("7"), few)[1])
-        two = shown(lambda: self._real(question, "", self._results("7", "8"), few)[1])
+        single, pair_of = self._results("7"), self._results("7", "8")
+        one = shown(lambda: self._real(question, self._turns(single)[0], single, few)[1])
+        two = shown(lambda: self._real(question, self._turns(pair_of)[0], pair_of, few)[1])
         merged = None if one is None or two is None else not two.startswith(one.removesuffix(prompt))
         return TemplateFacts(
-            append_only_tool_cycle=keeps(question, call2, result),
-            append_only_second_tool_cycle=keeps([*question, call, *result], call2, result),
+            append_only_tool_cycle=keeps(question, call, result),
+            append_only_second_tool_cycle=keeps([*question, *cycle], call, result),
             append_only_user_turn=keeps(question, final, [user("And?")]),
-            append_only_thinking_tool_cycle=keeps(question, thought_call2, result),
-            append_only_thinking_user_turn=keeps([*question, thought_call, *result], thought_final, [user("And?")]),
+            append_only_thinking_tool_cycle=keeps(question, thought_call, result),
+            append_only_thinking_user_turn=keeps([*question, *thought_cycle], thought_final, [user("And?")]),
             generation_prompt=prompt,
             generation_prompt_is_prefix=begun is not None and begun.startswith(asked),
             ends_of_turn=self.ends.sampled,
@@ -314,6 +409,8 @@ class _Analyzer:
             merged_results=merged,
             parallel_calls=(shown(lambda: self.template.render([*question, pair], tools=few)) or "").count(mark) == 2,
             tool_calls_rendered=self.ends.renders_calls,
+            results_rendered=self._shows_results(),
+            end_of_thinking=self._end_of_thinking(),
             tools_rendered=self.name in asked if self.template.tools else None,
             json_arguments=self.ends.json_arguments,
             default_system=self._has_default_system(),
@@ -334,6 +431,22 @@ class _Analyzer:
         if self.ends.ends_with_next_role:  # the marker belongs to the next message
             grown = grown[: grown.rindex(self.mark)]
         return grown.startswith(before.removesuffix(prompt)) and alone.startswith(grown)
+
+    def _shows_results(self) -> bool:
+        """False where the template takes a tool result and leaves it out."""
+        try:
+            return self.mark in self.template.render([user("x"), self._called("y"), *self._results(self.mark)])
+        except TemplateError:  # which says so
+            return True
+
+    def _end_of_thinking(self) -> str:
+        turn: Message = {**assistant(""), "reasoning_content": self.mark}
+        try:
+            tail = self.template.render([user("x"), turn], generation_prompt=False).rpartition(self.mark)[2]
+        except TemplateError:
+            tail = ""
+        found = re.match(r"\s*</think>\s*", tail)
+        return found.group() if found else "\n</think>\n\n"
 
     def _generation_prompt(self) -> str:
         """What the template adds after a user's message for the policy to speak."""

@@ -1,7 +1,8 @@
 """Whether a chat template can be used turn by turn, case by case.
 
-Each case is a conversation whose last turn is followed by new messages. The template renders the whole of it; the text
-behind the turn's end is the truth, which `ChatRenderer.extend` has to give as token ids.
+Each case is a conversation whose last turn is followed by new messages. What is right is found without the code under
+test: transformers renders the whole conversation and encodes it. The ids that an episode would hold have to be the same
+ones: those of `ChatRenderer.prompt`, the turn's, and those of `ChatRenderer.extend`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolgym.rollout.tokenizer import holds_tokenizer, load_tokenizer
-from toolgym.rollout.tokens.chat_template import ChatTemplate
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, called
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
-from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze
+from toolgym.rollout.tokens.template_analysis import TemplateFacts
 from toolgym.tools.errors import ConfigError, TemplateError, missing_extra
 from toolgym.tools.message import Message, assistant, system, tool, user
 from toolgym.tools.schema import ToolSchema
@@ -27,11 +28,13 @@ from toolgym.tools.schema import ToolSchema
 try:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 except ImportError as error:
     raise missing_extra("rollout", "Checking a chat template", error) from error
 
 _SPECIAL = re.compile(
-    r"<\|\"\|>|<\|[^<>|\s'\"]+\|?>|<[^<>|\s'\"]+\|>|<｜[^<>\s]+｜>|<(?:start|end)_of_\w+>|\[gMASK\]|<sop>"
+    r"<\|\"\|>|<\|[^<>|\s'\"]+\|?>|<[^<>|\s'\"]+\|>|<｜[^<>\s]+｜>|<(?:start|end|beginning)_\w+>|</?\w+:\w+>|<(?:/?s|sop|sep|escape)>"
+    r"|\[gMASK\]|\[\|\w+\|\]|\[/?[A-Z]+(?:_[A-Z]+)*\]|\]~!?b\[|\[e~\["
 )
 """How special tokens are written in the templates that we know."""
 
@@ -53,7 +56,9 @@ class Status(StrEnum):
     EXACT = "exact by delta"
     """The delta is exact; rendering everything again would change what the policy saw before."""
     NOT_SUPPORTED = "not supported"
-    """The conversation cannot go on so."""
+    """The conversation cannot go on so: `ChatRenderer` refuses it."""
+    WRONG = "wrong"
+    """`ChatRenderer` gives other tokens than the template."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,9 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """Whether every required case is supported."""
-        return all(case.status is not Status.NOT_SUPPORTED for case in self.cases if case.required)
+        """Whether every required case is supported, and no case is wrong."""
+        refused = any(case.status is Status.NOT_SUPPORTED for case in self.cases if case.required)
+        return not refused and all(case.status is not Status.WRONG for case in self.cases)
 
 
 class _Conversation(NamedTuple):
@@ -105,140 +111,205 @@ class _Conversation(NamedTuple):
 
 def check_template(
     tokenizer: PreTrainedTokenizerBase,
-    tools: Sequence[ToolSchema] = (),
+    tools: Sequence[ToolSchema] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     *,
     origin: str = "the model's own",
 ) -> Report:
-    """Try all cases.
+    """Try all cases, each with and without a system prompt where the template takes one.
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
-        tools: the tools that the template offers to the policy; default: a tool of one argument.
+        tools: the tools that the template offers to the policy, maybe none; default: a tool of one argument.
         template_kwargs: further variables for the template.
         origin: where the tokenizer came from, for the report.
     """
-    tools = tools or [_PROBE_TOOL]
+    offered = [_PROBE_TOOL] if tools is None else list(tools)
+    now = datetime.now()
     try:
-        renderer = ChatRenderer(tokenizer, tools, template_kwargs)
-        checker = _Checker(renderer, tokenizer, template_kwargs)
+        checker = _Checker(ChatRenderer(tokenizer, offered, template_kwargs, now=now), now, template_kwargs or {})
     except TemplateError as error:
         return Report((Case("any turn at all", Status.NOT_SUPPORTED, str(error), True),), None, origin)
-    cases = [checker.check(one) for one in _conversations(renderer, tools[0].name, checker.mark)]
-    return Report((*cases, checker.check_safety()), renderer.facts, origin)
+    asked = [user("What is a fox?")]
+    heads = [head for head in ([system("Be brief."), *asked], asked) if not checker.refusal(head)]
+    if not heads:
+        return Report((Case("any prompt at all", Status.NOT_SUPPORTED, checker.refusal(asked), True),), None, origin)
+    name = (offered or [_PROBE_TOOL])[0].name
+    found: dict[str, Case] = {}
+    for case in (checker.check(one) for head in heads for one in _conversations(checker, head, name)):
+        known = found.setdefault(case.name, case)
+        if _ORDER.index(case.status) > _ORDER.index(known.status):
+            found[case.name] = case
+    return Report((*found.values(), checker.check_safety(asked, name)), checker.renderer.facts, origin)
+
+
+_ORDER = tuple(Status)
 
 
 class _Checker:
-    def __init__(
-        self, renderer: ChatRenderer, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
-    ) -> None:
-        self.renderer = renderer
-        self.encoder = SafeEncoder.of(tokenizer)
-        self.template = ChatTemplate(tokenizer, renderer.tools, template_kwargs)
-        self.ends = analyze(self.template, self.encoder, dict(template_kwargs or {})).ends
+    def __init__(self, renderer: ChatRenderer, now: datetime, variables: Mapping[str, Any]) -> None:
+        self.renderer, self.facts = renderer, renderer.facts
+        self.tokenizer = renderer.tokenizer
+        self.encoder = SafeEncoder.of(self.tokenizer)
         self.mark = f"{self.encoder.nonce}m"
+        self.ends = (*self.facts.ends_of_turn, self.facts.end_of_turn_in_history)
+        self.variables, self.now = dict(variables), now
+
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        """By transformers itself; arguments as text where nothing else will do."""
+        shown = json.loads(json.dumps(messages))
+        if self.facts.json_arguments:
+            for function in (call["function"] for one in shown for call in one.get("tool_calls", ())):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        try:
+            if self.facts.uses_date:  # transformers would write the present one, which some templates do to the second
+                return self._of_now(shown, generation_prompt)
+            text: str = self.tokenizer.apply_chat_template(
+                shown,
+                tools=self.renderer.tools or None,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **self.variables,
+            )
+        except Exception as error:  # a template is a program of its own
+            raise TemplateError(f"the chat template refuses these messages: {error}") from error
+        return text
+
+    def _of_now(self, messages: list[Message], generation_prompt: bool) -> str:
+        tools = self.renderer.tools or None
+        template = _compile_jinja_template(self.tokenizer.get_chat_template(None, tools))
+        values = {**self.tokenizer.special_tokens_map, **self.variables, "strftime_now": self.now.strftime}
+        text: str = template.render(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **values
+        )
+        return text
+
+    def refusal(self, messages: Sequence[Message]) -> str:
+        """Why the template does not take the messages; empty where it does."""
+        try:
+            self.render(messages)
+        except TemplateError as error:
+            return str(error)
+        return ""
+
+    def encode(self, text: str) -> list[int]:
+        """By transformers itself."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def check(self, one: _Conversation) -> Case:
         try:
             status, why = self._look(one)
         except TemplateError as error:
             status, why = Status.NOT_SUPPORTED, str(error)
-            if one.name == "parallel calls" and self.ends.renders_calls and not self.renderer.facts.parallel_calls:
+            if one.name == "parallel calls" and self.facts.tool_calls_rendered and not self.facts.parallel_calls:
                 why = f"the chat template renders one call per message; with the calls kept as text: {why}"
         return Case(one.name, status, why, one.required)
 
     def _look(self, one: _Conversation) -> tuple[Status, str]:
-        whole = self.template.render([*one.head, one.turn, *one.new])
-        end, behind = self.ends.cut(self.encoder, whole, self.mark, one.turn)
-        if one.cut_off:
-            text = one.turn["content"]
-            closing = self.ends.history.text
-            truth = self.encoder.encode(closing + behind)
-            given = self.renderer.extend(one.new, self.encoder.encode(text))
-        else:
-            truth = self.encoder.encode(end + behind)[1:]
-            given = self.renderer.extend(one.new, [self.encoder.id_of(end)])
-        if given != truth:
-            return Status.NOT_SUPPORTED, (
-                f"the template writes {behind!r} behind this turn, and {self.renderer.decode(given)!r} behind the same "
-                "turn of a shorter conversation"
+        before = self.render(one.head)
+        prompt = self.renderer.prompt(one.head)
+        if prompt != self.encode(before):
+            return (
+                Status.WRONG,
+                f"the template writes the prompt {before!r}, and it is {self.renderer.decode(prompt)!r}",
             )
-        before = self.template.render(one.head)
-        alone = self.template.render([*one.head, one.turn], generation_prompt=False)
-        grown = whole[: len(whole) - len(behind)]
-        if self.ends.ends_with_next_role:
-            grown = grown[: grown.rindex(self.mark)]
+        whole = self.render([*one.head, one.turn, *one.new])
+        at = whole.rfind(self.mark)
+        if at == -1:
+            raise TemplateError("the chat template drops an assistant message once such messages follow")
+        at += len(self.mark)
+        # The turn is what the policy writes up to its end. A turn that was cut, or ends with a marker, has none yet.
+        ends = [whole.index(end, at) + len(end) for end in self.ends if end in whole[at:]]
+        marker = self.facts.end_of_turn_is_marker  # which belongs to the next message, and may be one of another role
+        first = self.encoder.first_control(whole, at)
+        other = marker and "tool_calls" not in one.turn and first is not None and first.group() not in self.ends
+        if one.cut_off or other or not ends:
+            ends = [at]
+        # Encoded from the mark on: what swallows white space behind it does so here as well.
+        word = ("</think>" if self.renderer.opens_thinking else "") + self.mark
+        turn = self.encode(word + whole[at : min(ends)])
+        truth = self.encode(word + whole[at:])
+        given = turn + self.renderer.extend(one.new, turn, earlier=one.head)
+        if given != truth:
+            return Status.WRONG, (
+                f"the template writes {self.renderer.decode(truth)!r} from the turn's last word on, and it is "
+                f"{self.renderer.decode(given)!r}"
+            )
+        alone = self.render([*one.head, one.turn], generation_prompt=False)
         if not whole.startswith(before):
-            if whole.startswith(before.removesuffix(self.renderer.facts.generation_prompt)):
+            if whole.startswith(before.removesuffix(self.facts.generation_prompt)):
                 return Status.EXACT, "rendered again, the turn does not begin with its generation prompt"
             return Status.EXACT, "rendered again, earlier turns are changed"
-        if not alone.startswith(grown):
+        if not alone.startswith(whole[: at if marker else min(ends)]):
             return Status.EXACT, "the turn is rendered otherwise once messages follow it"
         return Status.APPEND_ONLY, ""
 
-    def check_safety(self) -> Case:
+    def check_safety(self, head: list[Message], name: str) -> Case:
         """Whether tool results can hold the text of control tokens."""
-        name, role = "control tokens in a result", "tool"
+        case, results = "control tokens in a result", "one result" in self.facts.plans
         text = " ".join([*self.encoder.contents, *self.encoder.contents])
-        kinds = self.renderer.facts.plans
-        if "one result" not in kinds:
-            role = "user"
+
+        def controls(content: str) -> int:
+            new = tool(content, tool_call_id=PROBE_IDS[0], name=name) if results else user(content)
+            return sum(token in self.renderer.added_ids for token in self.renderer.extend([new], earlier=head))
+
         try:
-            calm, wild = (
-                sum(token in self.renderer.added_ids for token in self.renderer.extend([_message(role, content)]))
-                for content in ("calm", text)
-            )
+            calm, wild = controls("calm"), controls(text)
         except TemplateError as error:
-            return Case(name, Status.NOT_SUPPORTED, str(error), True)
+            return Case(case, Status.NOT_SUPPORTED, str(error), True)
         if calm != wild:
-            return Case(name, Status.NOT_SUPPORTED, f"{wild - calm} of them were read as control tokens", True)
-        return Case(name, Status.EXACT, "they stay plain text", True)
+            return Case(case, Status.WRONG, f"{wild - calm} of them were read as control tokens", True)
+        return Case(case, Status.EXACT, "they stay plain text", True)
 
 
-def _message(role: str, content: str) -> Message:
-    return tool(content, tool_call_id=PROBE_IDS[0], name=_PROBE_TOOL.name) if role == "tool" else user(content)
+def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_Conversation]:
+    facts, mark = checker.facts, checker.mark
 
-
-def _conversations(renderer: ChatRenderer, name: str, mark: str) -> list[_Conversation]:
-    facts = renderer.facts
-
-    def call(argument: str, count: int = 1) -> Message:
+    def call(argument: str, count: int = 1, ids: Sequence[str] = PROBE_IDS) -> Message:
         if facts.tool_calls_rendered and (count == 1 or facts.parallel_calls):
-            return called(argument, [name] * count)
+            return called(argument, [name] * count, ids)
         return assistant(f"{name}({argument}" * count)
 
+    def results(*contents: str, ids: Sequence[str] = PROBE_IDS) -> list[Message]:
+        return [tool(text, tool_call_id=ids[at], name=name) for at, text in enumerate(contents)]
+
+    def earlier(number: int, content: str) -> list[Message]:
+        ids = [f"earlier{number:02}"]
+        return [call("fox", ids=ids), *results(content, ids=ids)]
+
     def thinking(message: Message) -> Message:
-        return {**message, "reasoning_content": "Let me see.\nIt is a word."}
+        thought = "Let me see.\nIt is a word."
+        return {**message, "reasoning_content": thought, "thinking": thought}  # type: ignore[typeddict-unknown-key]
 
-    def results(*contents: str) -> list[Message]:
-        return [tool(text, tool_call_id=PROBE_IDS[at], name=name) for at, text in enumerate(contents)]
-
-    asked = [system("Be brief."), user("What is a fox?")]
-    try:
-        renderer.prompt(asked)
-    except TemplateError:  # no system prompts
-        asked = asked[1:]
     one, answer = call(mark), assistant(f"An animal. {mark}")
-    cycle = [*asked, call("fox"), *results("an animal")]
+    result, hare = results("an animal"), user("And a hare?")
+    first = earlier(1, "a beast")
+    cycle = [*asked, *first]
+    later = [*cycle, assistant("It is an animal."), hare]
+    thought = [*asked, thinking(first[0]), first[1]]
     odd = "naïve ☃ 🦊\u200d 日本語 \u0301 \t end"
+    cases = [
+        ("single call", True, asked, one, result),
+        ("parallel calls", False, asked, call(mark, 2), results("an animal", "a hunter")),
+        ("second tool cycle", True, cycle, one, results("a hunter")),
+        ("third tool cycle", True, [*cycle, *earlier(2, "a pet")], one, results("a hunter")),
+        ("tool cycle in a later turn", True, later, one, results("a hunter")),
+        ("parallel calls, second tool cycle", False, cycle, call(mark, 2), results("an animal", "a hunter")),
+        ("thinking", False, asked, thinking(one), result),
+        ("thinking, second tool cycle", False, thought, thinking(one), results("a hunter")),
+        ("thinking, then the user", False, thought, thinking(answer), [hare]),
+        ("retry by the user", True, asked, assistant(f"Look up {mark}"), [user("Call a tool.")]),
+        ("new user turn", True, cycle, answer, [hare]),
+        ("second new user turn", True, [*later, *earlier(2, "it too")], answer, [user("Thanks.")]),
+        ("result and user", False, asked, one, [*result, user("Go on.")]),
+        ("result and system", False, asked, one, [*result, system("Now in French.")]),
+        ("system in the middle", False, asked, answer, [system("Now in French."), hare]),
+        ("empty content", True, asked, one, results("")),
+        ("unicode", True, asked, one, results(odd)),
+    ]
     return [
-        _Conversation("single call", True, asked, one, results("an animal")),
-        _Conversation("parallel calls", False, asked, call(mark, 2), results("an animal", "a hunter")),
-        _Conversation("second tool cycle", False, cycle, one, results("a hunter")),
-        _Conversation("thinking", False, asked, thinking(one), results("an animal")),
-        _Conversation(
-            "thinking, then the user",
-            False,
-            [*asked, thinking(call("fox")), *results("an animal")],
-            thinking(answer),
-            [user("And a hare?")],
-        ),
-        _Conversation("retry by the user", True, asked, assistant(f"Look up {mark}"), [user("Call a tool.")]),
-        _Conversation("new user turn", True, cycle, answer, [user("And a hare?")]),
-        _Conversation("result and user", False, asked, one, [*results("an animal"), user("Go on.")]),
-        _Conversation("system in the middle", False, asked, answer, [system("Now in French."), user("And a hare?")]),
-        _Conversation("empty content", True, asked, one, results("")),
-        _Conversation("unicode", True, asked, one, results(odd)),
+        *(_Conversation(*case) for case in cases),
         _Conversation("truncated turn", True, asked, assistant(f"An {mark}"), [user("Go on.")], cut_off=True),
     ]
 

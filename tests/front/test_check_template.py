@@ -22,11 +22,17 @@ CASES = {
     "single call",
     "parallel calls",
     "second tool cycle",
+    "third tool cycle",
+    "tool cycle in a later turn",
+    "parallel calls, second tool cycle",
     "thinking",
+    "thinking, second tool cycle",
     "thinking, then the user",
     "retry by the user",
     "new user turn",
+    "second new user turn",
     "result and user",
+    "result and system",
     "system in the middle",
     "empty content",
     "unicode",
@@ -94,9 +100,6 @@ def test_optional_cases_that_a_template_refuses_are_told_and_forgiven():
     refused = found["system in the middle"]
     assert (refused["status"], refused["required"]) == ("not supported", False)
     assert "System message must be at the beginning" in refused["why"]
-    second = cases(TEMPLATES / "deepseekv3.jinja")["second tool cycle"]
-    assert (second["status"], second["required"]) == ("not supported", False)
-    assert "tool▁output▁begin" in second["why"]
     assert "one call per message" in cases(TEMPLATES / "gptoss.jinja")["parallel calls"]["why"]
 
 
@@ -107,15 +110,16 @@ def test_optional_cases_that_a_template_refuses_are_told_and_forgiven():
 def test_a_template_without_tools_is_not_supported(name, said):
     done = check(TEMPLATES / f"{name}.jinja")
     assert done.exit_code == 1
-    assert "verdict: not supported" in done.stdout
+    assert "verdict: not exact" in done.stdout
     assert said in " ".join(done.stdout.split())
 
 
 def test_a_template_that_is_wrong_about_its_delta_is_caught(tmp_path):
-    """What follows a result depends on how long the conversation was before it."""
+    """What follows a result depends on what was said before it."""
     template = (tiny_policy_path() / "chat_template.jinja").read_text()
     counting = template.replace(
-        '"<tool_response>\\n" + content', '"<tool_response>\\n" + messages|length|string + content'
+        '"<tool_response>\\n" + content',
+        '"<tool_response>\\n" + (messages|map(attribute="content")|join|length)|string + content',
     )
     assert counting != template
     (tmp_path / "counting.jinja").write_text(counting)

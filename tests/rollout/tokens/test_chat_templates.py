@@ -138,7 +138,7 @@ def delta(name, head, turn, new):
 def check(name, head, turn, new):
     renderer = renderer_of(name)
     truth = delta(name, head, turn, new)
-    given_ = renderer.extend(new)
+    given_ = renderer.extend(new, earlier=head)
     assert renderer.decode(given_) == truth
     assert given_ == renderer.tokenizer.encode(truth, add_special_tokens=False)
 
@@ -160,7 +160,7 @@ def test_the_delta_of_a_result_is_the_known_one(name):
     answer_end, call_end, asked, result = WAYS[name]
     renderer = renderer_of(name)
     expected = asked.format(result) if result.startswith("<tool_response>") else result
-    assert renderer.decode(renderer.extend(results("42"))) == expected
+    assert renderer.decode(renderer.extend(results("42"), earlier=[user("x")])) == expected
     assert renderer.decode(renderer.extend([user("Hi")])) == asked.format("Hi")
     assert renderer.facts.ends_of_turn == tuple(dict.fromkeys([answer_end, call_end]))
     for end in (answer_end, call_end):
@@ -207,8 +207,9 @@ def test_the_delta_does_not_depend_on_the_tools(name):
     tools = [ToolSchema(f"tool_{at}", "Does it.", {"type": "object", "properties": {}}) for at in range(40)]
     many, none = ChatRenderer(tokenizer, [TOOL, *tools], now=TODAY), ChatRenderer(tokenizer, now=TODAY)
     for new in (results("42"), results("1", "2"), [user("Hi")]):
-        assert many.extend(new) == renderer_of(name).extend(new) == none.extend(new)
-        assert not many.facts.plans["one result"].tools
+        made = [renderer.extend(new, earlier=[user("x")]) for renderer in (many, renderer_of(name), none)]
+        assert made[0] == made[1] == made[2]
+    assert not any(plan.tools for plan in many.facts.plans.values())
 
 
 @every
@@ -300,7 +301,7 @@ def test_a_beginning_of_sequence_is_never_doubled(name):
     renderer = ChatRenderer(tokenizer, [TOOL], now=TODAY)
     assert tokenizer.encode("a")[0] == bos
     assert renderer.prompt(HEADS["user"]).count(bos) == rendered(renderer, HEADS["user"]).count("<bos>") <= 1
-    assert bos not in renderer.extend(results("42"))
+    assert bos not in renderer.extend(results("42"), earlier=[user("x")])
 
 
 @pytest.mark.parametrize("name", ["llama3_2", "gptoss", "muse_glimmer"])
@@ -478,7 +479,7 @@ def play(name, head, turns):
         text = said[:end] if is_prefix else "free speech"
         sampled = [*encode(text, add_special_tokens=False), *encode(own_end, add_special_tokens=False)]
         ids += sampled
-        ids += renderer.extend(new, sampled)
+        ids += renderer.extend(new, sampled, earlier=messages)
         assert ids[: len(before) + len(sampled)] == before + sampled
         messages += [turn, *new]
         grown = asked + text + own_end
