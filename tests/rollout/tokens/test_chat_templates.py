@@ -215,10 +215,11 @@ def test_the_delta_does_not_depend_on_the_tools(name):
 @every
 def test_a_turn_that_was_cut_is_closed(name):
     renderer, (answer_end, _, asked, _) = renderer_of(name), WAYS[name]
-    cut = renderer.tokenizer.encode("It is 4", add_special_tokens=False)
+    said = "</think>It is 4" if renderer.opens_thinking else "It is 4"
+    cut = renderer.tokenizer.encode(said, add_special_tokens=False)
     written = "<|end|>" if name == "gptoss" else answer_end
     closing = [renderer.tokenizer.convert_tokens_to_ids(written)]
-    assert renderer.close_turn(cut) == renderer.close_turn([]) == closing
+    assert renderer.close_turn(cut) == renderer.close_turn([], starts_open=False) == closing
     assert not renderer.ends_turn(cut)
     assert not renderer.ends_turn([])
     new = [user("Go on.")]
@@ -228,7 +229,7 @@ def test_a_turn_that_was_cut_is_closed(name):
     for end in renderer.facts.ends_of_turn:
         ended = [*cut, renderer.tokenizer.convert_tokens_to_ids(end)]
         assert renderer.close_turn(ended) == []
-        assert renderer.text(ended) == "It is 4"
+        assert renderer.text(ended) == said
     empty = [renderer.tokenizer.convert_tokens_to_ids(answer_end)]
     assert renderer.text(empty) == renderer.text([]) == ""
     assert renderer.extend(new, empty) == renderer.extend(new)
@@ -255,8 +256,9 @@ def test_another_end_of_sequence_ends_a_turn_too(name):
     eos = renderer.tokenizer.eos_token_id
     assert eos in renderer.stop_token_ids
     assert renderer.ends_turn([1, eos])
-    assert renderer.close_turn([1, eos]) == renderer.close_turn([1])  # but it is not what the template writes there
-    assert renderer.extend([user("Hi")], [1, eos]) == [*renderer.close_turn([1]), *renderer.extend([user("Hi")])]
+    closing = renderer.close_turn([1], starts_open=False)
+    assert renderer.close_turn([1, eos]) == closing  # but it is not what the template writes there
+    assert renderer.extend([user("Hi")], [1, eos]) == [*closing, *renderer.extend([user("Hi")])]
 
 
 def test_an_end_of_several_tokens():
