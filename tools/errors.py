@@ -22,7 +22,7 @@ class ToolgymError(Exception):
 
 
 class ConfigError(ToolgymError, ValueError):
-    """A configuration value, file or argument is not usable. Says what was expected and what came."""
+    """A configuration value, file or argument is not usable. Says what was expected and what was given."""
 
 
 class UnknownNameError(ConfigError, LookupError):
@@ -30,7 +30,7 @@ class UnknownNameError(ConfigError, LookupError):
 
 
 class UnknownArgumentError(UnknownNameError, TypeError):
-    """A keyword argument is not known. Names the nearest one that is."""
+    """A function takes no keyword argument of that name. Names the nearest one that it takes."""
 
 
 class MissingExtraError(ToolgymError, ImportError):
@@ -54,15 +54,19 @@ class SandboxError(ToolgymError, RuntimeError):
 
 
 class SandboxUnavailableError(SandboxError):
-    """The sandbox cannot be set up, or its servers cannot be reached: mend the set-up, or try later or elsewhere."""
+    """It cannot be set up, or its servers cannot be reached: fix the set-up, try later, or use another server."""
 
 
 class SandboxUnsupportedError(SandboxError):
     """This sandbox can never do that, for example fork at the level `landlock`: use another sandbox or level."""
 
 
+class SessionForkError(SandboxUnsupportedError, ForkNotSupportedError):
+    """Sessions of this sandbox can never be forked. Names the session and what keeps it from it."""
+
+
 class SandboxBusyError(SandboxError):
-    """There is no room for another session or process: close some, or wait, and try again."""
+    """The sandbox has no room for another session or process: close some, or wait, and try again."""
 
 
 class SandboxClosedError(SandboxError):
@@ -151,8 +155,8 @@ def require_whole_number(name: str, value: object, *, at_least: int) -> None:
 def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
     """Let a misspelt keyword argument of a function, or of `__init__`, be an error that names the nearest one.
 
-    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names
-    that the subclass takes are known as well.
+    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names that
+    the subclass takes are known as well.
     """
     names = set(_keywords(call))
 

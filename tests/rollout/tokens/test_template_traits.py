@@ -15,7 +15,7 @@ import trl
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import RunConfig, SamplingParams, rollout
+from toolgym.rollout import RunConfig, Runner, SamplingParams
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import end_token_ids, load_tokenizer
@@ -291,7 +291,7 @@ async def play(scripted_engine, tokenizer, *said, **config):
     engine = scripted_engine(tokenizer, lambda prompt, request_id: said[int(request_id.split("-")[1])])
     config = RunConfig(sampling=SamplingParams(max_new_tokens=200), **config)
     task = Task(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}), id="q")
-    [one] = await rollout(lambda: ToolEnv([echo], [task]), engine, [task], tokenizer=tokenizer, config=config)
+    [one] = await Runner(lambda: ToolEnv([echo], [task]), engine, tokenizer, config).run([task])
     return engine, one
 
 
