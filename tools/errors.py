@@ -155,8 +155,8 @@ def require_whole_number(name: str, value: object, *, at_least: int) -> None:
 def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
     """Let a misspelt keyword argument of a function, or of `__init__`, be an error that names the nearest one.
 
-    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names that
-    the subclass takes are known as well.
+    The error is an `UnknownArgumentError`. Where `__init__` is inherited or called from that of a subclass, the names
+    that the subclass takes are known as well.
     """
     names = set(_keywords(call))
 
