@@ -29,7 +29,7 @@ class TruncateResults(Wrapper):
         ...         await env.reset(seed=0)
         ...         return (await env.step(call)).obs[0]["content"]
         >>> asyncio.run(main())
-        '1000 ... [6 characters cut]'
+        '1000 [... 6 characters left out ...]'
     """
 
     def __init__(self, env: BaseEnv, max_chars: int, *, side: Side = "middle") -> None:

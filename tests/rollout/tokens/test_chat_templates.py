@@ -209,7 +209,8 @@ def test_the_delta_does_not_depend_on_the_tools(name):
     for new in (results("42"), results("1", "2"), [user("Hi")]):
         made = [renderer.extend(new, earlier=[user("x")]) for renderer in (many, renderer_of(name), none)]
         assert made[0] == made[1] == made[2]
-    assert not any(plan.tools for plan in many.facts.plans.values())
+    # Muse Glimmer repeats the tools in each system message.
+    assert not any(plan.tools for kind, plan in many.facts.plans.items() if "system" not in kind)
 
 
 @every

@@ -291,7 +291,7 @@ async def play(scripted_engine, tokenizer, *said, **config):
     engine = scripted_engine(tokenizer, lambda prompt, request_id: said[int(request_id.split("-")[1])])
     config = RunConfig(sampling=SamplingParams(max_new_tokens=200), **config)
     task = Task(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}), id="q")
-    [one] = await Runner(lambda: ToolEnv([echo], [task]), engine, tokenizer, config).run([task])
+    [one] = await Runner(lambda: ToolEnv([echo], [task]), engine, tokenizer=tokenizer, config=config).run([task])
     return engine, one
 
 

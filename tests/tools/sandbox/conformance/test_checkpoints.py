@@ -60,6 +60,16 @@ async def test_checkpoints_are_freed_with_their_session_or_earlier(keeping):
     assert await gone(kept)
 
 
+async def fork_when_there_is_room(session, name, n):
+    """Forks that were closed are killed; the kernel counts them until they are gone, a moment later."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await session.fork(name, n=n)
+            except SandboxBusyError:
+                await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("maker", BRANCHING)
 async def test_where_there_is_no_room_nothing_is_left_behind(maker):
     async with MAKERS[maker](limits=dataclasses.replace(LIMITS, processes=8)) as made, await made.session() as session:
@@ -67,7 +77,7 @@ async def test_where_there_is_no_room_nothing_is_left_behind(maker):
         await session.checkpoint("here")
         with pytest.raises(SandboxBusyError, match="cannot be forked"):
             await session.fork("here", n=20)
-        forks = await session.fork("here", n=5)
+        forks = await fork_when_there_is_room(session, "here", 5)
         assert [(await fork.run_cell("x")).result for fork in forks] == ["3"] * 5
         await close(forks)
 
