@@ -318,7 +318,11 @@ class Session(AsyncCloseable):
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill everything of the session and free it, with its checkpoints. Closing twice is fine."""
+        """Kill everything of the session and free it, with its checkpoints. Closing twice is fine.
+
+        Its processes count against the sandbox's limits until they are gone, a moment later: a fork or a session
+        that is opened at the limit right afterwards may raise `SandboxBusyError`; try again then.
+        """
 
     def _check_known(self, name: str) -> None:
         if name not in self.checkpoints:
