@@ -14,25 +14,35 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-rest test-all lint types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-sglang test-all lint types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write trajectories and tensors, show them.
 	$(BIN)/toolgym rollout --env CodeInterpreter-v0 --tasks 32 --group-size 4 --out demo-out --overwrite
+	@echo "next: \`$(BIN)/toolgym rollout --help\`, notebooks/01_first_episode.ipynb, and examples/ for an env of your own"
 
-# Two processes: most tests wait for something. Each has one half in a row, so that most fixtures are made once, and
-# takes of the other's when it has done its own.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# One process more than processors, since many tests wait for something. Each has its share in a row, so that most
+# fixtures are made once, and takes of the others' when it has done its own.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 7 ? n + 1 : 8)))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 REST   := matrix or abuse or soak or uvloop or wheel or long or sglang
 
 test: $(VENV)/.dev  ## Run the tests: every behaviour once.
 	$(PYTEST) -m "not ($(REST))"
 
-# Properties run in both: there with few examples, here with many.
+# Properties run in both: there with few examples, here with many. The tests with a real SGLang mostly wait for it, so
+# they run beside the others. Hostile programs and soaks want the machine for themselves, and run one after another.
 test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang.
-	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -m "$(REST) or hypothesis"
+	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang
+	$(BIN)/python -m pytest -m "(abuse or soak) and not sglang"
+
+test-further:
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or sglang)"
+
+test-sglang:
+	$(BIN)/python -m pytest -m sglang
 
 test-all: test test-rest  ## Run all tests.
 
@@ -64,6 +74,7 @@ $(VENV)/.python:
 	touch $@
 
 $(VENV)/.rollout: $(VENV)/.python pyproject.toml setup.cfg constraints.txt
+	@echo "installing PyTorch and the library into $(VENV): about 1.2 GB, some minutes"
 	$(PIP) install -c constraints.txt $(TORCH)
 	$(PIP) install -c constraints.txt -e ".[rollout]"
 	echo $(LIBRARY_FIRST) > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/toolgym-first.pth

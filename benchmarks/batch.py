@@ -1,10 +1,10 @@
 """What a batch costs: `make_batch` with all of its checks, beside plain NumPy that writes the same values.
 
-    python benchmarks/batch.py [--trajectories 256] [--turns 8] [--tokens 8000] [--repeats 5]
+    python benchmarks/batch.py [--trajectories 1024] [--turns 4] [--tokens 2000] [--repeats 5]
 
 Plain NumPy (the bound) writes the ids, the mask and the log-probabilities of each segment into three padded arrays, and
-checks nothing. The two take turns in one run; the fastest of the repeats is printed, so that other work on the
-machine counts little.
+checks nothing. The two take turns in one run, and the least CPU time of the repeats is printed, so that other work on
+the machine counts little. The target is 0.5 s on a machine on which plain NumPy takes 25 ms for the same.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from toolgym.envs.base import StopReason
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory import Trajectory
 
-TARGET = 40.0
+TARGET = 20.0
 """Most times of the bound that a checked batch of eleven tensors may take."""
 
 
@@ -73,9 +74,10 @@ def plain(made: Sequence[Trajectory]) -> None:
 def main() -> None:
     """Print both times, their ratio, and whether the target holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("trajectories", 256), ("turns", 8), ("tokens", 8000), ("repeats", 5)):
+    for name, default in (("trajectories", 1024), ("turns", 4), ("tokens", 2000), ("repeats", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    torch.set_num_threads(1)  # threads of torch that wait for each other would count as well
     made = trajectories(options.trajectories, options.turns, options.tokens)
     best = {"plain NumPy": float("inf"), "make_batch": float("inf")}
     for _ in range(options.repeats):
@@ -83,11 +85,11 @@ def main() -> None:
             ("plain NumPy", lambda: plain(made)),
             ("make_batch", lambda: make_batch(made, pad_token_id=0)),
         ):
-            start = time.perf_counter()
+            start = time.process_time()
             work()
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], time.process_time() - start)
     for name, seconds in best.items():
-        print(f"{name:12s} {seconds * 1e3:9.1f} ms")
+        print(f"{name:12s} {seconds * 1e3:9.1f} ms of CPU")
     ratio = best["make_batch"] / best["plain NumPy"]
     print(f"ratio        {ratio:9.1f}  target at most {TARGET}: {'holds' if ratio <= TARGET else 'does not hold'}")
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from sandbox_measures.in_process import LOCAL_MEASURES
 from sandbox_measures.over_http import measure_http, own_server
 from sandbox_measures.samples import STACK, Sample, Scale, show
+from sandbox_measures.transfers import TRANSFER_MEASURES
 from sandbox_measures.without import run_without
 
 from toolgym.tools.sandbox import LocalSandbox
@@ -105,6 +106,15 @@ LOCAL_ROWS = (
         "MB",
         8192,
     ),
+    Row("sleepers", "a step of 64 envs, 32 of whose programs sleep a second: the bound is 1 s", "amount", "×", 1.5),
+    Row("pass-256", "`pass`, 256 at once", "rate", "/s", 800, bound="plain-32"),
+    Row("pass-stack-256", "imports of the stack, 256 at once", "rate", "/s", 450, bound="plain-32"),
+    Row("tar-small", "`tar -c | tar -x`, 1,000 files of 8 KiB (the bound of the next two)", "rate", "MB/s", None),
+    Row("upload-small", "`upload_folder` of these", "rate", "MB/s", None, bound="tar-small"),
+    Row("download-small", "`download_folder` of these", "rate", "MB/s", None, bound="tar-small"),
+    Row("tar-large", "`tar -c | tar -x`, 2 files of 24 MiB (the bound of the next two)", "rate", "MB/s", None),
+    Row("upload-large", "`upload_folder` of these", "rate", "MB/s", None, bound="tar-large"),
+    Row("download-large", "`download_folder` of these", "rate", "MB/s", None, bound="tar-large"),
 )
 
 HTTP_ROWS = (
@@ -169,7 +179,7 @@ async def run(options: argparse.Namespace) -> bool:
         show(["---"] * len(HEAD))
         for row in LOCAL_ROWS:
             if row.name in needed:
-                seen[row.name] = await LOCAL_MEASURES[row.name](scale)
+                seen[row.name] = await (LOCAL_MEASURES | TRANSFER_MEASURES)[row.name](scale)
                 show(cells(row, seen[row.name], seen.get(row.bound)))
                 good = good and row.met(seen[row.name]) is not False
     if any(wanted(row) for row in HTTP_ROWS):

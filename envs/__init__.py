@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from toolgym.envs.rewards.base import Score as Score
     from toolgym.envs.rewards.base import Scorer as Scorer
     from toolgym.envs.tasks.arithmetic import ArithmeticTasks as ArithmeticTasks
+    from toolgym.envs.tasks.loading import load_tasks as load_tasks
     from toolgym.envs.tasks.sources import TaskList as TaskList
     from toolgym.envs.tasks.sources import TaskSource as TaskSource
-    from toolgym.envs.tasks.sources import load_tasks as load_tasks
     from toolgym.envs.tasks.task import Task as Task
     from toolgym.envs.tool_env import End as End
     from toolgym.envs.tool_env import ToolEnv as ToolEnv

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, named_fields
 from toolgym.tools.schema import CallProblem
 
 
+@named_fields
 @dataclass(frozen=True)
 class BadCallPolicy:
     """What a tool call that could not be carried out costs, besides the turn that it took.
@@ -43,15 +44,15 @@ class BadCallPolicy:
     counts: frozenset[CallProblem] = frozenset(CallProblem)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.penalty) and self.penalty >= 0):
+        if not (isinstance(self.penalty, int | float) and math.isfinite(self.penalty) and self.penalty >= 0):
             raise ConfigError(f"penalty must be a number of at least 0, got {self.penalty!r}")
-        if self.max_penalty is not None and not self.max_penalty >= 0:
+        if self.max_penalty is not None and not (isinstance(self.max_penalty, int | float) and self.max_penalty >= 0):
             raise ConfigError(f"max_penalty must be None or at least 0, got {self.max_penalty!r}")
-        if self.stop_after is not None and self.stop_after < 1:
+        if self.stop_after is not None and not (isinstance(self.stop_after, int) and self.stop_after >= 1):
             raise ConfigError(f"stop_after must be None or at least 1, got {self.stop_after!r}")
         try:
             object.__setattr__(self, "counts", frozenset(map(CallProblem, self.counts)))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             known = ", ".join(CallProblem)
             raise ConfigError(f"counts must name kinds of malformed calls: {error}. Known: {known}") from error
 

@@ -19,9 +19,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ResetInfo, StepInfo, StopReason
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ForkNotSupportedError
+from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolSchema
@@ -65,9 +67,22 @@ class StepResult(NamedTuple):
         reason = self.stop_reason
         return reason is not None and reason.truncated
 
+    def _repr_html_(self) -> str:
+        reason = f", done: {self.stop_reason}" if self.done else ""
+        return html_table(f"step, reward {self.reward:g}{reason}", map(message_row, self.obs))
+
 
 class BaseEnv(AsyncCloseable):
-    """One episode at a time. Not safe for concurrent calls; make one env per concurrent episode."""
+    """One episode at a time. Not safe for concurrent calls; make one env per concurrent episode.
+
+    Attributes:
+        task: the task of the episode; None before the first `reset`, and in an env that has none.
+    """
+
+    task: Task | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
 
     @abstractmethod
     async def reset(
@@ -83,6 +98,7 @@ class BaseEnv(AsyncCloseable):
             All messages so far, and a `ResetInfo`.
 
         Raises:
+            ConfigError: the seed or an option is none. A seed is a whole number of at least 0, as in Gymnasium.
             EpisodeFailedError: the episode cannot begin; names the failure.
         """
 

@@ -53,7 +53,7 @@ class EnvSpec:
         if not isinstance(self.entry_point, str):
             return self.entry_point
         module_name, _, path = self.entry_point.partition(":")
-        found: Any = _import(module_name, f"the env {self.id!r} should be in {self.entry_point!r}")
+        found: Any = import_module(module_name, f"the env {self.id!r} should be in {self.entry_point!r}")
         for name in path.split("."):
             if not hasattr(found, name):
                 raise UnknownNameError(
@@ -116,6 +116,8 @@ def register(
         >>> toolgym.make("ShortCodeInterpreter-v0").max_turns
         2
     """
+    if not isinstance(kwargs, Mapping | None):
+        raise ConfigError(f"env {id!r}: kwargs must map names to arguments, got {kwargs!r}")
     if not callable(entry_point) and not _is_entry_point(entry_point):
         raise ConfigError(
             f"env {id!r}: expected an entry point like 'package.module:name', or a callable, got {entry_point!r}"
@@ -160,10 +162,11 @@ def spec(id: str) -> EnvSpec:
         raise ConfigError(f"an env id is a text like 'CodeInterpreter-v0', got {id!r}")
     module_name, colon, name = id.rpartition(":")
     if colon:
-        _import(module_name, f"the env id {id!r} asks for it")
+        import_module(module_name, f"the env id {id!r} asks for it")
     if name not in _specs:
         known = ", ".join(sorted(_specs)) or "none"
-        raise UnknownNameError(f"no env has the id {name!r}{nearest(name, _specs) or '.'} Known ids: {known}")
+        hint = "" if colon else "; 'module:Id' imports the module that registers an id first"
+        raise UnknownNameError(f"no env has the id {name!r}{nearest(name, _specs) or '.'} Known ids: {known}{hint}")
     return _specs[name]
 
 
@@ -196,7 +199,7 @@ def _is_entry_point(value: object) -> bool:
     return all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")])
 
 
-def _import(module_name: str, why: str) -> Any:
+def import_module(module_name: str, why: str) -> Any:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{module_name!r} is not the name of a module; {why}")
     try:
@@ -205,7 +208,10 @@ def _import(module_name: str, why: str) -> Any:
         # A dependency that the module lacks is another matter, with its own message.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise UnknownNameError(f"there is no module {error.name!r}; {why}") from error
+        import pkgutil
+
+        found = [] if "." in error.name else [one.name for one in pkgutil.iter_modules()]
+        raise UnknownNameError(f"there is no module {error.name!r}{nearest(error.name, found)}; {why}") from error
 
 
 register(

@@ -31,9 +31,12 @@ from toolgym.tools.errors import (
     EpisodeError,
     SandboxError,
     check_seconds,
+    error_text,
     named_keywords,
+    require_seed,
     require_whole_number,
 )
+from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
@@ -75,7 +78,8 @@ class ToolEnv(BaseEnv):
     """An env whose policy may call tools.
 
     Args:
-        tools: the tools, shared with other envs or not.
+        tools: the tools, and functions with `@tool` above them; shared with other envs or not. Each needs a name of its
+            own.
         tasks: where tasks come from; a sequence is drawn from at random. It is shared and not copied: do not change it.
         parser: for actions that are text: how calls are written, by name (`hermes`, see
             `toolgym.tools.parsers.get_parser`) or as a function. A runner parses the turns itself, as the chat template
@@ -94,7 +98,8 @@ class ToolEnv(BaseEnv):
         max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted. A
             longer one would hold up every episode of the process while it is tokenised. None: all.
         result_side: what remains of a longer result: `left` its beginning, `right` its end, `middle` both.
-        owns_tools: whether `close` closes the tools too. Otherwise they stay the caller's to close.
+        owns_tools: whether `close` closes the tools too; or those of them that it closes. The others stay the caller's
+            to close.
 
     The reward of an episode is the sum of the tools' step rewards, of each tool's `calc_reward`, and of the score, less
     what malformed calls cost. The metrics of a step hold `turn`, `bad_calls` (those that count, so far) and, where they
@@ -113,7 +118,7 @@ class ToolEnv(BaseEnv):
     @named_keywords
     def __init__(
         self,
-        tools: Sequence[BaseTool],
+        tools: Sequence[BaseTool | ToolFunction[..., Any]],
         tasks: TaskSource | Sequence[Task],
         *,
         parser: str | Parser = "hermes",
@@ -126,16 +131,11 @@ class ToolEnv(BaseEnv):
         queue_timeout: float = 600.0,
         max_result_chars: int | None = MAX_RESULT_CHARS,
         result_side: Side = "middle",
-        owns_tools: bool = False,
+        owns_tools: bool | Sequence[BaseTool | ToolFunction[..., Any]] = False,
     ) -> None:
         if not isinstance(tools, Sequence):
             raise ConfigError(f"tools must be a list of tools, got {tools!r}")
-        for made in tools:
-            if not isinstance(made, BaseTool):
-                raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {made!r}")
-        self.tools = {made.name: made for made in tools}
-        if len(self.tools) != len(tools):
-            raise ConfigError(f"tools of one env need unique names, got {[made.name for made in tools]}")
+        self.tools = _by_name(tools)
         require_whole_number("max_turns", max_turns, at_least=1)
         require_whole_number("max_parallel_calls", max_parallel_calls, at_least=1)
         check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout)
@@ -155,7 +155,8 @@ class ToolEnv(BaseEnv):
         self._parser = get_parser(parser) if isinstance(parser, str) else parser
         self._starts_open = prompt_opens_thinking
         self._scorer = outcome_scorer(scorer) if scorer is not None else None
-        self._own_tools = _OwnTools(tools) if owns_tools else None
+        owned = (tools if owns_tools else ()) if isinstance(owns_tools, bool) else owns_tools
+        self._own_tools = _OwnTools([as_tool(one) for one in owned]) if owned else None
         self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
         self._rng = random.Random()
         self._task: Task | None = None
@@ -166,6 +167,14 @@ class ToolEnv(BaseEnv):
         self._calls_seen = 0
         self._bad_calls = 0
         self._over = True
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_over"):  # a subclass may be half made
+            return super().__repr__()
+        state = "not reset" if self._task is None else f"turn {self._turn} of {self.max_turns}"
+        if self._task is not None and self._over:
+            state = f"over after {state}"
+        return f"<{type(self).__name__} with {', '.join(self.tools) or 'no tools'}; {state}>"
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
@@ -190,7 +199,7 @@ class ToolEnv(BaseEnv):
         self.tools = decorated
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> Task | None:  # type: ignore[override]  # read only here
         """The task of the episode; None before the first `reset`."""
         return self._task
 
@@ -207,6 +216,9 @@ class ToolEnv(BaseEnv):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[list[Message], ResetInfo]:
+        require_seed(seed)
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
         self._over = True  # until the new one is known to have begun
         await self._release()
         if seed is not None:
@@ -244,9 +256,7 @@ class ToolEnv(BaseEnv):
         cost = self._count(requests)
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
-        async with asyncio.TaskGroup() as group:
-            answers = [group.create_task(self._instances.answer(request)) for request in requests]
-        records = [one.result() for one in answers]  # in the order of the requests
+        records = await self._answers(self._instances, requests)
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
@@ -254,6 +264,16 @@ class ToolEnv(BaseEnv):
         obs = [tool(record.text, tool_call_id=record.id, name=encodable(record.name)) for record in records]
         self._messages += [one.copy() for one in obs]
         return StepResult(obs, reward, False, self._info(None, message, records, {}))
+
+    async def _answers(
+        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
+    ) -> list[ToolCallRecord]:
+        """Answer all requests at the same time. Returns the records in the order of the requests."""
+        if len(requests) == 1:  # needs no task of its own
+            return [await instances.answer(requests[0])]
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(instances.answer(request)) for request in requests]
+        return [one.result() for one in answers]
 
     def respond(self, turn: ParsedTurn) -> list[Message] | End | Awaitable[list[Message] | End]:
         """Decide what becomes of a turn without tool calls. Override it; it may be async.
@@ -445,13 +465,31 @@ class ToolEnv(BaseEnv):
             await self._instances.release()
 
 
+def _by_name(tools: Sequence[BaseTool | ToolFunction[..., Any]]) -> dict[str, BaseTool]:
+    """Return the tools by name, in their order.
+
+    Raises:
+        ConfigError: one is no tool, or two have the same name.
+    """
+    found: dict[str, BaseTool] = {}
+    for place, made in enumerate(map(as_tool, tools)):
+        if made.name in found:
+            first = list(found).index(made.name)
+            raise ConfigError(
+                f"tools of one env need unique names, got two called {made.name!r}: tools {first} "
+                f"({type(found[made.name]).__name__}) and {place} ({type(made).__name__})"
+            )
+        found[made.name] = made
+    return found
+
+
 def _failed(reason: StopReason, what: str, error: Exception) -> EpisodeFailedError:
     """Return the error to raise for a failure at the end of an episode. Its cause may know the reason better."""
     if isinstance(error, EpisodeFailedError):
         return error
     if isinstance(error, SandboxError):
         reason = StopReason.SANDBOX_FAILED
-    return EpisodeFailedError(reason, f"{what} {type(error).__name__}: {error}")
+    return EpisodeFailedError(reason, f"{what} {error_text(error)}")
 
 
 async def _awaited(value: Awaitable[T]) -> T:

@@ -11,9 +11,12 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import error_text, is_infrastructure, shorten
 from toolgym.tools.schema import ToolCall, ToolCallError
+from toolgym.tools.seldom import Seldom
 
 _log = logging.getLogger("toolgym.envs")
+_warnings = Seldom(60.0)
 
 
 class ToolInstances:
@@ -53,7 +56,11 @@ class ToolInstances:
         """
         try:
             for name, made in self._tools.items():
-                await self._keep(name, made.create(**self._kwargs(name, "create_kwargs")))
+                opening = made.create(**self._kwargs(name, "create_kwargs"))
+                if _is_default(made.create, BaseTool.create):
+                    self._ids[name] = await opening
+                else:
+                    await self._keep(name, opening)
         except BaseException:
             await self.release()
             raise
@@ -66,19 +73,28 @@ class ToolInstances:
         made, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
-        status, infra_failure = "ok", False
+        status, failure = "ok", ""
         try:
             call = made.execute(instance, request.arguments, **kwargs)
             result = ToolResult.of(await with_deadline(call, self._timeout, queue=self._queue_timeout))
             status = str(result.metrics.get("status", "ok"))
-            infra_failure = bool(result.metrics.get("infra_failure", False))
+            if result.metrics.get("infra_failure", False):
+                failure = str(result.metrics.get("error", "it did not say why"))
         except DeadlineError as error:
-            status, infra_failure = "timeout", error.queued
-            result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
+            status = "timeout"
+            if error.queued:
+                failure, result = str(error), _unavailable(request.name, str(error))
+            else:
+                result = ToolResult(f"[The tool {request.name!r} {error} and was stopped]")
         except Exception as error:  # noqa: BLE001  a tool's failure is the model's observation
             _log.debug("tool %r raised", request.name, exc_info=True)
-            status = "error"
-            result = ToolResult(f"[The tool {request.name!r} failed: {type(error).__name__}: {error}]")
+            status, said = "error", error_text(error)
+            if is_infrastructure(error):
+                failure, result = said, _unavailable(request.name, said)
+            else:
+                result = ToolResult(f"[The tool {request.name!r} failed: {said}]")
+        if failure:
+            _warn(request.name, failure)
         return ToolCallRecord(
             id=request.id,
             name=request.name,
@@ -87,7 +103,7 @@ class ToolInstances:
             text=encodable(self._cut(result.text)),
             reward=result.reward,
             seconds=time.monotonic() - started,
-            infra_failure=infra_failure,
+            infra_failure=bool(failure),
             metrics=result.metrics,
         )
 
@@ -97,7 +113,10 @@ class ToolInstances:
         Raises:
             DeadlineError: `calc_reward` took too long. Whatever else it raises passes through.
         """
-        call = self._tools[name].calc_reward(self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
+        made = self._tools[name]
+        call = made.calc_reward(self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
+        if _is_default(made.calc_reward, BaseTool.calc_reward):
+            return await call
         return float(await with_deadline(call, self._timeout, queue=self._queue_timeout))
 
     async def fork(self) -> ToolInstances:
@@ -120,6 +139,8 @@ class ToolInstances:
         """Release every instance exactly once, even when cancelled meanwhile. What a tool raises is logged."""
         self._released = True
         ids, self._ids = self._ids, {}
+        # What a tool does not override never waits, and needs no task with a deadline.
+        ids = {name: one for name, one in ids.items() if not _is_default(self._tools[name].release, BaseTool.release)}
         if ids:
             await shielded(self._release(ids))
 
@@ -147,6 +168,25 @@ class ToolInstances:
         """Return the task's arguments for one of a tool's methods."""
         kwargs: Mapping[str, Any] = self._task.tools_kwargs.get(name, {}).get(call) or {}
         return kwargs
+
+
+def _is_default(method: Callable[..., Any], default: Callable[..., Any]) -> bool:
+    """Whether a method of a tool is the one of `BaseTool`, which does next to nothing and never waits."""
+    return getattr(method, "__func__", None) is default
+
+
+def _unavailable(name: str, error: str) -> ToolResult:
+    """Return what the model reads where the infrastructure failed: no host, path or number of ours."""
+    text = f"[The tool {name!r} is not available now; your call is not to blame]"
+    return ToolResult(text, 0.0, {"infra_failure": True, "error": error})
+
+
+def _warn(name: str, failure: str) -> None:
+    """Log a failure of the infrastructure. A server that is down fails thousands of calls: one line a minute."""
+    more = _warnings.due(name)
+    if more is not None:
+        since = f" ({more} more since the last of these lines)" if more else ""
+        _log.warning("the infrastructure of the tool %r failed: %s%s", name, shorten(failure), since)
 
 
 def encodable(text: str) -> str:

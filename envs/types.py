@@ -149,7 +149,7 @@ class ToolCallRecord:
         reward: the tool's step reward.
         seconds: wall seconds that the call took.
         infra_failure: the tool's infrastructure failed; the model is not to blame.
-        metrics: the tool's own numbers.
+        metrics: the tool's own numbers; where its infrastructure failed, also `error`, which the model did not read.
     """
 
     id: str

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.local import rollout as rollout
     from toolgym.rollout.runner.scheduler import Scheduler as Scheduler
     from toolgym.rollout.runner.sinks import Sink as Sink
+    from toolgym.rollout.summary import summarize as summarize
     from toolgym.rollout.tiny import tiny_policy_path as tiny_policy_path
     from toolgym.rollout.token_sequence import Segment as Segment
     from toolgym.rollout.token_sequence import TokenSequence as TokenSequence

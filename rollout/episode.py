@@ -18,7 +18,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -31,11 +32,16 @@ from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.rollout.tokens.context_policies import ContextPolicy, ContextState, checked_messages
 from toolgym.rollout.tokens.conversation import Conversation, Extension
 from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.safe_encoder import LONG
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory import Failure, Trajectory, Turn
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, TemplateError
+from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, TemplateError, error_text
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
+
+T = TypeVar("T")
 
 RESUME_WAIT = (0.05, 5.0)
 """Seconds to wait before a turn is resumed that got no token since the last time: at first, and at most. It doubles
@@ -139,7 +145,10 @@ class Episode:
                 raise _FailedError(reason, EpisodeError("the env ended the episode with this reason"))
             if reason is not None:
                 return reason
-            observation, extension = await self._observe(renderer, conversation, result.obs)
+            try:
+                observation, extension = await self._observe(renderer, conversation, result.obs)
+            except TooManyTokensError:
+                return StopReason.BUDGET  # as below, found out without encoding it
             added = len(extension.added or ())
             response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
             if self._room(extension.tokens, response_tokens) < 1:
@@ -155,8 +164,14 @@ class Episode:
         self._messages = list(obs)
         with _failing(StopReason.PROMPT_REFUSED):
             self._renderer = renderer = self._make_renderer(self._env.tool_schemas)
-            self._conversation = conversation = Conversation(renderer, self._history, obs)
-            self._refuse_long_prompt(len(conversation.context))
+            most = self._longest_prompt()
+            try:
+                conversation = await _apart(partial(Conversation, renderer, self._history, obs, most=most), obs)
+            except TooManyTokensError as error:
+                raise _long_prompt(f"at least {error.least}", most) from error
+            self._conversation = conversation
+            if len(conversation.context) > most:
+                raise _long_prompt(str(len(conversation.context)), most)
         return renderer, conversation
 
     async def _step_env(self, conversation: Conversation) -> StepResult:
@@ -265,9 +280,14 @@ class Episode:
         admitted = list(obs)
         with _failing(StopReason.CONTEXT_FAILED):
             for policy in self._context:
-                admitted = [policy.admit(message, renderer) for message in admitted]
+                for index, message in enumerate(admitted):
+                    admit = partial(policy.admit, message, renderer)
+                    admitted[index] = await _apart(admit, [message]) if policy.tokenizes else admit()
+        # A context policy may shorten a conversation that is too long, and is told its length.
+        most = None if any(map(_revises, self._context)) else self._longest() - 1
         with _failing(StopReason.PROMPT_REFUSED):
-            extension = conversation.extended_with(admitted)
+            extend = partial(conversation.extended_with, admitted, most=most)
+            extension = await _apart(extend, conversation.to_encode(admitted))
         for policy in self._context:
             # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
             messages, state = copy.deepcopy(extension.messages), ContextState(extension.tokens, self._longest())
@@ -276,7 +296,8 @@ class Episode:
             with _failing(StopReason.CONTEXT_FAILED):
                 try:
                     if (messages := checked_messages(policy, revised)) != extension.messages:
-                        extension = conversation.rewritten(messages, policy.name)
+                        rewrite = partial(conversation.rewritten, messages, policy.name)
+                        extension = await _apart(rewrite, messages)
                 except TemplateError:
                     # What the model wrote may be what the template refuses; then nothing is changed, and it goes on.
                     if conversation.renders(extension.messages):
@@ -300,15 +321,10 @@ class Episode:
             room = min(room, self._limits.max_response_tokens - response_tokens)
         return room
 
-    def _refuse_long_prompt(self, tokens: int) -> None:
+    def _longest_prompt(self) -> int:
+        """Most tokens that the prompt may have."""
         most = self._engine.context_length - 1
-        if self._limits.max_prompt_tokens is not None:
-            most = min(most, self._limits.max_prompt_tokens)
-        if tokens > most:
-            raise ConfigError(
-                f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
-                "because the policy would see another task: shorten the task, or raise max_prompt_tokens"
-            )
+        return most if self._limits.max_prompt_tokens is None else min(most, self._limits.max_prompt_tokens)
 
     # ------------------------------------------------------------------ the record
 
@@ -316,17 +332,19 @@ class Episode:
         if reason is StopReason.EPISODE_TIMEOUT:
             message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
         else:
-            message = f"{type(cause).__name__}: {cause}"
+            message = error_text(cause)
         return Failure(message, self._number)
 
     def _record(self, reason: StopReason, error: Failure | None, started_at: float, seconds: float) -> Trajectory:
         messages: Sequence[Message] = self._messages
         sequences: tuple[TokenSequence, ...] = ()
-        prompt_text = response_text = ""
+        prompt_text: str | Callable[[], str] = ""
+        response_text: str | Callable[[], str] = ""
         if self._conversation is not None and self._renderer is not None:
             messages, sequences = self._conversation.messages, self._conversation.sequences
-            prompt_text = self._renderer.decode(sequences[-1].prompt_ids.tolist())
-            response_text = self._renderer.decode(sequences[-1].response_ids.tolist())
+            last, decode = sequences[-1], self._renderer.decode
+            prompt_text = lambda: decode(last.prompt_ids.tolist())  # noqa: E731
+            response_text = lambda: decode(last.response_ids.tolist())  # noqa: E731
         return Trajectory(
             id=self._id,
             env_id=self._env_id,
@@ -365,12 +383,33 @@ def _failing(failed: StopReason, timed_out: StopReason | None = None) -> Iterato
         yield
     except DeadlineError as cause:
         raise _FailedError(timed_out or failed, cause) from cause
+    except TooManyTokensError:
+        raise
     except EpisodeFailedError as cause:
         raise _FailedError(cause.stop_reason, cause) from cause
     except SandboxError as cause:
         raise _FailedError(StopReason.SANDBOX_FAILED, cause) from cause
     except Exception as cause:
         raise _FailedError(failed, cause) from cause
+
+
+def _long_prompt(tokens: str, most: int) -> ConfigError:
+    return ConfigError(
+        f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
+        "because the policy would see another task: shorten the task, or raise max_prompt_tokens"
+    )
+
+
+async def _apart(encode: Callable[[], T], messages: Sequence[Message]) -> T:
+    """Call what encodes messages; in a thread where they are long, so that other episodes go on meanwhile."""
+    contents = (message.get("content") for message in messages)
+    if sum(len(content) for content in contents if isinstance(content, str)) < LONG:
+        return encode()
+    return await in_thread(encode)
+
+
+def _revises(policy: ContextPolicy) -> bool:
+    return type(policy).revise is not ContextPolicy.revise
 
 
 async def _revise(policy: ContextPolicy, messages: list[Message], state: ContextState) -> Sequence[Message]:

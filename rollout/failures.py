@@ -9,7 +9,8 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ToolgymError, shorten
 
-_log = logging.getLogger("toolgym.rollout")
+log = logging.getLogger("toolgym.rollout.failures")
+"""Gets one warning for each kind of failure, at the end of a run."""
 
 _Kind = tuple[StopReason, str]
 
@@ -48,15 +49,21 @@ class FailureLog:
             self._examples.setdefault(kind, trajectory)
             self._counts[kind] = self._counts.get(kind, 0) + 1
 
-    def warn(self) -> None:
-        """Log one warning for each kind of failure, with its count and an example."""
+    def lines(self) -> list[str]:
+        """One line for each kind of failure, with its count and an example."""
+        lines = []
         for (reason, _), one in self._examples.items():
             assert one.error is not None
-            _log.warning(
-                "%d of %d episodes failed with %s; one of them: task %d, sample %d, turn %d: %s",
-                self._counts[_kind(one)], self._episodes, reason.value,
-                one.task_index, one.sample_index, one.error.turn, _cause(one),
-            )  # fmt: skip
+            lines.append(
+                f"{self._counts[_kind(one)]} of {self._episodes} episodes failed with {reason.value}; one of them: "
+                f"task {one.task_index}, sample {one.sample_index}, turn {one.error.turn}: {_cause(one)}"
+            )
+        return lines
+
+    def warn(self) -> None:
+        """Log each of the lines as a warning."""
+        for line in self.lines():
+            log.warning("%s", line)
 
 
 def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from toolgym.rollout.hub import why_not_loaded
 from toolgym.tools.errors import ConfigError, missing_extra, missing_file
 
 try:
@@ -58,8 +59,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         )
         return tokenizer
     except Exception as error:  # each broken file breaks something else in there
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"cannot load a tokenizer from {str(source)!r}: {why}") from error
+        raise ConfigError(f"cannot load a tokenizer from {str(source)!r}: {why_not_loaded(source, error)}") from error
 
 
 def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.token_sequence import Ids, LogProbs, Segment, TokenSequence, version_runs
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
 
 FORMAT_VERSION = 3
@@ -100,6 +101,25 @@ class Failure:
     turn: int
 
 
+class _Text:
+    """A text that may be given as a function, which is called when the text is first read: decoding takes as long as
+    the rest of the record, and in training nothing reads it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._slot = f"_{name}"
+
+    def __get__(self, made: object, owner: type | None = None) -> str:
+        if made is None:
+            return ""  # the field's default
+        text: str | Callable[[], str] = made.__dict__[self._slot]
+        if not isinstance(text, str):
+            text = made.__dict__[self._slot] = text()
+        return text
+
+    def __set__(self, made: object, text: str | Callable[[], str]) -> None:
+        made.__dict__[self._slot] = text
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """One finished, truncated or failed episode.
@@ -123,8 +143,9 @@ class Trajectory:
         error: the failure, when it failed; everything up to it is kept.
         sampling: parameters of the sampling, by name.
         metrics: the env's metrics of the last step.
-        prompt_text: the last sequence's prompt decoded, special tokens included.
-        response_text: the last sequence's ids behind the prompt decoded, special tokens included.
+        prompt_text: the last sequence's prompt decoded, special tokens included; when it is first read. To make a
+            trajectory, give a text, or a function that returns it.
+        response_text: the last sequence's ids behind the prompt decoded, likewise.
         started_at: seconds since the epoch.
         seconds: wall seconds of the whole episode.
         training_step: the training step it belongs to, where the caller says so.
@@ -151,8 +172,8 @@ class Trajectory:
     error: Failure | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    prompt_text: str = ""
-    response_text: str = ""
+    prompt_text: _Text = _Text()
+    response_text: _Text = _Text()
     started_at: float = 0.0
     seconds: float = 0.0
     training_step: int = 0
@@ -160,6 +181,26 @@ class Trajectory:
     role: str = "policy"
     parent: str | None = None
     branch_turn: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes, with the texts decoded: what decodes them stays in this process."""
+        _ = self.prompt_text, self.response_text
+        return self.__dict__
+
+    def __repr__(self) -> str:
+        return f"<Trajectory {self.id}: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        failure = [] if self.error is None else [("failure", f"turn {self.error.turn}: {self.error.message}")]
+        return html_table(self._summary, [*map(message_row, self.messages), *failure])
+
+    @property
+    def _summary(self) -> str:
+        return (
+            f"{self.env_id}, task {self.task_id or self.task_index}, sample {self.sample_index}, "
+            f"{len(self.turns)} turns, {self.policy_tokens} policy tokens, reward {self.reward:g}, "
+            f"{self.stop_reason.value}"
+        )
 
     # ------------------------------------------------------------------ tokens
 
@@ -296,6 +337,8 @@ class Trajectory:
         Raises:
             ConfigError: something is missing or of an unknown version.
         """
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"expected a trajectory as a JSON object, got {shorten(repr(value))}")
         version = value.get("format_version")
         if version not in range(1, FORMAT_VERSION + 1):
             raise ConfigError(f"expected a trajectory of format version 1 to {FORMAT_VERSION}, got {version!r}")
@@ -313,6 +356,22 @@ class Trajectory:
             return cls(**data)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
+
+
+def require_trajectories(given: object) -> list[Trajectory]:
+    """Return what should be trajectories as a list.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(given))}")
+    found = []
+    for one in given:
+        if not isinstance(one, Trajectory):
+            raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(one))} in it")
+        found.append(one)
+    return found
 
 
 _VERLS = {

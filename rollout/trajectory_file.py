@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Any, Self
 
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, missing_file
+from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -20,7 +20,8 @@ _log = logging.getLogger("toolgym.rollout")
 class TrajectoryWriter:
     """Appends trajectories to a JSON Lines file, each as soon as it is finished.
 
-    Every line is flushed to the operating system, so that a killed run keeps all that had finished.
+    Every line is handed to the operating system at once, so that a killed run keeps all that had finished. What could
+    not be written, to a full disk for example, is tried again with the next trajectory and when the file is closed.
 
     Args:
         path: the file; an existing one is replaced.
@@ -32,9 +33,11 @@ class TrajectoryWriter:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.count = 0
+        self._given = 0
+        self._pending = bytearray()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = self.path.open("w", encoding="utf-8")
+            self._file = self.path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error
 
@@ -42,22 +45,25 @@ class TrajectoryWriter:
         """Append one trajectory.
 
         Raises:
-            ConfigError: the disk is full or the file is gone; what was written before stays readable.
+            ConfigError: it is no trajectory; or the disk is full or the file is gone, and what was written before stays
+                readable.
         """
+        if not isinstance(trajectory, Trajectory):
+            raise ConfigError(f"expected a toolgym Trajectory, got {shorten(repr(trajectory))}")
         # Lone surrogates, which a model may well produce, cannot be UTF-8; JSON escapes keep them.
         line = json.dumps(trajectory.to_json(), ensure_ascii=False)
         try:
-            line.encode("utf-8")
+            encoded = line.encode("utf-8")
         except UnicodeEncodeError:
-            line = json.dumps(trajectory.to_json(), ensure_ascii=True)
+            encoded = json.dumps(trajectory.to_json(), ensure_ascii=True).encode("ascii")
+        self._pending += encoded + b"\n"
+        self._given += 1
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
+            self._write_pending()
         except OSError as error:
             raise ConfigError(
                 f"cannot append to {str(self.path)!r} after {self.count} trajectories: {error}"
             ) from error
-        self.count += 1
 
     def close(self) -> None:
         """Write what is left to disk and close the file. Closing twice is fine.
@@ -69,11 +75,17 @@ class TrajectoryWriter:
             return
         try:
             try:
+                self._write_pending()
                 os.fsync(self._file.fileno())
             finally:
                 self._file.close()
         except OSError as error:
             raise ConfigError(f"cannot finish {str(self.path)!r} after {self.count} trajectories: {error}") from error
+
+    def _write_pending(self) -> None:
+        while self._pending:
+            del self._pending[: self._file.write(self._pending)]
+        self.count = self._given
 
     def __enter__(self) -> Self:
         return self
@@ -88,11 +100,15 @@ class TrajectoryWriter:
                 raise
 
 
-def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
+def read_trajectories(path: str | Path, *, skip_broken: bool = False) -> Iterator[Trajectory]:
     """Read a JSON Lines file of trajectories, one by one.
 
     A last line that was cut off, as a killed run leaves it, is skipped with a warning in the log. Groups of files of
     versions 1 and 2 get ids that are the same at every reading, and that no other file's groups have.
+
+    Args:
+        path: the file.
+        skip_broken: skip every line that is not a trajectory, with a warning in the log for each.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
@@ -110,15 +126,29 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
         for number, line in enumerate(file, start=1):
             run = run or hashlib.blake2b(bytes(path.resolve()) + line, digest_size=8).hexdigest()
             try:
-                value = json.loads(line)
-                if not isinstance(value, dict):
-                    raise ConfigError(f"expected a JSON object, got {type(value).__name__}")
-            except (ValueError, RecursionError) as error:  # a ConfigError is a ValueError, too
-                if not line.endswith(b"\n"):
+                trajectory = Trajectory.from_json(_json_object(line), run=run)
+            except ConfigError as error:
+                if isinstance(error, _NotJsonError) and not line.endswith(b"\n"):
                     _log.warning("%s: line %d was cut off and is skipped", path, number)
                     return
-                raise ConfigError(f"{path}, line {number}: {error}") from error
-            try:
-                yield Trajectory.from_json(value, run=run)
-            except ConfigError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from error
+                if not skip_broken:
+                    raise ConfigError(
+                        f"{path}, line {number}: {error} (read_trajectories(..., skip_broken=True) skips such lines)"
+                    ) from error
+                _log.warning("%s: line %d is skipped: %s", path, number, error)
+                continue
+            yield trajectory
+
+
+class _NotJsonError(ConfigError):
+    """A line is not a JSON object."""
+
+
+def _json_object(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _NotJsonError(str(error)) from error
+    if not isinstance(value, dict):
+        raise _NotJsonError(f"expected a JSON object, got {type(value).__name__}")
+    return value

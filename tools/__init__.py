@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from toolgym.tools.config import from_config as from_config
     from toolgym.tools.errors import ToolgymError as ToolgymError
     from toolgym.tools.function import FunctionTool as FunctionTool
+    from toolgym.tools.function import ToolFunction as ToolFunction
     from toolgym.tools.function import tool as tool
     from toolgym.tools.message import Message as Message
     from toolgym.tools.schema import CallProblem as CallProblem

@@ -10,12 +10,14 @@ the instances.
 
 from __future__ import annotations
 
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolgym.tools.errors import ConfigError, ForkNotSupportedError
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError, shorten
+from toolgym.tools.html_view import html_table
 from toolgym.tools.schema import ToolSchema
 
 
@@ -31,15 +33,27 @@ class ToolResult(_ToolResult):
     Attributes:
         text: what the model reads.
         reward: step reward of this call, added to the reward of the env's step.
-        metrics: numbers and strings about the call, kept in the trajectory. The keys `status` (a string, `"ok"`
-            when all went well) and `infra_failure` (true when the tool's infrastructure failed and the model is
-            not to blame) are understood by `toolgym.envs.ToolEnv`.
+        metrics: numbers and strings about the call, kept in the trajectory. `toolgym.envs.ToolEnv` understands `status`
+            (a string, `"ok"` when all went well), `infra_failure` (true when the tool's infrastructure failed and the
+            model is not to blame) and, beside the latter, `error` (what failed, for the log; the text is for the model
+            and names no host and no path of ours).
     """
 
     __slots__ = ()
 
     def __new__(cls, text: str, reward: float = 0.0, metrics: Mapping[str, Any] | None = None) -> ToolResult:
-        return super().__new__(cls, text, float(reward), dict(metrics or {}))
+        if not isinstance(text, str):
+            raise ConfigError(f"the text of a tool's result must be a str, got {shorten(repr(text))}")
+        if not isinstance(metrics, Mapping | None):
+            raise ConfigError(f"the metrics of a tool's result must map names to values, got {shorten(repr(metrics))}")
+        try:
+            number = float(reward)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the reward of a tool's result must be a number, got {shorten(repr(reward))}") from error
+        return super().__new__(cls, text, number, dict(metrics or {}))
+
+    def _repr_html_(self) -> str:
+        return html_table("tool result", [("text", self.text), ("reward", self.reward), *self.metrics.items()])
 
     @classmethod
     def of(cls, value: Any) -> ToolResult:
@@ -81,11 +95,23 @@ class BaseTool(ABC):
         config: Mapping[str, Any] | None = None,
         tool_schema: ToolSchema | Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(config, Mapping | None):
+            raise ConfigError(f"the config of a {type(self).__name__} must map options to values, got {config!r}")
         self.config: dict[str, Any] = dict(config or {})
         schema = tool_schema if tool_schema is not None else self.default_schema
         if schema is None:
             raise ConfigError(f"{type(self).__name__} needs a tool_schema: it has no default_schema of its own")
         self.tool_schema = schema if isinstance(schema, ToolSchema) else ToolSchema.from_openai(schema)
+
+    def __repr__(self) -> str:
+        schema = getattr(self, "tool_schema", None)  # a subclass may be half made
+        call = f" {schema.name}({', '.join(schema.parameters.get('properties', {}))})" if schema is not None else ""
+        return f"<{type(self).__name__}{call}>"
+
+    def _repr_html_(self) -> str:
+        schema = self.tool_schema
+        parameters = json.dumps(schema.parameters, indent=2, ensure_ascii=False, default=str)
+        return html_table(repr(self)[1:-1], [("description", schema.description), ("parameters", parameters)])
 
     @property
     def name(self) -> str:
@@ -118,7 +144,8 @@ class BaseTool(ABC):
             execute_kwargs: from the task's `tools_kwargs[name]["execute_kwargs"]`.
 
         What the model did wrong belongs in the result's text. An exception is caught by the env and shown to the
-        model as a failure of the tool.
+        model as a failure of the tool; one of the infrastructure (`OSError`, `SandboxError`, or raised from one) is in
+        the call's metrics and in the log, and the model reads only that the tool is not available.
         """
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -23,14 +22,14 @@ from typing import Any
 import pydantic
 
 from toolgym.tools.base import ToolResult
-from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.deadline import queue_clock, shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.errors import ConfigError, SandboxError, nearest
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.isolation import offered
 from toolgym.tools.sandbox.process import ProcessSandbox
-from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
+from toolgym.tools.sandbox.remote.sandbox import MAX_CONNECTIONS, RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.stateful import StatefulTool, ToolSession
@@ -43,6 +42,9 @@ GLOBAL_LIMIT_NAME = "code_interpreter"
 TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
 """Environment variable whose content is the token where the configuration has none, as for the server."""
 
+SANDBOX_FAILED = "[The sandbox failed; your program is not to blame]"
+"""What the model reads where the sandbox failed. The reason, with its hosts and paths, is in the call's metrics."""
+
 ERROR_LINES = 12
 """How many of the last lines of standard error the model sees."""
 
@@ -52,12 +54,13 @@ class CodeInterpreterConfig(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    num_workers: int = pydantic.Field(default=10, ge=1)
-    """Executions that this tool object runs at once."""
-    rate_limit: int = pydantic.Field(default=10, ge=1)
-    """Executions that all code interpreters of the process run at once, first come, first served."""
+    num_workers: int | None = pydantic.Field(default=None, ge=1)
+    """Executions that this tool object runs at once. Default: as many as the sandbox takes, see `LocalSandbox`
+    (`max_running`) and `RemoteSandbox` (`max_connections`)."""
+    rate_limit: int | None = pydantic.Field(default=None, ge=1)
+    """Executions that all code interpreters of the process run at once, first come, first served. Default: likewise."""
     enable_global_rate_limit: bool = True
-    """Whether `rate_limit` applies."""
+    """Whether `rate_limit` applies, where it is given."""
     default_timeout: float = pydantic.Field(default=30.0, gt=0)
     """Wall seconds for one execution; time spent waiting for a free place does not count."""
     default_language: str = "python"
@@ -103,16 +106,17 @@ class _Interpreter(ToolSession):
         stdin = str(execute_kwargs.get("stdin", ""))
         most = options.max_output_chars
         return_code: int | None = None
-        asked = time.monotonic()
+        failure = ""
         async with AsyncExitStack() as held:
+            queued = held.enter_context(queue_clock())
             for limiter in self._tool.limiters:
                 await held.enter_async_context(limiter.permit())
-            queued = time.monotonic() - asked
             try:
                 if await self._tool.has_sessions() and not stdin:
                     session, lost = await self._open()
                     cell = await session.run_cell(parameters["code"], timeout=timeout)
                     status, seconds, text = cell.status, cell.duration, render_cell(cell, timeout, most)
+                    failure = cell.message
                     if lost:
                         text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
                 else:
@@ -124,17 +128,18 @@ class _Interpreter(ToolSession):
                         stdin=stdin,
                     )
                     status, seconds, text = run.status, run.duration, render_result(run, timeout, most)
-                    return_code = run.return_code
+                    return_code, failure = run.return_code, run.message
             except SandboxError as error:
-                status, seconds, text = ExecutionStatus.SANDBOX_ERROR, 0.0, _sandbox_failed(str(error))
+                status, seconds, text = ExecutionStatus.SANDBOX_ERROR, 0.0, SANDBOX_FAILED
+                failure = f"{type(error).__name__}: {error}"
         metrics: dict[str, Any] = {
             "status": status.value,
             "return_code": return_code,
             "run_seconds": seconds,
-            "queue_seconds": queued,
+            "queue_seconds": queued(),
         }
         if status is ExecutionStatus.SANDBOX_ERROR:
-            metrics["infra_failure"] = True
+            metrics |= {"infra_failure": True, "error": failure}
         return ToolResult(text, 0.0, metrics)
 
     async def fork(self) -> ToolSession:
@@ -180,7 +185,7 @@ class CodeInterpreterTool(StatefulTool):
 
     A task's `execute_kwargs` may have `timeout` (seconds; overrides `default_timeout`) and `stdin` (str; what the
     program can read, in a run of its own). The metrics of a call are `status`, `return_code`, `run_seconds`,
-    `queue_seconds` and, when the sandbox failed, `infra_failure`. A fork has the same variables and files.
+    `queue_seconds` and, when the sandbox failed, `infra_failure` and `error`. A fork has the same variables and files.
 
     Args:
         config: see `CodeInterpreterConfig`.
@@ -188,7 +193,7 @@ class CodeInterpreterTool(StatefulTool):
         sandbox: run on this sandbox instead; it stays the caller's to close.
 
     Attributes:
-        limiters: what each execution needs a permit of, in this order.
+        limiters: what each execution needs a permit of, in this order, before the sandbox admits it.
 
     Raises:
         ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
@@ -224,12 +229,13 @@ class CodeInterpreterTool(StatefulTool):
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
         wanted = self.options.stateful is not False and self.options.default_language == "python"
         self._stateful: bool | None = has_sessions if wanted else False
-        workers, shared = self.options.num_workers, self.options.enable_global_rate_limit
+        workers = self.options.num_workers
+        shared = self.options.rate_limit if self.options.enable_global_rate_limit else None
         self.limiters: list[RateLimiter] = []
-        if not shared or workers < self.options.rate_limit:  # otherwise the limit of the process says it all
+        if workers is not None and (shared is None or workers < shared):  # otherwise the shared limit says it all
             self.limiters.append(LocalRateLimiter(workers))
-        if shared:
-            self.limiters.append(global_limiter(GLOBAL_LIMIT_NAME, self.options.rate_limit))
+        if shared is not None:
+            self.limiters.append(global_limiter(GLOBAL_LIMIT_NAME, shared))
 
     @property
     def stateful(self) -> bool | None:
@@ -317,7 +323,7 @@ def _render(
     max_chars: int,
 ) -> str:
     if result.status is ExecutionStatus.SANDBOX_ERROR:
-        return _sandbox_failed(result.message)
+        return SANDBOX_FAILED
     parts = []
     if stdout:
         parts.append(_cut(stdout.removesuffix("\n"), max_chars))
@@ -343,10 +349,6 @@ def _render(
     if ending:
         parts.append(ending)
     return "\n".join(parts) if parts else "[The program printed nothing]"
-
-
-def _sandbox_failed(message: str) -> str:
-    return f"[The sandbox failed; your program is not to blame: {message}]"
 
 
 def _cut(text: str, max_chars: int) -> str:
@@ -411,5 +413,5 @@ def _remote(options: CodeInterpreterConfig) -> Sandbox | None:
         urls or [],
         token=token or None,
         memory_mb=memory if memory > 0 else None,
-        max_connections=options.num_workers + 1,  # more calls than that this tool never makes at once
+        max_connections=max(MAX_CONNECTIONS, (options.num_workers or 0) + 1),
     )

@@ -50,6 +50,8 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
     """
     if isinstance(source, Mapping):
         where, data = "the mapping", source
+    elif not isinstance(source, str | Path):
+        raise ConfigError(f"expected a tool file or a mapping with the list 'tools', got {source!r}")
     else:
         where, data = str(source), read_yaml("tool file", Path(source))
     if not isinstance(data, Mapping):

@@ -6,12 +6,16 @@ never raised: it becomes an observation that the model reads (see `toolgym.tools
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
+import json
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+from urllib.parse import unquote, urlsplit
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,6 +81,34 @@ class SessionLostError(SandboxError):
     """The session was closed or has died, and its state is gone: open a new one, or fork one of its checkpoints."""
 
 
+class SandboxFileError(SandboxError):
+    """What was asked of a session's files or folders cannot be done.
+
+    Where Python has an error for the reason, it is of a subclass that is that error too, so that
+    `except FileNotFoundError` works.
+    """
+
+
+class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
+    """The session has no file or folder of that name."""
+
+
+class SandboxFileExistsError(SandboxFileError, FileExistsError):
+    """The session has a file or folder of that name already."""
+
+
+class SandboxIsADirectoryError(SandboxFileError, IsADirectoryError):
+    """The name is a folder's, and a file was expected."""
+
+
+class SandboxNotADirectoryError(SandboxFileError, NotADirectoryError):
+    """The name is a file's, or leads through one, and a folder was expected."""
+
+
+class SandboxPermissionError(SandboxFileError, PermissionError):
+    """The session's user may not do that, or the place is read-only."""
+
+
 class EngineError(ToolgymError, RuntimeError):
     """An engine could not generate: unreachable, refused the request, died."""
 
@@ -91,6 +123,22 @@ class TemplateError(ToolgymError, ValueError):
 
 class BatchError(ToolgymError, ValueError):
     """Trajectories cannot become a batch, or a batch broke one of its invariants."""
+
+
+_ABOUT_A_FILE = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def is_infrastructure(error: BaseException | None) -> bool:
+    """Whether an exception is the infrastructure's: of the network, the disk, a sandbox or an engine.
+
+    So is one that was raised `from` such an exception, as HTTP clients do with errors of their own. That a file is not
+    there, or may not be read, is about what was asked for.
+    """
+    while error is not None:
+        if isinstance(error, OSError | SandboxError | EngineError) and not isinstance(error, _ABOUT_A_FILE):
+            return True
+        error = error.__cause__
+    return False
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -110,14 +158,52 @@ def missing_extra(extra: str, feature: str, cause: ImportError) -> MissingExtraE
     if not isinstance(cause, ModuleNotFoundError):  # it is there, but broken, or of another version
         return MissingExtraError(
             f"{feature} needs the extra {extra!r}, which is broken here: {cause}. Install it again with: "
-            f"pip install --force-reinstall 'toolgym[{extra}]'",
+            f"{_pip_install(extra, '--force-reinstall ')}",
             name=cause.name,
         )
     module = cause.name or "a package"
     return MissingExtraError(
-        f"{feature} needs {module!r}, which is not installed. Install it with: pip install 'toolgym[{extra}]'",
-        name=cause.name,
+        f"{feature} needs {module!r}, which is not installed. Install it with: {_pip_install(extra)}", name=cause.name
     )
+
+
+def missing_package(package: str, feature: str, cause: ImportError) -> MissingExtraError:
+    """Build the error for a feature that needs a package of no extra.
+
+    Args:
+        package: its name for pip.
+        feature: what the user wanted, for example `"Reading a Parquet file"`.
+        cause: the import error.
+    """
+    return MissingExtraError(
+        f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip()} {package}", name=cause.name
+    )
+
+
+def _pip() -> str:
+    import shlex
+
+    return f"{shlex.quote(sys.executable)} -m pip install"
+
+
+def _pip_install(extra: str, options: str = "") -> str:
+    """The command that installs an extra into this Python, from where the library was installed.
+
+    Installers note that (https://packaging.python.org/en/latest/specifications/direct-url/).
+    """
+    import importlib.metadata
+    import shlex
+
+    try:
+        noted = importlib.metadata.distribution("toolgym").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        noted = None
+    origin = json.loads(noted or "{}")
+    folder = Path(unquote(urlsplit(origin.get("url", "")).path))
+    if "dir_info" not in origin or not folder.is_dir():
+        return f"{_pip()} {options}'.[{extra}]' in a checkout of toolgym"
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f"{_pip()} {options}{editable}{shlex.quote(f'{folder}[{extra}]')}"
 
 
 def missing_file(what: str, path: Path) -> UnknownNameError:
@@ -150,6 +236,16 @@ def require_whole_number(name: str, value: object, *, at_least: int) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{name} must be a whole number, at least {at_least}, got {value!r}")
+
+
+def require_seed(seed: object) -> None:
+    """Check the seed of an env, as Gymnasium does.
+
+    Raises:
+        ConfigError: it is neither None nor an `int` of at least 0.
+    """
+    if seed is not None:
+        require_whole_number("seed", seed, at_least=0)
 
 
 def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
@@ -206,6 +302,18 @@ def _keywords(call: Callable[..., object]) -> list[str]:
     """The names of the arguments that may be given by name."""
     parameters = inspect.signature(call).parameters.values()
     return [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's type and text in one line of plain words, for a message that a person or a model reads."""
+    name, text = type(error).__name__, str(error)
+    if name == "KeyError" and text:  # its text is the `repr` of the key; by name, as a replayed one has another class
+        try:
+            key = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            key = None
+        text = key if isinstance(key, str) and " " in key else f"there is no key {text}"
+    return f"{name}: {text}" if text else name
 
 
 def shorten(value: object, most: int = 300) -> str:

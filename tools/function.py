@@ -1,38 +1,43 @@
-"""`@tool`: a typed Python function with a Google-style docstring becomes a tool."""
+"""`@tool`: a typed Python function with a Google-style docstring becomes a tool, and stays a function."""
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import docstring_parser
 import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.concurrency.blocking import NoThreadError, tool_threads
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
 
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
 
 class FunctionTool(BaseTool):
-    """A stateless tool around a function. Made by `@tool`; still callable as the function it wraps.
+    """A stateless tool around a function. `@tool` makes it.
 
     An `async def` function runs on the event loop; a plain one runs in a thread, so that it does not hold up other
-    episodes. A plain function cannot be interrupted: at the env's deadline its answer is dropped, but the thread
-    runs on to its end. It has no state per episode, so a fork is another instance.
+    episodes. At most 256 plain functions run at once in a process (`TOOLGYM_BLOCKING_THREADS`); further calls wait, and
+    their deadlines stand still. A plain function cannot be interrupted: at the env's deadline its answer is dropped,
+    and the thread runs on to its end while another takes its place. The log names the tool, and
+    `toolgym.tools.concurrency.blocking.tool_threads().left_behind` counts such threads.
+
+    It has no state per episode, so a fork is another instance.
     """
 
     def __init__(self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel]) -> None:
         super().__init__({}, schema)
+        if not inspect.iscoroutinefunction(function):
+            tool_threads()  # a number of threads that makes no sense is told here, and not to a model
         self.function = function
         self._model = model
-        self.__doc__ = function.__doc__
-        self.__name__ = getattr(function, "__name__", schema.name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         try:
@@ -46,23 +51,58 @@ class FunctionTool(BaseTool):
         if inspect.iscoroutinefunction(self.function):
             value = await self.function(**arguments)
         else:
-            value = await asyncio.to_thread(self.function, **arguments)
+            try:
+                value = await tool_threads().run(functools.partial(self.function, **arguments), name=self.name)
+            except NoThreadError as error:
+                text = f"[The tool {self.name!r} is not available now; your call is not to blame]"
+                return ToolResult(text, 0.0, {"status": "error", "infra_failure": True, "error": str(error)})
         return _as_result(value)
 
     async def fork(self, instance_id: str) -> str:
         return await self.create()
 
 
+class ToolFunction(Protocol[P, R]):
+    """What `@tool` returns: a function like the one that it was given, with the tool as an attribute.
+
+    It is a plain Python function with the same name, signature and docstring, so it can be called, and what takes
+    functions as tools takes it: `transformers.utils.get_json_schema`, `trl.GRPOTrainer(tools=[...])`. An env takes it
+    as well: `ToolEnv([convert], ...)`.
+
+    Attributes:
+        tool: the tool.
+        tool_schema: what the model sees of it.
+    """
+
+    __name__: str
+    tool: FunctionTool
+    tool_schema: ToolSchema
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def as_tool(value: object) -> BaseTool:
+    """Return a tool as it is, and the tool of a function that `@tool` made.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    made = getattr(value, "tool", None) if inspect.isfunction(value) else value
+    if not isinstance(made, BaseTool):
+        raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {value!r}")
+    return made
+
+
 @overload
-def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+def tool(function: Callable[P, R], /) -> ToolFunction[P, R]: ...
 @overload
 def tool(
     *, name: str | None = None, description: str | None = None
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+) -> Callable[[Callable[P, R]], ToolFunction[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None, description: str | None = None
-) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Turn a typed function into a tool.
+) -> ToolFunction[..., Any] | Callable[[Callable[..., Any]], ToolFunction[..., Any]]:
+    """Turn a typed function into a tool, which is a function still; see `ToolFunction`.
 
     The name is the function's, the description its docstring's, the parameters come from the type hints (any type
     that pydantic understands, nested models included) and their descriptions from the docstring's `Args` section.
@@ -78,6 +118,8 @@ def tool(
         ...         b: the second
         ...     '''
         ...     return a + b
+        >>> add(2, 3)
+        5
         >>> add.tool_schema.parameters["required"]
         ['a']
 
@@ -85,8 +127,28 @@ def tool(
         ConfigError: a parameter has no type hint, or takes `*args` or `**kwargs`.
     """
     if function is None:
-        return lambda wrapped: _make(wrapped, name, description)
-    return _make(function, name, description)
+        return lambda wrapped: _tool_function(wrapped, name, description)
+    return _tool_function(function, name, description)
+
+
+def _tool_function(function: Callable[..., Any], name: str | None, description: str | None) -> ToolFunction[..., Any]:
+    """Return a function of its own, so that one function can become several tools."""
+    call: Any
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await function(*args, **kwargs)
+    else:
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+    call.tool = _make(function, name, description)
+    call.tool_schema = call.tool.tool_schema
+    made: ToolFunction[..., Any] = call
+    return made
 
 
 def _make(function: Callable[..., Any], name: str | None, description: str | None) -> FunctionTool:

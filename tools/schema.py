@@ -10,6 +10,7 @@ import copy
 import enum
 import functools
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,17 @@ class ToolSchema:
 
     def to_openai(self) -> dict[str, Any]:
         """Return the schema in the OpenAI shape, as chat templates take it. The result may be altered freely."""
+        copied: dict[str, Any] = pickle.loads(self._pickled)
+        return copied
+
+    @functools.cached_property
+    def canonical_json(self) -> str:
+        """The schema in the OpenAI shape as JSON text; equal for equal schemas, whatever the order of their keys."""
+        return json.dumps(self.to_openai(), sort_keys=True)
+
+    @functools.cached_property
+    def _pickled(self) -> bytes:
+        """`to_openai`, from which a copy is made ten times as fast as by `copy.deepcopy`: each episode makes one."""
         function: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -80,7 +92,7 @@ class ToolSchema:
         }
         if self.strict is not None:
             function["strict"] = self.strict
-        return {"type": "function", "function": function}
+        return pickle.dumps({"type": "function", "function": function})
 
     def problems(self, arguments: Mapping[str, Any]) -> list[str]:
         """Check arguments against the parameters.
@@ -177,17 +189,16 @@ def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | 
     Returns:
         The call with the schema's defaults filled in, or the error that the model is to read.
     """
-    raw = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     schema = schemas.get(call.name)
+    if schema is not None and not (problems := schema.problems(call.arguments)):
+        return ToolCall(call.id, call.name, schema.with_defaults(call.arguments), call.index)
+    raw = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     if schema is None:
         known = ", ".join(sorted(schemas)) or "none"
         text = f"Unknown tool {call.name!r}{nearest(call.name, schemas) or '.'} Available tools: {known}."
         return ToolCallError(CallProblem.UNKNOWN_TOOL, text, raw, call.id, call.index, call.name)
-    problems = schema.problems(call.arguments)
-    if problems:
-        text = f"Wrong arguments for tool {call.name!r}: " + " ".join(problems)
-        return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)
-    return ToolCall(call.id, call.name, schema.with_defaults(call.arguments), call.index)
+    text = f"Wrong arguments for tool {call.name!r}: " + " ".join(problems)
+    return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)
 
 
 def _without_nulls(schema: Any) -> Any:

@@ -49,7 +49,7 @@ class ToolSession(ABC):
 
         Returns:
             What the model reads, optionally with reward and metrics; see `ToolResult`. What the model did wrong belongs
-            in the text. An exception is caught by the env and shown to the model as a failure of the tool.
+            in the text. For an exception see `BaseTool.execute`.
         """
 
     async def reward(self, **calc_reward_kwargs: Any) -> float:

@@ -27,6 +27,13 @@ def read_yaml(what: str, path: Path) -> Any:
         raise missing_file(what, path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the {what} {str(path)!r}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        why = ": ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{path}{place}: not valid YAML: {why}") from None
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error.reason} (character {error.position})") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:

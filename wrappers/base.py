@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ResetInfo
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
@@ -34,12 +36,18 @@ class Wrapper(BaseEnv):
     """
 
     def __init__(self, env: BaseEnv) -> None:
+        if not isinstance(env, BaseEnv):
+            raise ConfigError(f"a {type(self).__name__} goes around a toolgym BaseEnv, got {env!r}")
         self.env = env
 
     @property
     def unwrapped(self) -> BaseEnv:
         """The innermost env."""
         return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
+
+    @property
+    def task(self) -> Task | None:  # type: ignore[override]  # the env's inside, which alone sets it
+        return self.env.task
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:

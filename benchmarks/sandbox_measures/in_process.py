@@ -9,9 +9,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import gymnasium
 from sandbox_measures.memory import proportional_mb
 from sandbox_measures.samples import STACK, STACK_CODE, Sample, Scale, best_of, closed_loop, percentile, summary
 
+import toolgym  # noqa: F401  registers the envs
 from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.base import Limits, Session
 
@@ -121,6 +123,25 @@ async def measure_many_sessions(scale: Scale) -> Sample:
         return Sample(rate, percentile(times, 0.5) * 1e3, percentile(times, 0.99) * 1e3, errors, amount)
 
 
+async def measure_sleepers(scale: Scale) -> Sample:
+    """The seconds of a step of 64 envs in which 32 programs sleep for one, which are also the ratio to that bound."""
+    action = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "%s"}}</tool_call>'
+    envs = gymnasium.make_vec("CodeInterpreter-v0", num_envs=64)
+    try:
+        times: list[float] = []
+        errors = 0
+        for _ in range(scale.rounds):
+            envs.reset(seed=0)
+            envs.step((action % "print(6 * 7)",) * 64)  # opens the sessions
+            start = time.perf_counter()
+            obs, *_ = envs.step((action % "import time; time.sleep(1); print(6 * 7)", action % "print(6 * 7)") * 32)
+            times.append(time.perf_counter() - start)
+            errors += sum(one[0]["content"] != "42" for one in obs)
+    finally:
+        envs.close()
+    return Sample(errors=errors, amount=percentile(times, 0.5))
+
+
 LOCAL_MEASURES: dict[str, Callable[[Scale], Awaitable[Sample]]] = {
     "plain-1": lambda scale: measure_plain(scale, "pass", 1),
     "plain-32": lambda scale: measure_plain(scale, "pass", 32),
@@ -134,4 +155,7 @@ LOCAL_MEASURES: dict[str, Callable[[Scale], Awaitable[Sample]]] = {
     "session-memory": measure_session_memory,
     "session-fork": measure_session_fork,
     "session-2000": measure_many_sessions,
+    "sleepers": measure_sleepers,
+    "pass-256": lambda scale: measure_runs(scale, "pass", 256),
+    "pass-stack-256": lambda scale: measure_runs(scale, STACK_CODE, 256),
 }

@@ -8,17 +8,19 @@ matter little. A ratio of 1.2 says that a run costs 20 % more without the trick;
 runs a cell and closes it, both from the full one.
 
 Ratios on two cores that other work kept busy (Linux 6.18, Python 3.11, numpy, sympy and pandas; 11 pairs of 120, and
-the second figure 27 pairs of 100):
+the second figure 27 pairs of 100, the third 25 of 200 on a quiet machine):
 
 | without | pass | stack | session |
 | --- | --- | --- | --- |
 | first-process | 1.37 | 1.39 | 1.42 |
 | syscall-batch | 1.14 | 1.13 | 1.11 |
 | huge-pages | 0.92 | 1.22 | 1.25 |
-| prefaulted-pages | 1.10, 1.13 | 1.05, 0.97 | 1.04, 0.95 |
-| joined-maps | 1.05, 1.03 | 1.09, 1.06 | 1.08, 1.06 |
+| prefaulted-pages | 1.10, 1.13, 1.15 | 1.05, 0.97, 1.06 | 1.04, 0.95, 1.05 |
 | recursion-depth | 0.98 | 1.01 | 1.00 |
 | preload | | 77 | 0.67 |
+
+Where no memory may be locked, a child that has such pages copied itself, by MADV_POPULATE_WRITE, saves nothing: 0.89
+for all pages, 0.98 for those in ranges of three or more, 1.00 for ranges with gaps closed (`pass`, 11 to 21 pairs).
 
 `recursion-depth` is there for what programs see, and not for speed: without it, `sys._getframe().f_back` leads into the
 sandbox, tracebacks of stacks and warnings name its files, and eleven of the 1,000 nested calls are gone.
@@ -43,7 +45,6 @@ TRICKS = {
     "prefaulted-pages": "from toolgym.tools.sandbox.local.zygote import prefaulted_pages as m; m.pin = lambda pages: 0",
     "huge-pages": "from toolgym.tools.sandbox.local.zygote import prefaulted_pages as m\n"
     "m.collapse = lambda places, written: set()",
-    "joined-maps": "from toolgym.tools.sandbox.local.zygote import memory_maps as m; m.join = lambda proc: None",
     "syscall-batch": """
 from toolgym.tools.sandbox.local.kernel.harden import Hardening as m
 def late(prepare):

@@ -31,7 +31,7 @@ from toolgym.envs.gym.gymnasium_env import (
 from toolgym.envs.gym.spaces import ChatSpace, TextSpace
 from toolgym.envs.registry import spec
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, EpisodeError, ToolgymError
+from toolgym.tools.errors import ConfigError, EpisodeError, ToolgymError, require_whole_number
 from toolgym.tools.message import Message
 
 Observation: TypeAlias = tuple[Message, ...]
@@ -320,6 +320,9 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             return [None] * self.num_envs
         if isinstance(seed, int):
             return [seed + index for index in range(self.num_envs)]
+        given: object = seed
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ConfigError(f"seed must be a whole number, a sequence of one per env, or None, got {seed!r}")
         if len(seed) != self.num_envs:
             raise ConfigError(f"expected one seed per env, {self.num_envs}, got {len(seed)}")
         return seed
@@ -359,8 +362,7 @@ def make_vector_env(
 
     The env class's `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the arguments.
     """
-    if num_envs < 1:
-        raise ConfigError(f"num_envs must be at least 1, got {num_envs!r}")
+    require_whole_number("num_envs", num_envs, at_least=1)
     found = spec(env_id)
     kwargs = {**found.kwargs, **kwargs}
     adapt = getattr(found.load(), "vector_defaults", None)

@@ -13,6 +13,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.base import BaseTool
 from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.function import ToolFunction, as_tool
 
 
 class CodeInterpreterEnv(ToolEnv):
@@ -21,7 +22,9 @@ class CodeInterpreterEnv(ToolEnv):
     Args:
         tasks: where tasks come from. None: generated arithmetic word problems (`ArithmeticTasks`).
         tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
-        tools: use these tools instead of a code interpreter of the env's own; they stay the caller's to close.
+        tools: further tools, beside the code interpreter. They stay the caller's to close.
+        own_tools: whether the env makes a code interpreter of its own. Without it, `tools` are all that there are: for
+            example a code interpreter that several envs share.
         env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `tool_timeout`.
 
     The reward is 1 for a final answer equal to the task's ground truth, else 0, plus what the tools give.
@@ -44,27 +47,24 @@ class CodeInterpreterEnv(ToolEnv):
         tasks: TaskSource | Sequence[Task] | None = None,
         *,
         tool_config: Mapping[str, Any] | None = None,
-        tools: Sequence[BaseTool] | None = None,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] | None = None,
+        own_tools: bool = True,
         **env_kwargs: Any,
     ) -> None:
-        if tools is not None and tool_config is not None:
-            raise ConfigError("give either tools or tool_config: tool_config configures the env's own interpreter")
+        if tool_config is not None and not own_tools:
+            raise ConfigError("give tool_config, or own_tools=False: tool_config is for the env's own interpreter")
+        if not isinstance(tools, Sequence | None):
+            raise ConfigError(f"tools must be a list of tools, got {tools!r}")
+        own = [CodeInterpreterTool(tool_config)] if own_tools else []
+        given = [as_tool(one) for one in tools or ()]
+        if own and own[0].name in (one.name for one in given):
+            raise ConfigError(
+                f"the env has a tool called {own[0].name!r} of its own; give own_tools=False to leave that one out"
+            )
+        if own:
+            env_kwargs["owns_tools"] = own
         env_kwargs.setdefault("scorer", _score)
-        if tools is None:
-            env_kwargs["owns_tools"] = True
-        super().__init__(
-            tools if tools is not None else [CodeInterpreterTool(tool_config)],
-            tasks if tasks is not None else ArithmeticTasks(),
-            **env_kwargs,
-        )
-
-    @classmethod
-    def vector_defaults(cls, num_envs: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments for each env of a vector env: room for all of them to call at once."""
-        merged = dict(kwargs)
-        if merged.get("tools") is None and merged.get("tool_config") is None:
-            merged["tool_config"] = {"num_workers": num_envs, "enable_global_rate_limit": False}
-        return merged
+        super().__init__([*own, *given], tasks if tasks is not None else ArithmeticTasks(), **env_kwargs)
 
 
 def _score(text: str, task: Task) -> float:

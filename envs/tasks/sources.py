@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 
 from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, missing_file, shorten
+from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 
 
 class TaskSource(ABC):
@@ -27,6 +25,7 @@ class TaskSource(ABC):
             seed: the same seed and training step give the same tasks; None draws afresh.
             training_step: another step gives other tasks.
         """
+        require_whole_number("count", count, at_least=0)
         rng = random.Random(f"{seed}, step {training_step}" if seed is not None and training_step else seed)
         return [self.sample(rng) for _ in range(count)]
 
@@ -58,6 +57,7 @@ class TaskList(TaskSource):
         return rng.choice(self.tasks)
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
+        require_whole_number("count", count, at_least=0)
         length = len(self.tasks)
         start = training_step * count
         places: list[int] = []
@@ -81,36 +81,3 @@ def require_task(task: object) -> Task:
             f"{shorten(repr(task))}"
         )
     return task
-
-
-def load_tasks(path: str | Path) -> TaskList:
-    """Read a JSON Lines file with one row in verl's shape per line.
-
-    Raises:
-        UnknownNameError: the file does not exist; names the nearest one.
-        ConfigError: a line is not valid; names the line.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise missing_file("task file", path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the task file {str(path)!r}: {error}") from error
-    tasks = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ConfigError(f"expected a JSON object, got {type(row).__name__}")
-            tasks.append(Task.from_row(row, id=str(number)))
-        except json.JSONDecodeError as error:
-            got = line.strip()[:60]
-            raise ConfigError(f"{path}, line {number}: expected a JSON object, got {got!r}: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
-    if not tasks:
-        raise ConfigError(f"the task file {str(path)!r} holds no tasks")
-    return TaskList(tasks)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import Message
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -41,6 +41,13 @@ class Task:
     def __post_init__(self) -> None:
         if not self.messages:
             raise ConfigError("a task needs at least one message")
+        if not isinstance(self.messages, Sequence) or not all(isinstance(one, Mapping) for one in self.messages):
+            raise ConfigError(
+                "a task's messages must be a tuple of {'role': ..., 'content': ...}, got "
+                f"{shorten(repr(self.messages))}"
+            )
+        if not isinstance(self.tools_kwargs, Mapping):
+            raise ConfigError(f"a task's tools_kwargs must map names of tools to arguments, got {self.tools_kwargs!r}")
         for message in self.messages:
             if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
                 raise ConfigError(
@@ -79,6 +86,8 @@ class Task:
         Raises:
             ConfigError: the row does not have that shape.
         """
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"a task row must be a mapping, got {shorten(repr(row))}")
         prompt = row.get("prompt")
         if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
             raise ConfigError(f"a task row needs 'prompt', a list of messages; got {prompt!r}")
@@ -88,9 +97,12 @@ class Task:
         kwargs = _mapping("extra_info.tools_kwargs", extra.get("tools_kwargs"))
         index = extra.get("index")
         return cls(
-            messages=tuple(cast(Message, dict(message)) for message in prompt),
+            messages=tuple(
+                cast(Message, {name: value for name, value in message.items() if value is not None})
+                for message in prompt
+            ),
             ground_truth=_mapping("reward_model", row.get("reward_model")).get("ground_truth"),
-            # Arrow fills tools that a row does not use with None when it unites rows.
+            # Arrow fills tools (and above, keys of messages) that a row does not use with None when it unites rows.
             tools_kwargs={name: value for name, value in kwargs.items() if value is not None},
             source=str(row.get("data_source") or ""),
             id=id if index is None else str(index),

@@ -17,6 +17,7 @@ from toolgym.version import __version__
 COMMANDS = {
     "rollout": "Play tasks with a policy; write trajectories and a batch.",
     "replay": "Play a recorded run again, without its engine and tools, and compare.",
+    "envs": "List the ids of envs.",
     "check-template": "Check whether a model's chat template keeps tokens exact.",
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
     "serve": "Serve the sandbox over HTTP.",
@@ -53,7 +54,6 @@ app = typer.Typer(
     cls=LazyCommands,
     help="Gymnasium-style environments for training language models that use tools.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -79,6 +79,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a question mark in a terminal that knows few characters
+    if "" not in sys.path:  # for `module:Id`; behind all others, as a folder here may be called like a package
+        sys.path.append("")
     try:
         app()
     except (ToolgymError, OSError) as error:  # of the latter, a full disk behind standard output for example

@@ -16,7 +16,7 @@ from toolgym.tools.errors import ConfigError
 if TYPE_CHECKING:
     from toolgym.rollout.tokens.template_check import Report
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _COLOURS = {"append-only": "green", "exact by delta": "cyan", "not supported": "red", "wrong": "bold red"}
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from toolgym.tools.errors import SandboxError
 from toolgym.version import __version__
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 EXTRAS = {"rollout": "torch", "sglang": "sglang", "ray": "ray", "viewer": "textual", "trl": "trl", "verl": "verl"}
 """For each extra, a module that comes with it."""

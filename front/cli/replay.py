@@ -14,7 +14,7 @@ from toolgym.cli.files import require_absent
 if TYPE_CHECKING:
     from toolgym.rollout.recording.replay import Replay
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 SHOWN = 5
 """Differences that are printed whole."""

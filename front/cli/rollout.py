@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from toolgym.cli.files import require_absent
 from toolgym.cli.tables import conversation, pick_conversation, summary_table
+from toolgym.cli.user_code import load_env
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
-from toolgym.tools.errors import BatchError, ConfigError
+from toolgym.tools.errors import BatchError, ConfigError, ToolgymError
 
 TRAJECTORIES, BATCH = "trajectories.jsonl", "batch.safetensors"
 
@@ -28,7 +31,15 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.local import Runner
     from toolgym.rollout.trajectory import Trajectory
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def _env_ids(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from toolgym.envs.registry import registered
+
+    return [id for id in sorted(registered()) if id.startswith(incomplete)]
+
 
 STOPPED_BY = 128
 """Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
@@ -36,7 +47,14 @@ STOPPED_BY = 128
 
 @app.command("rollout")
 def rollout_command(
-    env: Annotated[str, typer.Option(help="Id of the env.")] = "CodeInterpreter-v0",
+    env: Annotated[
+        str,
+        typer.Option(
+            help="Id of the env (`toolgym envs` lists them), or 'module:Id', where the module, which may be in the "
+            "current folder, registers the id.",
+            autocompletion=_env_ids,
+        ),
+    ] = "CodeInterpreter-v0",
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 32,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 4,
     out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl and batch.safetensors.")] = Path(
@@ -46,9 +64,16 @@ def rollout_command(
         str,
         typer.Option(
             help="'tiny' (a small policy on the CPU), an SGLang server's URL (of several: with commas between; or a "
-            "router's), another server's (vLLM's) with its /v1, or a model folder."
+            "router's), another server's (vLLM's) with its /v1, a model folder, or a model's name on the hub, org/name."
         ),
     ] = "tiny",
+    device: Annotated[
+        str | None, typer.Option(help="Where to put a model that is loaded here: cpu, cuda, cuda:1 ... [default: cpu]")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of a model that is loaded here: bfloat16, float32 ... [default: the checkpoint's]"),
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer folder or name, if the server's own path is not on this machine.")
     ] = None,
@@ -63,7 +88,19 @@ def rollout_command(
         ),
     ] = None,
     task_file: Annotated[
-        Path | None, typer.Option(help="JSON Lines file of tasks in verl's row shape, instead of the env's own.")
+        Path | None,
+        typer.Option(
+            help="File of tasks, instead of the env's own: JSON Lines, JSON, Parquet or CSV, with rows in verl's shape "
+            "or with --task-columns."
+        ),
+    ] = None,
+    task_columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=COLUMN,...",
+            help="Columns of the task file that hold the prompt, ground_truth, id and source, such as "
+            "'prompt=question,ground_truth=answer'.",
+        ),
     ] = None,
     tool_config: Annotated[
         Path | None, typer.Option(help="YAML file of tools in verl's shape, instead of the env's own.")
@@ -96,18 +133,21 @@ def rollout_command(
     ] = False,
 ) -> None:
     """Play tasks with a policy; write trajectories and a batch of masked token tensors."""
-    from toolgym.envs.registry import spec
-    from toolgym.envs.tasks.sources import load_tasks
+    from toolgym.envs.tasks.loading import load_tasks
     from toolgym.rollout.engines.base import SamplingParams
     from toolgym.rollout.limits import EpisodeLimits
     from toolgym.rollout.runner.config import RunConfig
     from toolgym.tools.config import from_config
 
-    spec(env)  # so that a typo is an error before anything is loaded
-    source = load_tasks(task_file) if task_file is not None else None
+    env_class = load_env(env).load()  # so that a typo is an error before anything else is loaded
+    if task_columns is not None and task_file is None:
+        raise ConfigError("--task-columns are those of a --task-file, and there is none")
+    source = load_tasks(task_file, columns=_columns(task_columns)) if task_file is not None else None
     env_kwargs: dict[str, Any] = {}
     if tool_config is not None:
         env_kwargs["tools"] = from_config(tool_config)
+        if "own_tools" in inspect.signature(env_class).parameters:
+            env_kwargs["own_tools"] = False
     if source is not None:
         env_kwargs["tasks"] = source
     if max_turns is not None:
@@ -123,11 +163,22 @@ def rollout_command(
         parser=parser,
     )
     try:
-        status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, tokenizer, api_key, config, record, overwrite))
+        opened = {"tokenizer": tokenizer, "api_key": api_key, "device": device, "dtype": dtype}
+        with _failures_told_once():
+            status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, opened, config, record, overwrite))
     except KeyboardInterrupt:
         typer.echo("interrupted before the first episode", err=True)
         status = STOPPED_BY + signal.SIGINT
     raise typer.Exit(status)
+
+
+def _columns(given: str | None) -> dict[str, str] | None:
+    if given is None:
+        return None
+    pairs = [part.strip().partition("=") for part in given.split(",")]
+    if not all(name and column for name, _, column in pairs) or len({name for name, _, _ in pairs}) < len(pairs):
+        raise ConfigError(f"expected --task-columns like 'prompt=question,ground_truth=answer', got {given!r}")
+    return {name.strip(): column.strip() for name, _, column in pairs}
 
 
 async def _main(
@@ -136,8 +187,7 @@ async def _main(
     num_tasks: int,
     out: Path,
     engine_name: str,
-    tokenizer_name: str | None,
-    api_key: str | None,
+    engine_options: dict[str, Any],
     config: Any,
     record: Path | None,
     overwrite: bool,
@@ -162,25 +212,57 @@ async def _main(
         if record.resolve() in [path.resolve() for path in results]:
             raise ConfigError(f"--record {str(record)!r} is where the results of --out go: name another file")
         _require_writable("the recording", record)
-    async with contextlib.AsyncExitStack() as stack:
-        for made in env_kwargs.get("tools", ()):
-            stack.push_async_callback(made.close)
-        with errors.status(f"starting engine {engine_name}"):
-            engine = await open_engine(engine_name, tokenizer=tokenizer_name, api_key=api_key)
-        stack.push_async_callback(engine.close)
-        tokenizer = engine.tokenizer
-        assert tokenizer is not None  # `open_engine` has loaded one
-        started = time.monotonic()
-        writer = stack.enter_context(TrajectoryWriter(out / TRAJECTORIES))
-        runner = Runner(env_id, engine, env_kwargs=env_kwargs, sinks=[writer], config=config)
-        if record is not None:
-            tiny = engine_name == "tiny" and tokenizer_name is None
-            source = "tiny" if tiny else tokenizer.name_or_path
-            runner = stack.enter_context(recorded(runner, tasks, record, tokenizer_source=source))
-        (out / BATCH).unlink(missing_ok=True)  # an earlier run's, which does not belong to the new trajectories
-        trajectories, stopped_by = await _play(runner, tasks, config.group_size, errors)
+    trajectories: list[Trajectory] = []
+    stopped_by, broken = None, None
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            for made in env_kwargs.get("tools", ()):
+                stack.push_async_callback(made.close)
+            with errors.status(f"starting engine {engine_name}"):
+                engine = await open_engine(engine_name, **engine_options)
+            stack.push_async_callback(engine.close)
+            tokenizer = engine.tokenizer
+            assert tokenizer is not None  # `open_engine` has loaded one
+            started = time.monotonic()
+            writer = stack.enter_context(TrajectoryWriter(out / TRAJECTORIES))
+            runner = Runner(env_id, engine, env_kwargs=env_kwargs, sinks=[writer], config=config)
+            if record is not None:
+                tiny = engine_name == "tiny" and engine_options["tokenizer"] is None
+                source = "tiny" if tiny else tokenizer.name_or_path
+                runner = stack.enter_context(recorded(runner, tasks, record, tokenizer_source=source))
+            _say_what_device(engine_name, engine_options["device"], errors)
+            (out / BATCH).unlink(missing_ok=True)  # an earlier run's, which does not belong to the new trajectories
+            stopped_by = await _play(runner, tasks, config.group_size, trajectories, errors)
+    except ToolgymError as error:
+        if not trajectories:
+            raise
+        broken = error  # what has finished is shown and made a batch before it is raised
     seconds = time.monotonic() - started
-    return _report(trajectories, len(tasks) * config.group_size, seconds, stopped_by, tokenizer, out)
+    status = _report(trajectories, len(tasks) * config.group_size, seconds, stopped_by, tokenizer, out)
+    if broken is not None:
+        raise broken
+    return status
+
+
+def _say_what_device(engine_name: str, device: str | None, errors: Console) -> None:
+    """Say it where a model of one's own runs on the CPU beside a GPU."""
+    if device is None and engine_name != "tiny" and not engine_name.startswith(("http://", "https://")):
+        import torch
+
+        if torch.cuda.is_available():
+            errors.print("the model runs on the CPU; --device cuda puts it on the GPU", style="yellow")
+
+
+@contextlib.contextmanager
+def _failures_told_once() -> Iterator[None]:
+    """Keep the log's warnings of failed episodes back: the report says the same at its end."""
+    from toolgym.rollout.failures import log
+
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
 
 
 def _require_writable(what: str, path: Path) -> None:
@@ -194,10 +276,9 @@ def _require_writable(what: str, path: Path) -> None:
 
 
 async def _play(
-    runner: Runner, tasks: list[Task], group_size: int, errors: Console
-) -> tuple[list[Trajectory], signal.Signals | None]:
-    """Play until the end or a signal. Returns the trajectories that finished, and the signal."""
-    done: list[Trajectory] = []
+    runner: Runner, tasks: list[Task], group_size: int, done: list[Trajectory], errors: Console
+) -> signal.Signals | None:
+    """Play until the end or a signal, which is returned. The trajectories that finish are appended to `done`."""
     total = len(tasks) * group_size
     progress = Progress(
         SpinnerColumn(),
@@ -240,7 +321,7 @@ async def _play(
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
-    return done, received[0] if received else None
+    return received[0] if received else None
 
 
 def _report(
@@ -253,7 +334,7 @@ def _report(
 ) -> int:
     from toolgym.rollout.batch.io import save_batch
     from toolgym.rollout.batch.make import make_batch
-    from toolgym.rollout.failures import require_one_that_played
+    from toolgym.rollout.failures import FailureLog, require_one_that_played
 
     trajectories = sorted(trajectories, key=lambda one: (one.task_index, one.sample_index))
     batch, problem = None, ""
@@ -270,6 +351,11 @@ def _report(
         chosen = pick_conversation(trajectories)
         if chosen is not None:
             console.print(conversation(chosen))
+    failures = FailureLog()
+    for one in trajectories:
+        failures.add(one)
+    for line in failures.lines():
+        console.print(line, style="red", markup=False, soft_wrap=True)
     console.print(f"trajectories  {out / TRAJECTORIES}  ({len(trajectories)} of {total})", markup=False, soft_wrap=True)
     if batch is None:
         console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(name="serve", help="Serve the sandbox over HTTP.", no_args_is_help=True)
+app = typer.Typer(name="serve", help="Serve the sandbox over HTTP.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -20,7 +20,7 @@ def _root() -> None:
 
 @app.command("sandbox")
 def sandbox_command(
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings in YAML, see --print-config; flags win.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8080].")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes [default: one per four processors].")] = None,
@@ -51,6 +51,14 @@ def sandbox_command(
             help="The token itself; better by the variable, since others can see a command line.",
         ),
     ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info].")] = None,
+    access_log: Annotated[
+        str | None, typer.Option(help="A line in the log for each request: none or requests [default: none].")
+    ] = None,
+    print_config: Annotated[
+        bool,
+        typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit."),
+    ] = False,
 ) -> None:
     """Serve the sandbox: SandboxFusion's API and stateful sessions.
 
@@ -58,6 +66,7 @@ def sandbox_command(
     """
     from toolgym.tools.sandbox.server.config import load_config
     from toolgym.tools.sandbox.server.serve import serve
+    from toolgym.tools.serving.settings_file import settings_file
     from toolgym.tools.serving.worker import LOG_FORMAT
 
     flags = {
@@ -73,8 +82,15 @@ def sandbox_command(
         "network": network,
         "token_file": token_file,
         "token": token,
+        "log_level": log_level,
+        "access_log": access_log,
     }
     settings = load_config(config, flags)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    if print_config:
+        typer.echo(settings_file(settings, "toolgym serve sandbox"), nl=False)
+        return
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    count = f"{settings.workers} worker{'s'[: settings.workers > 1]}"
+    typer.echo(f"starting the sandbox server with {count}; their libraries take some seconds to load", err=True)
     console = Console(soft_wrap=True, highlight=False)
     asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -12,15 +11,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from toolgym.tools.html_view import call_text
+
 if TYPE_CHECKING:
     from toolgym.rollout.trajectory import Trajectory
 
 _COLOURS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
-
-
-def succeeded(trajectory: Trajectory) -> bool:
-    """Whether the scorer gave full marks (where an env reports no score, whether the reward reached 1)."""
-    return not trajectory.failed and float(trajectory.metrics.get("score", trajectory.reward)) >= 1.0
 
 
 def summary_table(trajectories: Sequence[Trajectory], seconds: float) -> Table:
@@ -30,36 +26,40 @@ def summary_table(trajectories: Sequence[Trajectory], seconds: float) -> Table:
         trajectories: at least one.
         seconds: wall seconds of the run.
     """
+    from toolgym.rollout.summary import summarize
+
+    figures = summarize(trajectories)
     count = len(trajectories)
-    calls = [record for one in trajectories for record in one.tool_calls]
-    bad = Counter(record.status for record in calls if record.status != "ok")
-    failures = Counter(one.stop_reason.value for one in trajectories if one.error is not None)
-    reasons = Counter(one.stop_reason.value for one in trajectories)
-    policy = sum(one.policy_tokens for one in trajectories)
-    episode_seconds = sum(one.seconds for one in trajectories) or 1.0
-    engine = sum(one.engine_seconds for one in trajectories)
-    tools = sum(one.env_seconds for one in trajectories)
-    rewards = [one.reward for one in trajectories]
-    spread = statistics.stdev(rewards) if count > 1 else 0.0
+    statuses = _counted(figures, "tool_calls/status/", 1)
+    bad = Counter({name: number for name, number in statuses.items() if name != "ok"})
+    failed = round(figures["failed/rate"] * count)
+    episode_seconds = figures["seconds/mean"] or 1.0
+    engine, tools = figures["engine_seconds/mean"], figures["env_seconds/mean"]
 
     table = Table(title=f"{count} episodes of {trajectories[0].env_id}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("reward", f"{statistics.fmean(rewards):.3f} ± {spread:.3f}")
-    table.add_row("success", f"{sum(map(succeeded, trajectories)) / count:.1%}")
-    table.add_row("turns", f"{sum(len(one.turns) for one in trajectories) / count:.2f} per episode")
-    table.add_row("tool calls", f"{len(calls) / count:.2f} per episode, {_counts(bad) or 'all ok'}")
-    table.add_row("tokens", f"{policy:,} by the policy, {policy / count:.1f} per episode, {policy / seconds:,.0f}/s")
-    table.add_row("stop reasons", _counts(reasons))
-    table.add_row("errors", f"{sum(failures.values())} failed episodes: {_counts(failures)}" if failures else "0")
+    if "reward/mean" in figures:
+        table.add_row("reward", f"{figures['reward/mean']:.3f} ± {figures['reward/std']:.3f}")
+        table.add_row("success", f"{figures['success/mean']:.1%}")
+    else:
+        table.add_row("reward", "no episode counts")
+    table.add_row("turns", f"{figures['turns/mean']:.2f} per episode")
+    table.add_row("tool calls", f"{figures['tool_calls/mean']:.2f} per episode, {_counts(bad) or 'all ok'}")
+    policy = figures["tokens/policy"]
+    table.add_row("tokens", f"{policy:,.0f} by the policy, {policy / count:.1f} per episode, {policy / seconds:,.0f}/s")
+    table.add_row("stop reasons", _counts(_counted(figures, "stop_reason/", count)))
+    table.add_row("failed", f"{failed} of {count} episodes")
     table.add_row("wall time", f"{seconds:.2f} s")
-    table.add_row("time in engine", f"{engine / count:.3f} s per episode ({engine / episode_seconds:.0%} of it)")
-    table.add_row("time in tools", f"{tools / count:.3f} s per episode ({tools / episode_seconds:.0%} of it)")
+    table.add_row("time in engine", f"{engine:.3f} s per episode ({engine / episode_seconds:.0%} of it)")
+    table.add_row("time in tools", f"{tools:.3f} s per episode ({tools / episode_seconds:.0%} of it)")
     return table
 
 
 def pick_conversation(trajectories: Sequence[Trajectory]) -> Trajectory | None:
     """The conversation to show: a successful one with a tool call if there is one, else the liveliest."""
+    from toolgym.rollout.summary import succeeded
+
     return max(
         trajectories,
         key=lambda one: (any(r.status == "ok" for r in one.tool_calls), succeeded(one), len(one.messages)),
@@ -76,19 +76,23 @@ def conversation(trajectory: Trajectory) -> Panel:
         text.append(f"{role}\n", style=f"bold {_COLOURS[role]}")
         text.append(message["content"], style=_COLOURS[role])
         for call in message.get("tool_calls", ()):
-            function = call["function"]
             separator = "\n" if message["content"] else ""
-            text.append(f"{separator}→ {function['name']}({_arguments(function['arguments'])})", style="bold magenta")
+            text.append(f"{separator}→ {call_text(call['function'])}", style="bold magenta")
         blocks.append(text)
     end = Text(f"reward {trajectory.reward:g}, {trajectory.stop_reason.value}", style="bold")
-    title = f"task {trajectory.task_id}, sample {trajectory.sample_index}"
+    title = f"task {trajectory.task_id or trajectory.task_index}, sample {trajectory.sample_index}"
     return Panel(Group(*blocks, end), title=Text(title), title_align="left")
 
 
-def _arguments(arguments: object) -> str:
-    if not isinstance(arguments, dict):
-        return repr(arguments)
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+def _counted(figures: Mapping[str, float], prefix: str, count: int) -> Counter[str]:
+    """What the figures of a prefix count, those of 0 left out. `count` is what rates are of; 1 where there are none."""
+    return Counter(
+        {
+            name.removeprefix(prefix): round(value * count)
+            for name, value in figures.items()
+            if name.startswith(prefix) and value
+        }
+    )
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from toolgym.testing.envs import EnvSuite as EnvSuite
     from toolgym.testing.errors import ConformanceError as ConformanceError
     from toolgym.testing.sandbox_forks import ForkSuite as ForkSuite
+    from toolgym.testing.sandbox_programs import ProgramSuite as ProgramSuite
     from toolgym.testing.sandbox_runs import RunSuite as RunSuite
     from toolgym.testing.sandbox_sessions import SessionSuite as SessionSuite
     from toolgym.testing.sandboxes import SandboxSuite as SandboxSuite
@@ -43,5 +44,8 @@ else:
 
 if (_pytest := sys.modules.get("pytest")) is not None:  # a failure then shows its values, as in a test file
     _pytest.register_assert_rewrite(
-        *(f"toolgym.testing.{name}" for name in ("engines", "sandbox_runs", "sandbox_sessions", "sandbox_forks"))
+        *(
+            f"toolgym.testing.{name}"
+            for name in ("engines", "sandbox_runs", "sandbox_sessions", "sandbox_programs", "sandbox_forks")
+        )
     )

@@ -100,7 +100,7 @@ async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
 async def begun(engine: Engine, *affinities: str) -> None:
     """Wait until requests with these affinities, sent before, have begun: later ones are served after them."""
     await asyncio.sleep(0.05)
-    few = SamplingParams(max_new_tokens=6)
+    few = SamplingParams(max_new_tokens=24)  # more than a server sends at once
     await asyncio.gather(
         *(engine.generate([1, 2, 3], few, request_id=f"begun {name}", affinity=name) for name in affinities)
     )

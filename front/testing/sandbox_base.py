@@ -1,4 +1,4 @@
-"""What the three suites for sandboxes share."""
+"""What the suites for sandboxes share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ BAD_RUN_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"files": {"x": "text"}}, "'x' must be bytes"),
     ({"files": {"/".join(["x" * 200] * 25): b""}}, "4096 bytes in all"),
     ({"fetch_files": "x"}, "fetch_files must be a list"),
-    ({"fetch_files": ["/etc/passwd"]}, "inside the sandbox's folder"),
+    ({"fetch_files": [1]}, "fetch_files must be a list"),
+    ({"files": {"a": b"", "a/b": b""}}, "'a/b' leads through another file, 'a'"),
+    ({"files": {"a/": b""}}, "must not be a folder's"),
     ({"env": {"A=B": "x"}}, "without '='"),
     ({"env": {"A": "\0"}}, "environment variable"),
 ]
@@ -35,11 +37,13 @@ BAD_SESSION_OPTIONS = [
 
 
 class SandboxTests(Suite):
-    """The attributes of the three parts; see `SandboxSuite`."""
+    """The attributes of all parts; see `SandboxSuite`."""
 
     sessions: bool = True
     forks: bool = True
     programs: bool = True
+    terminals: bool = True
+    session_limits: bool = True
     variables: bool = True
     output_bytes: int | None = None
 

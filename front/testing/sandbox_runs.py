@@ -110,6 +110,8 @@ class RunSuite(SandboxTests):
         assert result.stdout == "one 256\n"
         assert result.return_code == 3
         assert dict(result.files) == {"d/out.bin": b"\xff\x00", "deep/er/b.bin": bytes(range(256))}
+        assert "'d' is not a plain file" in result.message
+        assert "absent" not in result.message
 
     async def test_files_come_back_after_a_timeout(self, sandbox: Sandbox) -> None:
         code = "open('log', 'w').write('so far')\nimport time\ntime.sleep(60)"
@@ -121,8 +123,17 @@ class RunSuite(SandboxTests):
     async def test_names_that_lead_outside_are_the_callers_mistake(self, sandbox: Sandbox, name: str) -> None:
         with pytest.raises(ConfigError):
             await sandbox.run("1", files={name: b""})
-        with pytest.raises(ConfigError):
-            await sandbox.run("1", fetch_files=[name])
+        result = await sandbox.run("print(1)", fetch_files=[name])
+        assert (result.stdout, dict(result.files)) == ("1\n", {})
+        assert "not fetched: " in result.message
+
+    async def test_a_file_keeps_the_name_of_the_programs_source(self, sandbox: Sandbox) -> None:
+        code = "import main, sys, inspect\nprint(open('main.py').read(), main.__name__, __file__ != main.__file__)\n"
+        code += "def f(): pass\nprint(inspect.getsource(f))\nf(1)"
+        result = await sandbox.run(code, files={"main.py": b"print('theirs')"}, fetch_files=["main.py"])
+        assert result.stdout == "theirs\nprint('theirs') main True\ndef f(): pass\n\n"
+        assert "f(1)" in result.stderr
+        assert dict(result.files) == {"main.py": b"print('theirs')"}
 
     async def test_links_do_not_lead_outside(self, sandbox: Sandbox, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
@@ -132,6 +143,7 @@ class RunSuite(SandboxTests):
         result = await sandbox.run(code, fetch_files=["link", "folder/secret", "passwd", "fifo", "good"])
         assert result.ok, result.stderr
         assert dict(result.files) == {"good": b"good"}
+        assert all(f"'{name}'" in result.message for name in ("link", "folder/secret", "passwd", "fifo"))
 
     async def test_mistakes_of_the_caller(self, sandbox: Sandbox) -> None:
         with pytest.raises(ConfigError, match="python"):

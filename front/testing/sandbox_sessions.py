@@ -162,7 +162,7 @@ class SessionSuite(SandboxTests):
             assert await session.read_file("deep/er/data.bin") == data
             with pytest.raises(FileNotFoundError):
                 await session.read_file("absent")
-            for name in ("../x", "/etc/passwd", "a/../../b"):
+            for name in ("../x", "a/../../b", "", "a\0b", "/" + "x" * 300):
                 with pytest.raises(ConfigError):
                     await session.read_file(name)
                 with pytest.raises(ConfigError):

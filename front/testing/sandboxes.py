@@ -1,4 +1,4 @@
-"""What every sandbox must do: one run from a clean start, sessions, and forks of sessions.
+"""What every sandbox must do: one run from a clean start, sessions, their programs and files, and forks of sessions.
 
     import pytest_asyncio
     from toolgym.testing import SandboxSuite
@@ -16,18 +16,19 @@
         def make_sandbox(self):  # for the tests that close one
             return MySandbox
 
-`RunSuite`, `SessionSuite` and `ForkSuite` are its three parts. How strongly a sandbox confines what it runs is not
-tested here: that differs, and each sandbox says it of itself.
+`RunSuite`, `SessionSuite`, `ProgramSuite` and `ForkSuite` are its parts. How strongly a sandbox confines what it runs
+is not tested here: that differs, and each sandbox says it of itself.
 """
 
 from __future__ import annotations
 
 from toolgym.testing.sandbox_forks import ForkSuite
+from toolgym.testing.sandbox_programs import ProgramSuite
 from toolgym.testing.sandbox_runs import RunSuite
 from toolgym.testing.sandbox_sessions import SessionSuite
 
 
-class SandboxSuite(RunSuite, SessionSuite, ForkSuite):
+class SandboxSuite(RunSuite, SessionSuite, ProgramSuite, ForkSuite):
     """What every sandbox must do.
 
     Needs the fixture `sandbox`, an open `Sandbox` that runs Python; the fixture `make_sandbox`, a function that makes
@@ -36,7 +37,9 @@ class SandboxSuite(RunSuite, SessionSuite, ForkSuite):
     Attributes:
         sessions: whether it has sessions.
         forks: whether sessions can be forked and have checkpoints.
-        programs: whether a session can start other programs (`Session.exec`), `sh`, `cat` and `sleep` among them.
+        programs: whether a session can start other programs (`Session.exec`), a shell and its usual tools among them.
+        terminals: whether these can have a terminal (`Session.start(pty=)`).
+        session_limits: whether a session can have limits of its own for files, and a network of its own.
         variables: whether runs and sessions take environment variables.
         output_bytes: its cap on each of stdout and stderr in bytes (`Limits.output_bytes`); at most 1 MiB for a quick
             test. None: not tested.

@@ -15,7 +15,8 @@ from typing import Any
 
 from toolgym.testing.errors import ConformanceError, expect
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.errors import ConfigError, ForkNotSupportedError
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError, shorten
+from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.schema import ToolSchema
 
 AT_ONCE = 8
@@ -74,7 +75,7 @@ class ToolSubject:
 
 
 async def check_tool(
-    tool: BaseTool,
+    tool: BaseTool | ToolFunction[..., Any],
     arguments: Mapping[str, Any] | None = None,
     *,
     create_kwargs: Mapping[str, Any] | None = None,
@@ -87,7 +88,7 @@ async def check_tool(
     await check_tool(NotesTool(), {"note": "12 * 34 = 408"})
 
     Args:
-        tool: the tool.
+        tool: the tool, or a function with `@tool`.
         arguments: of a call that it can carry out, any number of times. Default: none.
         create_kwargs: what a task would give to `create`.
         execute_kwargs: what a task would give to `execute`.
@@ -99,7 +100,11 @@ async def check_tool(
         ConformanceError: it does not; says what was expected and what was given.
         ConfigError: the arguments do not fit the tool's schema.
     """
-    subject = ToolSubject(tool, arguments or {}, create_kwargs or {}, execute_kwargs or {}, repeatable)
+    try:
+        made = as_tool(tool)
+    except ConfigError as error:
+        raise ConformanceError(f"a tool is a BaseTool; got {shorten(tool)}") from error
+    subject = ToolSubject(made, arguments or {}, create_kwargs or {}, execute_kwargs or {}, repeatable)
     check_schema(subject)
     for check in (check_create, check_execute, check_reward, check_release, check_calls_at_once):
         await check(subject)

@@ -20,12 +20,13 @@ from toolgym.testing import tool_checks
 from toolgym.testing.suite import Suite, needs
 from toolgym.testing.tool_checks import ToolSubject
 from toolgym.tools.base import BaseTool
+from toolgym.tools.function import ToolFunction, as_tool
 
 import pytest  # isort: skip  after `suite`, which says what to install where it is absent
 
 
 class ToolSuite(Suite):
-    """What every tool must do. Needs the fixture `tool`, a `BaseTool`, which the fixture closes.
+    """What every tool must do. Needs the fixture `tool`, a `BaseTool` or a function with `@tool`, which it closes.
 
     Attributes:
         arguments: of a call that the tool can carry out, any number of times.
@@ -42,9 +43,9 @@ class ToolSuite(Suite):
     forks: bool = False
 
     @pytest.fixture
-    def subject(self, tool: BaseTool) -> ToolSubject:
+    def subject(self, tool: BaseTool | ToolFunction[..., Any]) -> ToolSubject:
         """The tool with its arguments."""
-        return ToolSubject(tool, self.arguments, self.create_kwargs, self.execute_kwargs, self.repeatable)
+        return ToolSubject(as_tool(tool), self.arguments, self.create_kwargs, self.execute_kwargs, self.repeatable)
 
     async def test_schema(self, subject: ToolSubject) -> None:
         tool_checks.check_schema(subject)

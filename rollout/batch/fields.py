@@ -19,9 +19,10 @@ trajectory once, and its advantage goes to all of its rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from toolgym.rollout.token_sequence import TokenSequence, joined_payload
 from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.html_view import html_table
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Where a field has values: one for each token of the prompt, of the response, of the policy's tokens in the response
@@ -44,7 +46,8 @@ SHAPES: Mapping[Place, str] = {
 }
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """What one row of a batch is made from, and is compared with.
 
     Attributes:
@@ -62,6 +65,20 @@ class Row(NamedTuple):
     trajectory_number: int
     group_number: int
     version_numbers: Mapping[str, int]
+
+    @functools.cached_property
+    def response_ids(self) -> NDArray[np.int32]:
+        """As the sequence's, put together once for all fields."""
+        return self.sequence.response_ids
+
+    @functools.cached_property
+    def response_mask(self) -> NDArray[np.int8]:
+        """Likewise."""
+        return self.sequence.response_mask
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 Values = Callable[[Row], NDArray[Any]]
@@ -95,7 +112,7 @@ class Field:
 
     def __str__(self) -> str:
         padding = "" if self.padding is None else f"; elsewhere {self.padding}"
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')} `{SHAPES[self.place]}`, {self.doc}{padding}."
+        return f"{self.name}: {_dtype_name(self.dtype)} `{SHAPES[self.place]}`, {self.doc}{padding}."
 
 
 def _log_probs(row: Row) -> NDArray[np.float64]:
@@ -108,7 +125,7 @@ def _versions(row: Row) -> NDArray[np.int64]:
 
 
 def _length(row: Row) -> int:
-    return len(row.sequence.prompt_ids) + row.sequence.response_tokens
+    return len(row.sequence.prompt_ids) + len(row.response_ids)
 
 
 def _same_trajectory(batch: Batch) -> Tensor:
@@ -186,6 +203,21 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        return f"<Batch: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{tuple(value.shape)}, {_dtype_name(value.dtype)}") for name, value in self.tensors().items()]
+        return html_table(self._summary, rows)
+
+    @property
+    def _summary(self) -> str:
+        dropped = f", {len(self.dropped)} trajectories left out" if self.dropped else ""
+        return (
+            f"{len(self)} rows of {self.prompts.shape[1]} + {self.responses.shape[1]} tokens, "
+            f"{int(self.response_mask.sum())} of them the policy's, {len(self.groups)} groups{dropped}"
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; those of `aligned` as `aligned.NAME`."""
         own = {item.name: getattr(self, item.name) for item in FIELDS}
@@ -200,7 +232,7 @@ FIELDS: tuple[Field, ...] = (
         "response",
         "pad_token_id",
         "padded on the right",
-        lambda row: row.sequence.response_ids,
+        lambda row: row.response_ids,
     ),
     Field(
         "attention_mask",
@@ -222,7 +254,7 @@ FIELDS: tuple[Field, ...] = (
         "response",
         0,
         "1 on tokens that the policy sampled, 0 on the env's",
-        lambda row: row.sequence.response_mask,
+        lambda row: row.response_mask,
         {
             "response_mask holds 0 and 1 only": lambda batch: (batch.response_mask & ~1) == 0,
             "every response has a policy token": lambda batch: batch.response_mask.any(dim=1),
@@ -235,7 +267,7 @@ FIELDS: tuple[Field, ...] = (
         "tokens",
         "pad_token_id",
         "prompts and responses side by side",
-        lambda row: np.concatenate([row.sequence.prompt_ids, row.sequence.response_ids]),
+        lambda row: np.concatenate([row.sequence.prompt_ids, row.response_ids]),
         {
             "padding holds the pad token": lambda batch: (
                 (batch.input_ids == batch.pad_token_id) | (batch.attention_mask == 1)

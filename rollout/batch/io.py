@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped
-from toolgym.tools.errors import ConfigError, missing_file
+from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 FORMAT_VERSION = 2
 """Version of the file that `save_batch` writes. Version 1, which did not name the groups, is read too."""
@@ -28,8 +28,10 @@ def save_batch(batch: Batch, path: str | Path) -> None:
     The tensors have the names of `Batch.tensors`; everything else is in the file's metadata, as JSON.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: it is no batch, or the file cannot be written.
     """
+    if not isinstance(batch, Batch):
+        raise ConfigError(f"expected a Batch, as `make_batch` returns it, got {shorten(repr(batch))}")
     metadata = {
         "format_version": FORMAT_VERSION,
         "pad_token_id": batch.pad_token_id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped, Field, Row, aligned_field, rows_of
+from toolgym.rollout.failures import log
 from toolgym.rollout.token_sequence import filled_up
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords, shorten
-
-_log = logging.getLogger("toolgym.rollout")
 
 
 @named_keywords
@@ -43,12 +41,13 @@ def make_batch(
             none. Each must be there for every token that the policy sampled.
 
     Raises:
+        ConfigError: `trajectories` holds something else.
         BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
             has another dtype or shape somewhere (nothing is ever filled in), or an invariant broke.
     """
     kept: list[Trajectory] = []
     dropped: list[Dropped] = []
-    for trajectory in trajectories:
+    for trajectory in require_trajectories(trajectories):
         reason = _reason_to_drop(trajectory)
         if reason is None:
             kept.append(trajectory)
@@ -59,7 +58,7 @@ def make_batch(
             f"no trajectory can become a row: {len(dropped)} were left out ({_reasons(dropped) or 'none were given'})"
         )
     if dropped:
-        _log.warning(
+        log.warning(
             "%d of %d trajectories were left out of the batch, which holds those alone that did not fail (%s)",
             len(dropped), len(dropped) + len(kept), _reasons(dropped),
         )  # fmt: skip
@@ -68,7 +67,7 @@ def make_batch(
     rows = rows_of(kept, groups, numbers)
     widths = (
         _width("prompt", rows, [len(row.sequence.prompt_ids) for row in rows], max_prompt_length),
-        _width("response", rows, [row.sequence.response_tokens for row in rows], max_response_length),
+        _width("response", rows, [len(row.response_ids) for row in rows], max_response_length),
     )
     batch = Batch(
         **{item.name: _tensor(item, rows, widths, pad_token_id) for item in FIELDS},
@@ -174,7 +173,7 @@ def _tensor(item: Field, rows: Sequence[Row], widths: tuple[int, int], pad_token
         if item.place == "row":
             made[index] = values[0]
         elif item.place == "policy":
-            mask = row.sequence.response_mask.astype(bool)
+            mask = row.response_mask.astype(bool)
             made[index, : len(mask)][mask] = values
         else:
             start = 0 if item.place == "response" else prompt_width - len(row.sequence.prompt_ids)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
 
+from toolgym.rollout.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError, EngineError, named_fields, require_whole_number
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Engine(ABC):
         """Generate one turn. Cancelling the call aborts the request.
 
         Args:
-            prompt_ids: the whole context, in order; not empty.
+            prompt_ids: the whole context, in order; not empty. `TokenIds` are not looked at one by one again.
             params: how to sample.
             request_id: unique among running requests.
             affinity: see `GenerationRequest`.
@@ -267,10 +267,7 @@ class Engine(ABC):
                 `context_length`, or a request with this id is running.
             EngineError: the engine failed, was not started, was closed, or answered with garbage.
         """
-        try:
-            ids = tuple(map(operator.index, prompt_ids))
-        except TypeError as error:
-            raise ConfigError(f"prompt_ids must be integers: {error}") from error
+        ids = prompt_ids if isinstance(prompt_ids, TokenIds) else TokenIds(prompt_ids)
         self._check_request(ids, params)
         request = GenerationRequest(ids, params, request_id, affinity)
         generation = await self._generate(request)
@@ -342,11 +339,11 @@ class Engine(ABC):
     ) -> None:
         await self.close()
 
-    def _check_request(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def _check_request(self, prompt_ids: TokenIds, params: SamplingParams) -> None:
         """Refuse a request that an engine must never see: an unknown id can kill a server."""
         if not prompt_ids:
             raise ConfigError("a prompt must have at least one token")
-        low, high = min(prompt_ids), max(prompt_ids)
+        low, high = prompt_ids.least, prompt_ids.greatest
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high
             raise ConfigError(f"token id {wrong} is outside the vocabulary of {self.vocab_size} ids")
@@ -365,12 +362,13 @@ class Engine(ABC):
         ids, most = generation.token_ids, request.params.max_new_tokens
         if len(ids) > most:
             raise EngineError(f"{name} gave {len(ids)} tokens for max_new_tokens={most}")
-        if not all(isinstance(one, int) for one in ids):
+        if not all(issubclass(kind, int) for kind in set(map(type, ids))):
             raise EngineError(f"{name} gave a token id that is no integer")
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
-        if not all(isinstance(one, float | int) and math.isfinite(one) for one in generation.logprobs):
+        numbers = all(issubclass(kind, float | int) for kind in set(map(type, generation.logprobs)))
+        if not numbers or not all(map(math.isfinite, generation.logprobs)):
             raise EngineError(f"{name} gave a log-probability that is not a finite number (NaN in the model?)")
         if not isinstance(generation.finish_reason, FinishReason):
             raise EngineError(f"{name} must end with a FinishReason, got {generation.finish_reason!r}")

@@ -43,7 +43,7 @@ from toolgym.rollout.trajectory import Trajectory, plain
 from toolgym.tools import errors
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.deadline import DeadlineError
-from toolgym.tools.errors import ConfigError, EngineError, missing_file
+from toolgym.tools.errors import ConfigError, EngineError, is_infrastructure, missing_file
 
 FORMAT = "toolgym-cassette"
 FORMAT_VERSION = 3
@@ -390,6 +390,8 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     described: dict[str, Any] = {"type": type(error).__name__, "message": scrub(str(error))}
     if isinstance(error, DeadlineError):
         described |= {"seconds": error.seconds, "stuck": error.stuck}
+    if is_infrastructure(error):
+        described["infrastructure"] = True
     return described
 
 
@@ -409,6 +411,8 @@ def make_error(described: Mapping[str, Any]) -> Exception:
         error: Exception = remade()
     except TypeError:  # a group of exceptions, which cannot be without its members
         error = type(name, (Exception,), {"__str__": lambda self: message})()
+    if described.get("infrastructure"):
+        error.__cause__ = OSError(message)
     return error
 
 

@@ -28,7 +28,7 @@ from toolgym.tools.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REBUILT = ("tools", "tool_config", "tasks")
+REBUILT = ("tools", "own_tools", "tool_config", "tasks")
 """Arguments of an env that are not written: a replay makes them from the recording."""
 
 POLICIES: dict[str, type[ContextPolicy]] = {made.__name__: made for made in (CutToolResults, KeepToolResults)}

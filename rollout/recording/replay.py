@@ -192,6 +192,8 @@ def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> Base
     kwargs = {name: value for name, value in found.kwargs.items() if name not in REBUILT} | run["env_kwargs"]
     if "tools" in known and cassette.tools is not None:
         kwargs["tools"] = [ReplayedTool(schema, cassette) for schema in cassette.tools]
+        if "own_tools" in known:
+            kwargs["own_tools"] = False
     if "tasks" in known:
         kwargs["tasks"] = TaskList(tasks)
     return found.build(kwargs)

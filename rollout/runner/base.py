@@ -42,9 +42,19 @@ class RunnerProtocol(Protocol):
     async def run(self, tasks: Sequence[Task] | Scheduler) -> list[Trajectory]:
         """Play tasks as `stream` does.
 
+        What ends it early (an error, `CancelledError`, `KeyboardInterrupt`) has the trajectories that had finished, in
+        that order, as its attribute `trajectories`.
+
         Returns:
             All trajectories, ordered by task and sample.
         """
-        async with aclosing(self.stream(tasks)) as stream:
-            done = [trajectory async for trajectory in stream]
+        done: list[Trajectory] = []
+        try:
+            async with aclosing(self.stream(tasks)) as stream:
+                async for trajectory in stream:
+                    done.append(trajectory)
+        except BaseException as error:
+            if done:
+                error.trajectories = done  # type: ignore[attr-defined]
+            raise
         return sorted(done, key=lambda one: (one.task_index, one.sample_index))

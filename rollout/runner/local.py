@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +27,9 @@ from toolgym.rollout.runner.sinks import Sink
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Failure, Trajectory
+from toolgym.rollout.trajectory_file import TrajectoryWriter
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, error_text, named_keywords, require_whole_number
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Runner(RunnerProtocol):
             if not isinstance(sink, Sink):
                 raise ConfigError(f"a sink must have a method `write(trajectory)`, got {sink!r}")
         self.config = config or RunConfig()
-        self._renderers: dict[str, ChatRenderer] = {}
+        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
 
     async def stream(self, tasks: Sequence[Task] | Scheduler) -> AsyncGenerator[Trajectory, None]:
         scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config.seeded())
@@ -108,12 +109,19 @@ class Runner(RunnerProtocol):
             envs.give_back(env)
             run = _Run(self, scheduler, envs)
             playing = asyncio.create_task(run.play(first))
+            broken: Exception | None = None
             try:
                 async for trajectory in run.finished:
                     failures.add(trajectory)
                     for sink in self.sinks:
-                        sink.write(trajectory)
+                        try:
+                            sink.write(trajectory)
+                        except Exception as error:  # noqa: BLE001  raised when the episodes that run have finished
+                            broken = broken or error
+                            run.stop()
                     yield trajectory
+                if broken is not None:
+                    raise broken
             finally:
                 playing.cancel()
                 await asyncio.gather(playing, return_exceptions=True)
@@ -122,7 +130,7 @@ class Runner(RunnerProtocol):
             await envs.close()
 
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
-        key = json.dumps([schema.to_openai() for schema in schemas], sort_keys=True)
+        key = tuple(schema.canonical_json for schema in schemas)
         if key not in self._renderers:
             made = ChatRenderer(self.tokenizer, schemas, self.config.template_kwargs, parser=self.config.parser)
             made.require_parser()
@@ -136,6 +144,8 @@ class _Run:
     def __init__(self, runner: Runner, scheduler: Scheduler, envs: EnvPool) -> None:
         self._runner, self._scheduler, self._envs = runner, scheduler, envs
         self._admission = Admission(episodes=runner.config.max_concurrent)
+        self._playing = 0
+        self._stopping = False
         self.finished: BoundedStream[Trajectory] = BoundedStream(runner.config.max_concurrent)
 
     async def play(self, job: Job | None) -> None:
@@ -144,7 +154,8 @@ class _Run:
         async with asyncio.TaskGroup() as episodes:
             try:
                 lease = await self._admission.episodes.acquire()
-                while job is not None:
+                while job is not None and not self._stopping:
+                    self._playing += 1
                     task = episodes.create_task(self._play(job, lease), name=f"toolgym episode of {job.key}")
                     task.add_done_callback(self._on_done)
                     lease = await self._admission.episodes.acquire()
@@ -157,6 +168,15 @@ class _Run:
                 self.finished.end(error)
                 raise
         self.finished.end()
+
+    def stop(self) -> None:
+        """Start no further episode; the stream ends when those that run have finished."""
+        self._stopping = True
+        self._end_if_stopped()
+
+    def _end_if_stopped(self) -> None:
+        if self._stopping and not self._playing:
+            self.finished.end()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Let an error reach the consumer; without this, a cancelled episode would be waited for, for ever."""
@@ -185,6 +205,8 @@ class _Run:
             if self._scheduler.over:
                 self.finished.end()
         finally:
+            self._playing -= 1
+            self._end_if_stopped()
             lease.release()
 
     def _not_made(self, job: Job, error: Exception) -> Trajectory:
@@ -203,7 +225,7 @@ class _Run:
             reward=0.0,
             stop_reason=StopReason.ENV_CREATE_FAILED,
             ground_truth=job.task.ground_truth,
-            error=Failure(f"{type(error).__name__}: {error}", 0),
+            error=Failure(error_text(error), 0),
             training_step=self._runner.config.training_step,
             validate=self._runner.config.validate,
         )
@@ -230,8 +252,14 @@ async def rollout(
     tokenizer: PreTrainedTokenizerBase | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     config: RunConfig | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
 ) -> list[Trajectory]:
     """Play tasks and return the trajectories, ordered by task and sample.
+
+    An interrupt (Ctrl-C, a notebook's stop button, a cancelled task) or an error loses no episode that has finished:
+    they are in the file `out`, and in the order in which they finished in the attribute `trajectories` of the exception
+    (`CancelledError`, ...) that leaves this function.
 
     Example:
         >>> import asyncio
@@ -252,17 +280,32 @@ async def rollout(
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `RunConfig`.
+        out: a JSON Lines file to which each trajectory is appended as soon as it has finished; `read_trajectories`
+            reads it. A file that holds an earlier run's is refused.
+        progress: show a progress bar on standard error, in a terminal or a notebook.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: an argument is of the wrong kind, or `num_tasks` is missing for a source.
+        ConfigError: an argument is of the wrong kind, `num_tasks` is missing for a source, or `out` cannot be written.
         EngineError: the engine has not started.
         RunFailedError: every episode failed at its first turn, and all in the same way. (Other failures are logged, one
             warning for each kind, and stay in the trajectories.)
     """
+    if not isinstance(out, str | Path | None):
+        raise ConfigError(f"out must be the name of a file, got {out!r}")
+    if out is not None and Path(out).is_file() and Path(out).stat().st_size:
+        raise ConfigError(f"{str(out)!r} holds the results of an earlier run: name another file as out, or remove it")
     runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config)
     runner.config = runner.config.seeded()  # one seed for the tasks and for their episodes
-    trajectories = await runner.run(await _chosen(tasks, num_tasks, runner))
+    jobs = GroupsInOrder(await _chosen(tasks, num_tasks, runner), runner.config)
+    with contextlib.ExitStack() as stack:
+        if out is not None:
+            runner.sinks = (*runner.sinks, stack.enter_context(TrajectoryWriter(out)))
+        if progress:
+            from toolgym.rollout.runner.progress import ProgressBar
+
+            runner.sinks = (*runner.sinks, stack.enter_context(ProgressBar(jobs.count)))
+        trajectories = await runner.run(jobs)
     require_one_that_played(trajectories)
     return trajectories
 

@@ -51,6 +51,9 @@ class GroupsInOrder(Scheduler):
         tasks: the tasks; `task_index` is a task's place here.
         config: says the size of a group, and the seed.
 
+    Attributes:
+        count: how many jobs there are in all.
+
     Raises:
         ConfigError: `tasks` is no sequence of tasks.
     """
@@ -61,6 +64,7 @@ class GroupsInOrder(Scheduler):
         for number, task in enumerate(tasks):
             if not isinstance(task, Task):
                 raise ConfigError(f"tasks must hold toolgym Tasks (see `Task.from_row`), got {task!r} at {number}")
+        self.count = len(tasks) * config.group_size
         self._jobs = _jobs(tasks, config)
 
     async def next(self) -> Job | None:

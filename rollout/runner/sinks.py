@@ -18,5 +18,6 @@ class Sink(Protocol):
         """Take one trajectory. This runs on the event loop, so it must not block for long.
 
         Raises:
-            Exception: any error ends the run, and reaches its consumer.
+            Exception: an error of any kind ends the run: the episodes that run are played to their end and reach all
+                sinks and the consumer, who then gets the error.
         """

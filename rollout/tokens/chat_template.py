@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from toolgym.tools.errors import TemplateError, missing_extra
 from toolgym.tools.message import Message
 
 try:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from transformers import PreTrainedTokenizerBase
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -43,15 +44,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return safe
 
 
-def _quicker(environment: Environment) -> Environment:
-    """The environment in which transformers compiles templates, with that memory."""
+@lru_cache(maxsize=64)
+def _compile(source: str) -> Template:
+    """A template in the environment of transformers, with that memory. It takes up to 0.3 s, so each is kept."""
+    environment: Environment = _compile_jinja_template("").environment
     if type(environment) is not ImmutableSandboxedEnvironment:
-        return environment  # another version's; it may have its own rules
+        return environment.from_string(source)  # another version's; it may have its own rules
     copy = environment.overlay()
     copy.__class__ = _Sandbox
     assert isinstance(copy, _Sandbox)
     copy.answers = {}
-    return copy
+    return copy.from_string(source)
 
 
 class ChatTemplate:
@@ -89,7 +92,7 @@ class ChatTemplate:
         self._now = now or datetime.now()
         try:
             self.source: str = tokenizer.get_chat_template(None, self.tools or None)
-            self._compiled = _quicker(_compile_jinja_template(self.source).environment).from_string(self.source)
+            self._compiled = _compile(self.source)
         except Exception as error:  # a template is a program of its own
             raise TemplateError(f"the chat template cannot be used: {type(error).__name__}: {error}") from error
         self.uses_date = "strftime_now" in self.source

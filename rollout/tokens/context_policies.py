@@ -10,15 +10,22 @@ one in its place; then the present token sequence is over and a new one begins (
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from toolgym.rollout.tokens.chat_template import ROLES
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
-from toolgym.tools.errors import ConfigError
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
+from toolgym.tools.errors import ConfigError, missing_extra
 from toolgym.tools.message import Message
+
+try:
+    from tokenizers import Encoding
+except ImportError as error:
+    raise missing_extra("rollout", "Exact tokens", error) from error
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,12 @@ class ContextPolicy:
     """Decides what the policy goes on seeing. One instance serves all episodes, so it keeps nothing between calls.
 
     An error in either method ends the episode with `StopReason.CONTEXT_FAILED`.
+
+    Attributes:
+        tokenizes: `admit` may take long for a long message: then it runs in a thread, so that other episodes go on.
     """
+
+    tokenizes: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -121,6 +133,8 @@ class CutToolResults(ContextPolicy):
         ConfigError: a number is out of range.
     """
 
+    tokenizes: ClassVar[bool] = True
+
     max_tokens: int
     head: float = 0.5
 
@@ -137,15 +151,16 @@ class CutToolResults(ContextPolicy):
         if message["role"] != "tool" or not isinstance(content, str):
             return message  # the renderer refuses a content that is not text
         encoder = SafeEncoder.of(renderer.tokenizer)
-        if len(encoder.encode(encoder.protect(content))) <= self.max_tokens:
-            return message
-        places = renderer.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        with contextlib.suppress(TooManyTokensError):
+            if len(encoder.encode(encoder.protect(content), most=self.max_tokens)) <= self.max_tokens:
+                return message
+        places = encoder.plain(content)
         kept = min(self.max_tokens, len(places))
         while True:
             head = round(kept * self.head)
             tail = kept - head
-            start = places[head - 1][1] if head else 0
-            end = max(start, places[len(places) - tail][0]) if tail else len(content)
+            start = _span(places, head - 1)[1] if head else 0
+            end = max(start, _span(places, len(places) - tail)[0]) if tail else len(content)
             note = f"\n[... {len(places) - kept} tokens were left out here ...]\n"
             text = content[:start] + note + content[end:]
             # Counted as the prompt will have it: a control token's text is several tokens there.
@@ -153,6 +168,13 @@ class CutToolResults(ContextPolicy):
             if excess <= 0 or kept == 0:
                 return {**message, "content": text}
             kept = max(0, kept - excess)
+
+
+def _span(places: Encoding, index: int) -> tuple[int, int]:
+    """Where in its text a token begins and ends. One by one: the list of all takes a tenth of the encoding's time."""
+    span = places.token_to_chars(index)
+    assert span is not None
+    return span
 
 
 Summary = Callable[[list[Message]], Awaitable[Sequence[Message]]]

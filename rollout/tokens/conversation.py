@@ -20,10 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.token_ids import TokenIds
 from toolgym.rollout.token_sequence import Segment, TokenSequence
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import TemplateError
@@ -65,6 +64,7 @@ class Conversation:
         renderer: renders the messages and parses the turns.
         history: see `HistoryMode`.
         messages: the conversation that the episode begins with.
+        most: tokens that a prompt may have; see `ChatRenderer.prompt`.
 
     Attributes:
         messages: every message so far.
@@ -73,15 +73,17 @@ class Conversation:
 
     Raises:
         TemplateError: the template cannot render the messages.
+        TooManyTokensError: they surely have more than `most` tokens.
     """
 
-    def __init__(self, renderer: ChatRenderer, history: HistoryMode, messages: Sequence[Message]) -> None:
+    def __init__(
+        self, renderer: ChatRenderer, history: HistoryMode, messages: Sequence[Message], *, most: int | None = None
+    ) -> None:
         self._renderer, self._history = renderer, history
         self.messages = list(messages)
         self.view = list(messages)
-        self.context: list[int] = renderer.prompt(messages)
+        self._prompt = self.context = renderer.prompt_ids(messages, most=most)
         self._done: list[TokenSequence] = []
-        self._prompt_tokens = len(self.context)  # of the present sequence
         self._segments: list[Segment] = []
         self._start_reason = "start"
         self.first_prompt_tokens = len(self.context)
@@ -99,18 +101,17 @@ class Conversation:
     @property
     def response_tokens(self) -> int:
         """Tokens of the present sequence behind its prompt."""
-        return len(self.context) - self._prompt_tokens
+        return len(self.context) - len(self._prompt)
 
     @property
-    def turn_ids(self) -> list[int]:
+    def turn_ids(self) -> Sequence[int]:
         """The ids of the present turn, what closes it included."""
         return self.context[self._turn_start :]
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
         """All sequences, the present one last."""
-        prompt_ids = np.array(self.context[: self._prompt_tokens], np.int32)
-        return (*self._done, TokenSequence(prompt_ids, tuple(self._segments), self._start_reason))
+        return (*self._done, TokenSequence(self._prompt.array, tuple(self._segments), self._start_reason))
 
     # ------------------------------------------------------------------ the policy's turn
 
@@ -122,7 +123,7 @@ class Conversation:
                     generation.token_ids, generation.logprobs, generation.weight_versions, generation.aligned
                 )
             )
-            self.context += generation.token_ids
+            self.context = self.context.followed_by(generation.token_ids)
 
     def add_turn(self) -> str:
         """Keep the generations of this turn as an assistant message.
@@ -144,7 +145,7 @@ class Conversation:
         """Put ids after the context that the policy did not sample, such as the end of a turn that it left open."""
         if token_ids:
             self._segments.append(Segment.env(token_ids))
-            self.context += token_ids
+            self.context = self.context.followed_by(token_ids)
 
     def parse_turn(self) -> ParsedTurn:
         """Read the turn, once; its calls are numbered on from those of the turns before.
@@ -181,20 +182,30 @@ class Conversation:
 
     # ------------------------------------------------------------------ the env's answer
 
-    def extended_with(self, observation: Sequence[Message]) -> Extension:
+    def to_encode(self, observation: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages that `extended_with` encodes."""
+        return observation if self._history is HistoryMode.APPEND else [*self.view, *observation]
+
+    def extended_with(self, observation: Sequence[Message], *, most: int | None = None) -> Extension:
         """How the conversation goes on with new messages. Nothing changes before `apply`.
+
+        Args:
+            observation: the new messages.
+            most: tokens that the whole context may have. Messages that surely lead to more are not encoded.
 
         Raises:
             TemplateError: the template cannot render them.
+            TooManyTokensError: they surely lead to more than `most` tokens.
         """
         view = [*self.view, *observation]
         if self._history is HistoryMode.TEMPLATE:
             with contextlib.suppress(TemplateError):  # because of what the policy wrote: it goes on, see the module
-                return self.rewritten(view, "template")
-        added = self._renderer.extend(observation, self.turn_ids, earlier=self.view[:-1])
+                return self.rewritten(view, "template", most=most)
+        room = None if most is None else most - len(self.context)
+        added = self._renderer.extend(observation, self.turn_ids, earlier=self.view[:-1], most=room)
         return Extension(view, added, None, "", len(self.context) + len(added))
 
-    def rewritten(self, view: list[Message], start_reason: str) -> Extension:
+    def rewritten(self, view: list[Message], start_reason: str, *, most: int | None = None) -> Extension:
         """How the conversation goes on with messages of which any may have changed. Nothing changes before `apply`.
 
         Turns that are kept as text are rendered as they were read where the template refuses the text: some templates
@@ -202,12 +213,13 @@ class Conversation:
 
         Raises:
             TemplateError: the template cannot render them.
+            TooManyTokensError: they surely have more than `most` tokens.
         """
         try:
-            ids = self._renderer.prompt(view)
+            ids = self._renderer.prompt(view, most=most)
         except TemplateError:
-            ids = self._renderer.prompt(self._structured(view))
-        if ids[: len(self.context)] == self.context:
+            ids = self._renderer.prompt(self._structured(view), most=most)
+        if tuple(ids[: len(self.context)]) == self.context:
             return Extension(view, ids[len(self.context) :], None, "", len(ids))
         return Extension(view, None, ids, start_reason, len(ids))
 
@@ -250,8 +262,7 @@ class Conversation:
         else:
             self._done = list(self.sequences)
             self._segments, self._start_reason = [], extension.start_reason
-            self.context = list(extension.prompt)
-            self._prompt_tokens = len(self.context)
+            self._prompt = self.context = TokenIds(extension.prompt)
         self._turn_start = len(self.context)
         self._starts_open = self._renderer.leaves_thinking_open(self.context)
 

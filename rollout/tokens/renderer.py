@@ -15,10 +15,12 @@ How a model writes its tool calls is part of its chat template too, so the rende
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
+from toolgym.rollout.token_ids import TokenIds
 from toolgym.rollout.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
@@ -29,7 +31,7 @@ from toolgym.tools.parsers import ParsedTurn, Parser, get_parser, parser_for_tem
 from toolgym.tools.schema import ToolSchema
 
 try:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
@@ -37,6 +39,9 @@ __all__ = ["ChatRenderer", "SafeEncoder", "TemplateFacts"]
 
 _OWN = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
 """What an assistant's message holds of the policy's own writing."""
+
+_PROMPTS = 32
+"""How many prompts are kept for the other episodes of their groups."""
 
 _OPENS_THINKING, _CLOSES_THINKING = "<think>", "</think>"
 _OPENING_IDS = 16
@@ -95,6 +100,10 @@ class ChatRenderer:
                 f"a fast tokenizer is needed (one with a tokenizer.json), got {type(tokenizer).__name__}"
             )
         self.tokenizer = tokenizer
+        # What transformers wraps around it, for nothing, is half of the time.
+        own = type(tokenizer).decode is not PreTrainedTokenizerBase.decode
+        own = own or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
+        self._backend = None if own else tokenizer.backend_tokenizer
         self.tools = [schema.to_openai() for schema in tools]
         variables = dict(template_kwargs or {})
         self._encoder = encoder = SafeEncoder.of(tokenizer)
@@ -119,6 +128,9 @@ class ChatRenderer:
         self._stops = frozenset(self.stop_token_ids)
         self._closing_ids = encoder.encode(ends.history.text)
         self._answer_ends = frozenset(encoder.id_of(one.end) for one in ends.answer)
+        self._kept_prompt = functools.lru_cache(_PROMPTS)(
+            lambda key, most: TokenIds(self.prompt([cast(Message, dict(pairs)) for pairs in key], most=most))
+        )
 
     @property
     def added_ids(self) -> frozenset[int]:
@@ -127,20 +139,35 @@ class ChatRenderer:
 
     # ------------------------------------------------------------------ tokens
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], *, most: int | None = None) -> list[int]:
         """Token ids of a conversation up to the point where the policy speaks.
 
         Args:
             messages: all messages so far. Contents of assistant messages are the policy's own writing and may contain
                 control tokens; nothing else may.
+            most: tokens that are of use; see `SafeEncoder.encode`.
 
         Raises:
             TemplateError: a message holds something else than text, the template refuses the conversation, or it leaves
                 out its tool results.
+            TooManyTokensError: there are surely more than `most`.
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        return self._encoder.encode(self._template.render(self._safe(messages)))
+        return self._encoder.encode(self._template.render(self._safe(messages)), most=most)
+
+    def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
+        """As `prompt`. The episodes of a group begin with the same messages, and share the ids.
+
+        Raises:
+            TemplateError: as `prompt`.
+            TooManyTokensError: as `prompt`.
+        """
+        key = tuple(tuple(message.items()) for message in messages)
+        if all(type(value) is str for pairs in key for _, value in pairs):
+            return self._kept_prompt(key, most)
+        # Of other values, equal ones may render differently, as 1 and True.
+        return TokenIds(self.prompt(messages, most=most))
 
     def extend(
         self,
@@ -148,6 +175,7 @@ class ChatRenderer:
         turn: Sequence[int] | None = None,
         *,
         earlier: Sequence[Message] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids to append after a turn of the policy.
 
@@ -159,6 +187,7 @@ class ChatRenderer:
                 have ended as expected, or to be closed by `close_turn`.
             earlier: the conversation up to the turn, which a few templates look at (`facts.plans[kind].earlier`). Of
                 it, the system prompt counts, and the messages' roles and ids.
+            most: tokens that are of use; see `SafeEncoder.encode`.
 
         Returns:
             What the template puts between the end of the turn and the next generation, both separators included.
@@ -166,13 +195,14 @@ class ChatRenderer:
         Raises:
             TemplateError: a message holds something else than text, the template cannot go on with such messages, or
                 what it writes depends on the earlier conversation, which is not given.
+            TooManyTokensError: there are surely more than `most`.
         """
         if any(message.get("role") == "assistant" for message in messages):
             raise TemplateError("new messages are answers to the policy, got one of the role 'assistant'")
         end, rest = self._delta(self._safe(messages), earlier)
         end_id = self._encoder.id_of(end)
         # Encoded after the turn's end, for an end that swallows the white space after it.
-        ids = self._encoder.encode(end + rest)[1:]
+        ids = self._encoder.encode(end + rest, most=None if most is None else most + 1)[1:]
         if turn is None:  # no policy ends its turn with a marker that it never samples, such as the system's
             return ids if end_id in self._end_ids else [end_id, *ids]
         if turn and turn[-1] == end_id:
@@ -205,10 +235,10 @@ class ChatRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of any ids, special tokens included."""
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+        ids = list(token_ids)
+        if self._backend is not None:
+            return str(self._backend.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _missing(self, turn: Sequence[int], starts_open: bool | None = None) -> list[int]:
         """What a turn lacks of the closing of an answer."""

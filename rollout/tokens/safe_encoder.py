@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from toolgym.rollout.tokens.token_bounds import COMPOSED, TooManyTokensError, composes, longest_token
 from toolgym.tools.errors import TemplateError, missing_extra
 
 try:
@@ -27,6 +28,10 @@ try:
     from transformers import PreTrainedTokenizerBase
 except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
+
+LONG = 16_384
+"""Characters from which on a text is encoded without the interpreter's lock. To encode so many takes some 10 ms, in
+which no other thread could run."""
 
 _made: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[Any, ...], SafeEncoder]]
 _made = weakref.WeakKeyDictionary()
@@ -58,7 +63,8 @@ class SafeEncoder:
         self.control_ids = frozenset(self.contents_by_id)
         self.nonce = _draw_nonce(self._ids)
         self._names = {content: f"{self.nonce}y{number}z" for number, content in enumerate(self._ids)}
-        self._copy, self._remap = _renamed(tokenizer, self._names)
+        self._copy, self._remap, state = _renamed(tokenizer, self._names)
+        self._longest_token, self._composes = longest_token(state), composes(state)
 
         self._by_name = {name: content for content, name in self._names.items()}
         self._named = re.compile(f"{self.nonce}y[0-9]+z")
@@ -161,25 +167,53 @@ class SafeEncoder:
             return rendered
         return self._written.sub(lambda match: chr(int(match[1], 16)) if match[1] else match.group(), rendered)
 
-    def encode(self, rendered: str) -> list[int]:
+    def encode(self, rendered: str, *, most: int | None = None) -> list[int]:
         """Token ids of rendered text; no beginning-of-sequence token is added.
+
+        Several threads may encode at once. A text of at least `LONG` characters is encoded without the interpreter's
+        lock, so that other threads go on.
 
         Args:
             rendered: what a template made of messages whose foreign texts went through `protect`.
+            most: tokens that are of use. A text that surely has more is not encoded.
 
         Raises:
             TemplateError: the text holds a lone surrogate, which no tokenizer takes.
+            TooManyTokensError: it surely has more than `most` tokens.
         """
         if self._ids:
             rendered = self._written.sub(self._name, rendered)
-        try:
-            encoding = self._copy.encode(rendered, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
+        if most is not None and (least := self._least(rendered)) > most:
+            raise TooManyTokensError(least)
+        encoding = self._encoding(rendered, offsets=self._may_miss)
         if self._may_miss:
             encoding = self._without_missed(rendered, encoding)
         ids: list[int] = encoding.ids
         return [self._remap.get(one, one) for one in ids] if self._remap else ids
+
+    def plain(self, text: str) -> Encoding:
+        """Return the encoding of foreign text on its own, in which nothing is a control token.
+
+        Raises:
+            TemplateError: as `encode`.
+        """
+        return self._encoding(text)
+
+    def _encoding(self, text: str, *, offsets: bool = True) -> Encoding:
+        try:
+            if len(text) < LONG:
+                return self._copy.encode(text, add_special_tokens=False)
+            # Of the library's functions, those for batches release the lock.
+            encode = self._copy.encode_batch if offsets else self._copy.encode_batch_fast
+            return encode([text], add_special_tokens=False)[0]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
+
+    def _least(self, text: str) -> int:
+        """How many tokens a text has at least, by its length."""
+        if self._longest_token is None:
+            return 0
+        return len(text) // (self._longest_token * (COMPOSED if self._composes and not text.isascii() else 1))
 
     def _without_missed(self, text: str, encoding: Encoding) -> Encoding:
         """Encode again, as plain text, the control tokens that the tokenizer itself does not recognise where they are.
@@ -194,7 +228,7 @@ class SafeEncoder:
             return encoding
         for match in reversed(missed):
             text = text[: match.start()] + self._by_name[match.group()] + text[match.end() :]
-        return self._copy.encode(text, add_special_tokens=False)
+        return self._encoding(text)
 
     def _name(self, match: re.Match[str]) -> str:
         if match[1]:
@@ -246,8 +280,10 @@ def _trie_pattern(node: Mapping[str, Any]) -> str:
     return f"{single}(?:{branches})" + ("?" if "" in node else "")
 
 
-def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> tuple[Tokenizer, dict[int, int]]:
-    """A copy of the tokenizer that knows control tokens by other names, and its ids that have to be mapped back."""
+def _renamed(
+    tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]
+) -> tuple[Tokenizer, dict[int, int], dict[str, Any]]:
+    """A copy of the tokenizer that knows control tokens by other names, its ids to map back, and its JSON form."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state.update(truncation=None, padding=None, post_processor=None)
     for token in state["added_tokens"]:
@@ -278,4 +314,4 @@ def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> tu
             raise TemplateError(f"the tokenizer's copy lost the added token {token.content!r}")
         if found != index:
             remap[found] = index
-    return copy, remap
+    return copy, remap, state

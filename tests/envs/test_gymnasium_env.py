@@ -250,6 +250,7 @@ def test_gymnasiums_own_vector_envs_take_it(toy_id, no_warnings):
     envs.close()
 
 
+@pytest.mark.long
 def test_gymnasiums_process_vector_env_takes_it():
     done = python(
         """

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgym.envs.tasks.sources import TaskList, load_tasks
+from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
@@ -160,12 +161,13 @@ def test_files(tmp_path):
     path.write_text(json.dumps(ROW) + "\n{")
     with pytest.raises(ConfigError, match="line 2"):
         load_tasks(path)
-    path.write_text("[]")
+    path.write_text("3")
     with pytest.raises(ConfigError, match="line 1: expected a JSON object"):
         load_tasks(path)
-    path.write_text("")
-    with pytest.raises(ConfigError, match="no tasks"):
-        load_tasks(path)
+    for empty in ("", "[]"):
+        path.write_text(empty)
+        with pytest.raises(ConfigError, match="no tasks"):
+            load_tasks(path)
 
 
 def test_a_line_that_is_no_json_is_shown(tmp_path):

@@ -26,6 +26,12 @@ def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+@tool
+def shout(text: str) -> str:
+    """Shout."""
+    return text.upper()
+
+
 class Recorder(BaseTool):
     """Writes down what happens to it; `wait` sleeps, `fail` raises, `hang` never returns, `deaf` ignores its end."""
 
@@ -366,7 +372,7 @@ def test_wrong_arguments_of_the_env_are_named(recorder):
     ):
         with pytest.raises(ConfigError, match=next(iter(kwargs))):
             make(recorder, **kwargs)
-    with pytest.raises(ConfigError, match="unique names"):
+    with pytest.raises(ConfigError, match=r"unique names, got two called 'record': tools 0 \(Recorder\) and 1"):
         ToolEnv([recorder, recorder], [TASK])
 
 
@@ -396,17 +402,63 @@ async def test_the_code_interpreter_end_to_end():
         assert (await env.step("#### -1")).reward == 0.0
 
 
-async def test_other_tools_in_place_of_the_interpreter():
-    @tool
-    def shout(text: str) -> str:
-        """Shout."""
-        return text.upper()
+async def test_tools_stand_beside_the_interpreter():
+    closed = []
 
-    async with CodeInterpreterEnv([TASK], tools=[shout]) as env:
-        await env.reset()
+    class Shouting(BaseTool):
+        default_schema = shout.tool_schema
+
+        async def execute(self, instance_id, parameters, **kwargs):
+            return await shout.tool.execute(instance_id, parameters)
+
+        async def close(self):
+            closed.append(self)
+
+    for made in (shout, Shouting()):
+        env = CodeInterpreterEnv([TASK], tools=[made])
+        env.tools["code_interpreter"].close = lambda: asyncio.sleep(0, closed.append("interpreter"))
+        _, info = await env.reset()
+        assert [one["function"]["name"] for one in info["tools"]] == ["code_interpreter", "shout"]
+        result = await env.step(call("shout", text="hi") + call("code_interpreter", code="print(6 * 7)"))
+        assert [one["content"] for one in result.obs] == ["HI", "42"]
+        await env.close()
+    assert closed == ["interpreter"] * 2  # the tools of the caller stay open
+
+
+async def test_another_tool_in_place_of_the_interpreter():
+    async with CodeInterpreterEnv([TASK], tools=[shout], own_tools=False) as env:
+        _, info = await env.reset()
+        assert [one["function"]["name"] for one in info["tools"]] == ["shout"]
         assert (await env.step(call("shout", text="hi"))).obs[0]["content"] == "HI"
-    with pytest.raises(ConfigError, match="either tools or tool_config"):
-        CodeInterpreterEnv(tools=[shout], tool_config={})
+    with pytest.raises(ConfigError, match="give tool_config, or own_tools=False"):
+        CodeInterpreterEnv(own_tools=False, tool_config={})
+
+
+def test_a_further_tool_cannot_hide_the_interpreter():
+    other = tool(name="code_interpreter")(shout.tool.function)
+    with pytest.raises(ConfigError, match="a tool called 'code_interpreter' of its own; give own_tools=False"):
+        CodeInterpreterEnv(tools=[other])
+    with pytest.raises(ConfigError, match="tools must be a list of tools, got <function shout"):
+        CodeInterpreterEnv(tools=shout)
+
+
+async def test_an_env_closes_the_tools_that_it_owns():
+    class Closing(Recorder):
+        async def close(self):
+            self.events.append("close")
+
+        async def fork(self, instance_id):
+            return "twin"
+
+    own = Closing()
+    other = Closing(tool_schema=ToolSchema("other", "", Recorder.default_schema.parameters))
+    async with ToolEnv([own, other], [TASK], owns_tools=[own]) as env:
+        await env.reset()
+        twin = await env.fork()
+    assert "close" not in own.events
+    await twin.close()
+    assert own.events.count("close") == 1
+    assert "close" not in other.events
 
 
 async def test_shielded_work_ends_before_its_cancellation_is_seen():
@@ -563,3 +615,43 @@ async def test_the_length_and_the_side_are_the_users(side, said):
 def test_a_length_or_side_that_is_none(wrong):
     with pytest.raises(ConfigError, match="max_result_chars must be a whole|side must be"):
         loud_env(**wrong)
+
+
+async def test_what_a_tool_does_not_override_takes_no_task():
+    plain = [tool(name=f"plain_{number}", description="")(_nothing) for number in range(10)]
+    loop, made = asyncio.get_running_loop(), []
+
+    def counted(loop, coroutine, **kwargs):
+        made.append(coroutine.__qualname__)
+        return asyncio.Task(coroutine, loop=loop, **kwargs)
+
+    loop.set_task_factory(counted)
+    try:
+        async with ToolEnv([*plain, Recorder()], [Task([{"role": "user", "content": "q"}])]) as env:
+            await env.reset()
+            assert len(made) == 1  # to create the one that may take long
+            result = await env.step("done")
+            assert set(result.info["metrics"]) >= {"reward/plain_0", "reward/record"}
+    finally:
+        loop.set_task_factory(None)
+    assert len(made) <= 5
+
+
+async def _nothing() -> str:
+    return ""
+
+
+async def test_hooks_that_an_object_brings_along_are_called():
+    one, events = tool(name="one", description="")(_nothing).tool, []
+
+    async def create(instance_id=None, **kwargs):
+        events.append("create")
+        return "mine"
+
+    async def release(instance_id, **kwargs):
+        events.append(f"release {instance_id}")
+
+    one.create, one.release = create, release
+    async with ToolEnv([one], [Task([{"role": "user", "content": "q"}])]) as env:
+        await env.reset()
+    assert events == ["create", "release mine"]

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollout.py"
 
 
+@pytest.mark.long
 def test_it_runs_and_shows_trajectories_and_a_batch():
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],

@@ -52,6 +52,7 @@ def cases(*arguments):
     return {case["name"]: case for case in report["cases"]}
 
 
+@pytest.mark.long
 def test_the_tiny_policy_as_a_user_types_it():
     env = {**os.environ, "COLUMNS": "120", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

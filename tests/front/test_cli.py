@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
         "turns",
         "tool calls",
         "tokens",
-        "errors",
+        "failed",
         "wall time",
         "time in engine",
         "time in tools",
@@ -87,6 +88,17 @@ def test_tasks_and_tools_from_files(tmp_path, run_here):
     assert [one.ground_truth for one in read_trajectories(out / "trajectories.jsonl")] == ["408", "408"]
 
 
+def test_tasks_from_plain_rows(tmp_path, run_here):
+    (tmp_path / "plain.csv").write_text("question,answer\nCompute 6*7.,42\n")
+    done = run_here(
+        "rollout", "--tasks", "1", "--group-size", "1", "--out", str(tmp_path / "out"), "--max-new-tokens", "16",
+        "--task-file", str(tmp_path / "plain.csv"), "--task-columns", "prompt=question, ground_truth=answer",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [one] = read_trajectories(tmp_path / "out" / "trajectories.jsonl")
+    assert (one.messages[0]["content"], one.ground_truth) == ("Compute 6*7.", "42")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -95,7 +107,8 @@ def test_tasks_and_tools_from_files(tmp_path, run_here):
         (["--tool-config", "{folder}/tool.yaml"], "did you mean 'tools.yaml'"),
         (
             ["--engine", "tyni"],
-            "'tiny', an http:// URL or a model folder; 'tyni' is none of these, did you mean 'tiny'?",
+            "'tiny', an http:// URL, a model folder or a model's name on the hub as 'org/name'; 'tyni' is none of "
+            "these, did you mean 'tiny'?",
         ),
         (["--engine", "{folder}/modl"], "/model'?"),
         (["--top-p", "3"], "top_p must be above 0"),
@@ -105,12 +118,27 @@ def test_tasks_and_tools_from_files(tmp_path, run_here):
         (["--engine", ""], "none of these"),
         (["--engine", "http://"], "must look like"),
         (["--engine", "{folder}"], "cannot be loaded"),
+        (["--engine", "http://127.0.0.1:9", "--device", "cpu"], "the server 'http://127.0.0.1:9' has its own"),
+        (["--device", "cdua"], "got 'cdua', did you mean 'cuda'?"),
+        (["--device", "cuda:99"], "the device 'cuda:99' cannot be used here, where torch"),
+        (["--dtype", "flaot32"], "got 'flaot32', did you mean 'float32'?"),
+        (["--dtype", "int8"], "dtype must be 'auto' (the checkpoint's) or one of torch's"),
+        (["--task-columns", "prompt=q"], "--task-columns are those of a --task-file"),
+        (["--task-file", "{folder}/plain.csv"], "--task-columns prompt=...,ground_truth=..."),
+        (
+            ["--task-file", "{folder}/plain.csv", "--task-columns", "prompt"],
+            "like 'prompt=question,ground_truth=answer'",
+        ),
+        (["--task-file", "{folder}/plain.csv", "--task-columns", "prompt=q"], "no column 'q'"),
+        (["--env", "no_such_modul:x"], "there is no module 'no_such_modul'"),
+        (["--env", "Unknown"], "'module:Id' imports the module that registers an id first"),
         (["--tool-config", "{folder}/tools.yaml"], "expected a mapping"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_helps(tmp_path, run_here, arguments, said):
     (tmp_path / "tasks.jsonl").write_text("")
     (tmp_path / "tools.yaml").write_text("")
+    (tmp_path / "plain.csv").write_text("question,answer\n6 * 7?,42\n")
     (tmp_path / "model").mkdir()
     arguments = [one.format(folder=tmp_path) for one in arguments]
     if "--out" not in arguments:
@@ -309,10 +337,11 @@ class Slow(CodeInterpreterTool):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seconds", [1.0, 2.5])
-def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, seconds):
+@pytest.mark.parametrize("library", ["pydantic_core", "libtorch_cpu"])
+def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, library):
     with started("--tasks", "2000", "--out", str(tmp_path)) as process:
-        time.sleep(seconds)
+        while process.poll() is None and library not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
@@ -334,3 +363,69 @@ def test_an_engine_that_always_fails_is_told(tmp_path, run_here):
     assert "no batch" in done.stdout
     assert "not cut" in done.stdout
     assert "error: all 8 episodes failed in the same way at their first turn, with prompt_refused: " in done.stderr
+
+
+def test_failures_are_one_line_for_each_kind_and_told_once(tmp_path, run_here, monkeypatch):
+    from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+
+    reset, seen = CodeInterpreterEnv.reset, []
+
+    async def failing(self, **kwargs):
+        seen.append(self)
+        if len(seen) in (2, 3):
+            raise OSError("the dataset is not mounted")
+        if len(seen) == 4:
+            raise ZeroDivisionError("no rows")
+        return await reset(self, **kwargs)
+
+    monkeypatch.setattr(CodeInterpreterEnv, "reset", failing)
+    done = run_here("rollout", "--tasks", "4", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "32")
+    assert done.returncode == 0
+    lines = [line for line in done.stdout.splitlines() if "episodes failed with" in line]
+    assert [line.partition(" with")[0] for line in lines] == ["2 of 4 episodes failed", "1 of 4 episodes failed"]
+    assert "OSError: the dataset is not mounted" in lines[0]
+    assert "3 of 4 episodes" in done.stdout
+    assert "failed" not in done.stderr
+
+
+def test_a_full_disk_costs_no_episode_that_has_finished(tmp_path, run_here, monkeypatch):
+    from toolgym.rollout import TrajectoryWriter
+    from toolgym.tools.errors import ConfigError
+
+    write = TrajectoryWriter.write
+
+    def until_it_is_full(self, trajectory):
+        if self.count == 2:
+            raise ConfigError("cannot append: No space left on device")
+        write(self, trajectory)
+
+    monkeypatch.setattr(TrajectoryWriter, "write", until_it_is_full)
+    done = run_here(
+        "rollout", "--tasks", "50", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "16",
+        "--concurrency", "4",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: cannot append: No space left on device" in done.stderr
+    assert len(list(read_trajectories(tmp_path / "trajectories.jsonl"))) == 2
+    assert 3 <= len(load_batch(tmp_path / "batch.safetensors")) < 50
+
+
+def test_a_model_of_ones_own_takes_a_dtype(tmp_path, run_here, monkeypatch):
+    import torch
+
+    from toolgym.rollout import TransformersEngine
+
+    opened = []
+    generate = TransformersEngine._generate
+
+    async def watched(self, request):
+        opened.append(next(self.model.parameters()))
+        return await generate(self, request)
+
+    monkeypatch.setattr(TransformersEngine, "_generate", watched)
+    done = run_here(
+        "rollout", "--tasks", "1", "--group-size", "1", "--out", str(tmp_path), "--max-new-tokens", "16",
+        "--device", "cpu", "--dtype", "float64",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (opened[0].dtype, opened[0].device.type) == (torch.float64, "cpu")

@@ -218,6 +218,7 @@ def run(folder, source, *arguments):
     return set(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+::\w+)", done.stdout, re.MULTILINE)), done.stdout
 
 
+@pytest.mark.long
 def test_engines(tmp_path):
     only = "Bigrams or stop_token or logprobs_are"
     failed, said = run(tmp_path, ENGINE, "-k", only)
@@ -231,6 +232,7 @@ def test_engines(tmp_path):
     assert "the weights of this engine keep their version" in said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not probe()["levels"], reason="no isolation here")
 def test_sandboxes(tmp_path):
     failed, said = run(tmp_path, SANDBOX, "-k", "files_go or deadline or exit_codes or echoed or see_each_other")
@@ -265,7 +267,7 @@ def test_a_suite_without_pytest_names_the_extra(hidden):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "check_env check_tool\n")
     assert "A conformance suite needs" in done.stderr
-    assert "pip install 'toolgym[testing]'" in done.stderr
+    assert "[testing]'" in done.stderr
 
 
 def test_the_checks_load_no_pytest():

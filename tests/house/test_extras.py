@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -32,14 +33,40 @@ def test_the_command_names_the_extra_that_it_needs(hidden):
     done = run([hidden], "sys.argv = ['toolgym', '--version']\nfrom toolgym.__main__ import main\nmain()")
     assert done.returncode == 1
     assert done.stderr.startswith("error: The toolgym command needs")
-    assert "pip install 'toolgym[cli]'" in done.stderr
+    assert f"{sys.executable} -m pip install " in done.stderr
+    assert "[cli]'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["make_batch", "TransformersEngine", "ChatRenderer"])
 def test_what_needs_torch_names_the_extra(name):
     done = run(["torch", "transformers", "safetensors"], f"import toolgym.rollout\ntoolgym.rollout.{name}")
     assert done.returncode == 1
-    assert "pip install 'toolgym[rollout]'" in done.stderr
+    assert f"{sys.executable} -m pip install " in done.stderr
+    assert "[rollout]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("noted", "command"),
+    [
+        (None, "'.[rollout]' in a checkout of toolgym"),
+        ({"url": "https://a/toolgym.whl", "archive_info": {}}, "'.[rollout]' in a checkout of toolgym"),
+        ({"url": "file:///no/such/folder", "dir_info": {}}, "'.[rollout]' in a checkout of toolgym"),
+        ({"url": "file://{folder}", "dir_info": {}}, "'{folder}[rollout]'"),
+        ({"url": "file://{folder}", "dir_info": {"editable": True}}, "-e '{folder}[rollout]'"),
+    ],
+)
+def test_the_command_installs_from_where_the_library_came_from(tmp_path, monkeypatch, noted, command):
+    import importlib.metadata
+
+    from toolgym.tools.errors import missing_extra
+
+    text = None if noted is None else json.dumps(noted).replace("{folder}", str(tmp_path))
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: text)
+    error = missing_extra("rollout", "X", ModuleNotFoundError("No module named 'torch'", name="torch"))
+    assert str(error) == (
+        "X needs 'torch', which is not installed. Install it with: "
+        f"{sys.executable} -m pip install {command.format(folder=tmp_path)}"
+    )
 
 
 def test_the_core_works_without_any_extra():

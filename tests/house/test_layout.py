@@ -262,3 +262,10 @@ def test_public_names_resolve_and_are_documented():
         assert set(module.__all__) <= set(dir(module))
         with pytest.raises(AttributeError):
             module.no_such_name  # noqa: B018
+
+
+def test_no_thread_of_an_event_loop_is_the_librarys():
+    """Foreign code may fill those with functions that hang; see `toolgym.tools.concurrency.blocking`."""
+    for path in (path for layer in LAYERS for path in sources(layer)):
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
+        assert not names & {"to_thread", "run_in_executor"}, f"{path}: use tools.concurrency.blocking"

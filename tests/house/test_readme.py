@@ -1,22 +1,80 @@
-"""The programs of the README run as they stand there."""
+"""The programs of the README and of docs/own_env.md run as they stand there."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", (Path(__file__).parents[2] / "README.md").read_text(), re.M | re.S)
+ROOT = Path(__file__).parents[2]
+
+
+def _blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+README = _blocks("README.md", "python")
+OWN_ENV = _blocks("docs/own_env.md", "python")
+FILES = {name: (ROOT / "examples" / name).read_text() for name in ("sums.py", "grpo.py")}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the examples that the page's programs import."""
+    for name in FILES:
+        shutil.copy(ROOT / "examples" / name, tmp_path)
+    return tmp_path
+
+
+def _run(arguments, folder=None):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _name(program):
+    return program.partition("\n\n")[0].replace("\n", "; ")[:60]
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) >= 4
+    assert len(README) >= 4
+    assert len(OWN_ENV) == 4
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.partition("\n\n")[0].replace("\n", "; "))
+@pytest.mark.long
+@pytest.mark.parametrize("program", README, ids=_name)
 def test_a_program_of_the_readme_runs(program):
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    _run([sys.executable, "-c", program])
+
+
+def test_the_page_shows_the_examples_as_they_are():
+    assert [one for one in OWN_ENV if one in FILES.values()] == [*FILES.values()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", [one for one in OWN_ENV if one not in FILES.values()], ids=_name)
+def test_a_program_of_the_page_on_envs_runs(program, folder):
+    _run([sys.executable, "-c", program], folder)
+
+
+@pytest.mark.long
+def test_the_command_of_the_page_on_envs_runs(folder):
+    [command] = _blocks("docs/own_env.md", "bash")
+    _run(["bash", "-c", command.replace("../.venv/bin/python", sys.executable)], folder)
+    assert (folder / "sums-out" / "batch.safetensors").exists()
+
+
+@pytest.mark.long
+def test_the_training_of_the_page_learns_from_exactly_what_was_sampled(folder):
+    steps = re.findall(
+        r"mean reward (\S+), log-probs apart by at most (\S+)", _run([sys.executable, "grpo.py"], folder)
+    )
+    assert len(steps) == 3
+    assert all(float(apart) < 1e-3 for _, apart in steps)
+    assert any(float(reward) > 0 for reward, _ in steps)

@@ -189,7 +189,7 @@ async def test_killing_the_sandbox_process_in_mid_run_costs_one_trajectory(scrip
     victim = asyncio.create_task(
         play(
             scripted(script), tokenizer, ["victim"],
-            env=lambda: CodeInterpreterEnv(tools=[CodeInterpreterTool(sandbox=sandbox)]),
+            env=lambda: CodeInterpreterEnv(tools=[CodeInterpreterTool(sandbox=sandbox)], own_tools=False),
         )
     )  # fmt: skip
     await killer()
@@ -227,7 +227,7 @@ async def test_tools_that_never_return_or_raise_cost_one_trajectory_each(scripte
         scripted(script),
         tokenizer,
         ["hang", "raise", "infra", "fine"],
-        env=lambda: CodeInterpreterEnv(tools=[Bad()], tool_timeout=0.3),
+        env=lambda: CodeInterpreterEnv(tools=[Bad()], own_tools=False, tool_timeout=0.3),
     )
     assert [t.reward for t in done] == [0.0, 0.0, 0.0, 1.0]
     assert [t.problems for t in done] == [
@@ -380,7 +380,10 @@ async def test_tool_output_cannot_close_a_turn_or_add_a_special_token(scripted, 
 
     added = {tokenizer.convert_tokens_to_ids(t.content) for t in tokenizer.added_tokens_decoder.values()}
     counts = []
-    for env in (lambda: CodeInterpreterEnv(tools=[evil]), lambda: CodeInterpreterEnv(tools=[Bad()])):
+    for env in (
+        lambda: CodeInterpreterEnv(tools=[evil], own_tools=False),
+        lambda: CodeInterpreterEnv(tools=[Bad()], own_tools=False),
+    ):
         [one] = await play(scripted(script), tokenizer, ["q"], env=env)
         assert len(one.turns) == 2
         counts.append(sum(token in added for token in one.segments[1].token_ids))
@@ -541,3 +544,17 @@ async def test_whatever_a_tool_measures_can_be_written(scripted, tokenizer, tmp_
     metrics = back.tool_calls[0].metrics
     assert (metrics["numpy"], metrics["enum"]) == (0.5, "env_failed")
     assert "lock" in metrics["('a', 1)"]
+
+
+async def test_the_members_of_a_group_share_the_ids_of_their_prompt(scripted, tokenizer):
+    made = await play(scripted(compute_then_answer), tokenizer, ["a", "b"], group_size=2)
+    one, two, other, _ = (trajectory.prompt_ids for trajectory in made)
+    assert np.shares_memory(one, two)
+    assert one.tolist() == two.tolist() != other.tolist()
+
+
+async def test_a_trajectory_is_decoded_when_its_text_is_read(scripted, tokenizer):
+    (made,) = await play(scripted(compute_then_answer), tokenizer, ["a"])
+    last = made.sequences[-1]
+    assert made.prompt_text == tokenizer.decode(last.prompt_ids)
+    assert made.response_text == tokenizer.decode(last.response_ids)

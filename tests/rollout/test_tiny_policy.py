@@ -255,6 +255,7 @@ def test_rendering_is_append_only(render, name, begins, tools):
 # the policy ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_it_calls_the_tool_on_held_out_tasks_and_gets_some_right(model, tokenizer, render):
     rng = random.Random(1)
     problems = [ArithmeticTasks("test").problem(rng) for _ in range(16)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -354,6 +357,45 @@ def test_other_files_are_refused(tmp_path):
         list(read_trajectories(tmp_path / "trajectory.jsonl"))
 
 
+def test_a_broken_line_in_the_middle_is_said_and_can_be_skipped(tmp_path, caplog):
+    path = tmp_path / "t.jsonl"
+    with TrajectoryWriter(path) as writer:
+        for name in "abc":
+            writer.write(trajectory(id=name))
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    for broken in (second[:-40] + b"\n", b"\xff\n", b"[]\n", b"{}\n"):
+        path.write_bytes(first + broken + third)
+        with pytest.raises(ConfigError, match=r"line 2: .*skip_broken=True"):
+            list(read_trajectories(path))
+        caplog.clear()
+        assert [one.id for one in read_trajectories(path, skip_broken=True)] == ["a", "c"]
+        assert "line 2 is skipped: " in caplog.text
+
+
+def test_a_file_takes_trajectories_alone(tmp_path):
+    with TrajectoryWriter(tmp_path / "t.jsonl") as writer:
+        with pytest.raises(ConfigError, match="expected a toolgym Trajectory, got 3"):
+            writer.write(3)
+        assert writer.count == 0
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room_again(tmp_path):
+    path = tmp_path / "t.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TrajectoryWriter(path) as writer:
+        writer.write(trajectory(id="a"))
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
+            for name in "bc":
+                with pytest.raises(ConfigError, match="cannot append .* after 1 trajectories"):
+                    writer.write(trajectory(id=name))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert [one.id for one in read_trajectories(path)] == ["a"]
+    assert writer.count == 3
+    assert [one.id for one in read_trajectories(path)] == ["a", "b", "c"]
+
+
 def test_a_full_disk_is_said_and_what_was_written_stays():
     with pytest.raises(ConfigError, match="cannot append"), TrajectoryWriter("/dev/full") as writer:
         writer.write(trajectory())
@@ -368,3 +410,34 @@ def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write trajectories"):
         TrajectoryWriter(tmp_path / "file" / "t.jsonl")
+
+
+def test_a_text_may_be_a_function_which_is_called_once_and_when_it_is_read():
+    calls = []
+
+    def decoded():
+        calls.append(1)
+        return "text"
+
+    made = trajectory(prompt_text=decoded, response_text=lambda: "reply")
+    assert calls == []
+    assert [made.prompt_text, made.prompt_text, made.response_text] == ["text", "text", "reply"]
+    assert calls == [1]
+    assert made == trajectory(prompt_text="text", response_text="reply")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.prompt_text = "other"
+
+
+def test_the_texts_go_along_to_another_process_and_into_changed_copies():
+    made = trajectory(prompt_text=lambda: "text", response_text=lambda: "reply")
+    assert pickle.loads(pickle.dumps(made)).prompt_text == "text"
+    assert copy.deepcopy(trajectory(prompt_text=lambda: "text")).prompt_text == "text"
+    assert dataclasses.replace(made, reward=1.0).response_text == "reply"
+    assert dataclasses.asdict(made)["prompt_text"] == "text"
+    assert Trajectory.from_json(made.to_json()).response_text == "reply"
+
+
+def test_without_texts_they_are_empty():
+    bare = {one.name: getattr(trajectory(), one.name) for one in dataclasses.fields(Trajectory)}
+    del bare["prompt_text"], bare["response_text"]
+    assert (Trajectory(**bare).prompt_text, Trajectory.prompt_text) == ("", "")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
+import gymnasium
 import pytest
 
 import toolgym
-from toolgym.envs import TaskList, TaskSource, ToolEnv
+from toolgym.envs import BadCallPolicy, TaskList, TaskSource, ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import (
     EpisodeLimits,
@@ -15,14 +17,18 @@ from toolgym.rollout import (
     Runner,
     SamplingParams,
     SGLangServer,
+    Trajectory,
     TransformersEngine,
     make_batch,
     open_engine,
     rollout,
+    save_batch,
+    summarize,
     tiny_policy_path,
 )
-from toolgym.tools import tool
+from toolgym.tools import ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, UnknownArgumentError
+from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox
 
 TASK = Task(({"role": "user", "content": "q"},), id="q")
 ROW = {"prompt": [{"role": "user", "content": "q"}]}
@@ -177,6 +183,111 @@ def plain(text: str) -> str:
 def test_an_argument_of_the_wrong_kind(call, said):
     with pytest.raises(ConfigError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Task("q"), "messages must be a tuple of"),
+        (lambda: Task(("q",)), "messages must be a tuple of"),
+        (lambda: Task(TASK.messages, tools_kwargs=[1]), "tools_kwargs must map"),
+        (lambda: Task.from_row("q"), "a task row must be a mapping, got 'q'"),
+        (lambda: Task.from_row(None), "a task row must be a mapping, got None"),
+        (lambda: TaskList([TASK]).take("3"), "count must be a whole number"),
+        (lambda: Rows().take(-1), "count must be a whole number, at least 0, got -1"),
+        (lambda: toolgym.register("Kwargs-v0", env, kwargs=[1]), "kwargs must map names to arguments"),
+        (lambda: toolgym.from_config(None), "expected a tool file or a mapping"),
+        (lambda: toolgym.make("CodeInterpreter-v0", tool_config="x"), "config of a CodeInterpreterTool must map"),
+        (lambda: toolgym.Wrapper(None), "a Wrapper goes around a toolgym BaseEnv, got None"),
+        (lambda: ToolResult(None), "the text of a tool's result must be a str, got None"),
+        (lambda: ToolResult("a", "b"), "the reward of a tool's result must be a number, got 'b'"),
+        (lambda: ToolResult("a", 1.0, [1]), "the metrics of a tool's result must map"),
+        (lambda: make_batch("abc", pad_token_id=0), "expected a list of toolgym Trajectories, got 'a' in it"),
+        (lambda: make_batch([TASK], pad_token_id=0), "expected a list of toolgym Trajectories, got Task"),
+        (lambda: BadCallPolicy(penalty="x"), "penalty must be a number of at least 0, got 'x'"),
+        (lambda: BadCallPolicy(max_penalty="x"), "max_penalty must be"),
+        (lambda: BadCallPolicy(stop_after="x"), "stop_after must be"),
+        (lambda: BadCallPolicy(counts=3), "counts must name kinds"),
+        (lambda: BadCallPolicy(penalti=1.0), "did you mean 'penalty'"),
+        (lambda: gymnasium.make_vec("CodeInterpreter-v0", num_envs="2"), "num_envs must be a whole number"),
+        (lambda: RemoteSandbox("http://a:1", tokn="x"), "did you mean 'token'"),
+        (lambda: asyncio.run(rollout(env, None, [TASK], out=3)), "out must be the name of a file, got 3"),
+        (lambda: summarize(3), "expected a list of toolgym Trajectories, got 3"),
+        (lambda: save_batch(3, "x"), "expected a Batch.* got 3"),
+        (lambda: Trajectory.from_json(3), "expected a trajectory as a JSON object, got 3"),
+        (lambda: TransformersEngine(None), "a model is a folder, a name on the hub or a module, got None"),
+        (lambda: TransformersEngine("x", max_batch="3"), "max_batch must be a whole number"),
+        (lambda: TransformersEngine("x", devise="cpu"), "did you mean 'device'"),
+        (lambda: open_engine("tiny", devise="cpu"), "did you mean 'device'"),
+        (lambda: LocalSandbox(prelod=["numpy"]), "did you mean 'preload'"),
+        (lambda: LocalSandbox(preload="numpy"), "preload must be a list of modules, got 'numpy'"),
+    ],
+)
+def test_a_value_of_the_wrong_kind(call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("seed", [-5, "a", 1.5, True])
+async def test_a_seed_that_gymnasium_refuses_too(seed):
+    async with env() as made:
+        with pytest.raises(ConfigError, match="seed must be a whole number, at least 0, got"):
+            await made.reset(seed=seed)
+        assert (await made.reset(seed=0))[0]
+
+
+@pytest.mark.parametrize("options", ["task", [TASK], 3])
+async def test_options_that_are_no_mapping(options):
+    async with env() as made:
+        with pytest.raises(ConfigError, match="options must be a mapping"):
+            await made.reset(options=options)
+
+
+@pytest.mark.parametrize("seed", ["ab", 1.5, {1, 2}])
+def test_seeds_of_a_vector_env_that_are_none(seed):
+    envs = gymnasium.make_vec("CodeInterpreter-v0", num_envs=2)
+    with pytest.raises(ConfigError, match="seed must be"):
+        envs.reset(seed=seed)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "read"),
+    [
+        (KeyError("atlantis"), "KeyError: there is no key 'atlantis'"),
+        (KeyError(3), "KeyError: there is no key 3"),
+        (KeyError("no town of that name"), "KeyError: no town of that name"),
+        (ValueError(), "ValueError"),
+        (ValueError("no"), "ValueError: no"),
+    ],
+)
+async def test_what_a_tool_raises_is_plain_words_to_the_model(raised, read):
+    @tool
+    def population(town: str) -> int:
+        """Tell a town's population."""
+        raise raised
+
+    call = '<tool_call>\n{"name": "population", "arguments": {"town": "x"}}\n</tool_call>'
+    async with ToolEnv([population], [TASK]) as made:
+        await made.reset()
+        assert (await made.step(call)).obs[0]["content"] == f"[The tool 'population' failed: {read}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tools: [\n  a: b: c\n", "tools.yaml, line 2, column 7: not valid YAML: "),
+        ("tools:\n\t- x\n", "tools.yaml, line 2, column 1: not valid YAML: "),
+        ("tools: {a: 1, a: 2}\n", "tools.yaml, line 1, column 8: not valid YAML: a: is given twice"),
+        ("tools: \x00\n", "tools.yaml: not valid YAML: "),
+    ],
+)
+def test_a_yaml_error_names_the_file_and_the_line(tmp_path, text, said):
+    (tmp_path / "tools.yaml").write_text(text)
+    with pytest.raises(ConfigError) as told:
+        toolgym.from_config(tmp_path / "tools.yaml")
+    assert said in str(told.value)
+    assert "unicode string" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ async def test_weights_that_change_in_the_middle_of_turns_leave_every_token_exac
         assert difference[others].max() > 1e-2  # so that the test could tell
 
 
-@pytest.mark.parametrize("history", ["append", "template"])
+@pytest.mark.parametrize("history", [pytest.param("append", marks=pytest.mark.matrix), "template"])
 async def test_a_whole_run_with_context_policies_is_exact(history):
     config = RunConfig(
         group_size=4,

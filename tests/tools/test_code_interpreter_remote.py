@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-sys.path.insert(0, str(Path(__file__).parent / "sandbox"))
-
-from served import serving
-from stand_ins import RAN, StandIn, answer
-
+from tests.tools.sandbox.served import serving
+from tests.tools.sandbox.stand_ins import RAN, StandIn, answer
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.tools import CodeInterpreterTool
@@ -157,7 +152,8 @@ async def test_a_failing_server_is_an_infrastructure_failure_up_to_the_record():
     sandbox = RemoteSandbox(NOBODY, retries=QUICK)
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(1)"}})
     tool = CodeInterpreterTool({}, sandbox=sandbox)
-    async with CodeInterpreterEnv([Task(({"role": "user", "content": "go"},), ground_truth="1")], tools=[tool]) as env:
+    task = Task(({"role": "user", "content": "go"},), ground_truth="1")
+    async with CodeInterpreterEnv([task], tools=[tool], own_tools=False) as env:
         await env.reset()
         result = await env.step(f"<tool_call>{call}</tool_call>")
         [record] = result.info["tool_calls"]

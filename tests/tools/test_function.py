@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
+import pickle
 import threading
 from typing import Literal
 
+import cloudpickle
 import pydantic
 import pytest
 
@@ -38,7 +41,8 @@ def paint(where: list[Point], colour: Colour, times: int = 1, mode: Literal["fas
     return {"painted": len(where) * times, "colour": colour.value, "mode": mode, "x": where[0].x}
 
 
-async def run(made, **arguments):
+async def run(function, **arguments):
+    made = function.tool
     assert made.tool_schema.problems(arguments) == []
     instance = await made.create()
     result = await made.execute(instance, made.tool_schema.with_defaults(arguments))
@@ -71,9 +75,35 @@ def test_the_schema_refuses_what_the_function_does_not_take():
     assert len(paint.tool_schema.problems({"where": [{"x": "one"}], "colour": "green", "size": 1})) == 3
 
 
-def test_it_is_still_the_function():
+def test_it_is_still_a_function():
     assert paint([Point(x=2)], Colour.BLUE)["colour"] == "blue"
     assert paint.__name__ == "paint"
+    assert list(inspect.signature(paint).parameters) == ["where", "colour", "times", "mode"]
+    assert inspect.getdoc(paint).startswith("Paint some points.")
+
+
+def test_it_goes_to_another_process_by_its_name_or_whole():
+    assert pickle.loads(pickle.dumps(paint)) is paint
+
+    @tool
+    def shout(text: str) -> str:
+        return text.upper()
+
+    again = cloudpickle.loads(cloudpickle.dumps(shout))
+    assert again("a") == "A"
+    assert again.tool_schema == shout.tool_schema
+
+
+async def test_one_function_and_a_method_become_several_tools():
+    class Shop:
+        def price(self, name: str) -> int:
+            """Say what it costs."""
+            return len(name)
+
+    shop = Shop()
+    first, second = tool(shop.price), tool(name="cost")(shop.price)
+    assert [one.tool.name for one in (first, second)] == ["price", "cost"]
+    assert [(await run(one, name="tea")).text for one in (first, second)] == ["3", "3"]
 
 
 async def test_async_functions_run_on_the_loop_and_plain_ones_in_a_thread():
@@ -94,7 +124,7 @@ async def test_a_tool_result_passes_through_with_reward_and_metrics():
     def graded(answer: str) -> ToolResult:
         return ToolResult("fine", 0.5, {"length": len(answer)})
 
-    assert (graded.name, graded.tool_schema.description) == ("grade", "Grade it.")
+    assert (graded.tool.name, graded.tool_schema.description) == ("grade", "Grade it.")
     text, reward, metrics = await run(graded, answer="abc")
     assert (text, reward, metrics) == ("fine", 0.5, {"length": 3})
 

@@ -77,7 +77,7 @@ async def test_tool_call_basic_case():
 
 async def test_tool_call_batch_case():
     tool = CodeInterpreterTool()
-    envs = [CodeInterpreterEnv([TASK], tools=[tool]) for _ in range(32)]
+    envs = [CodeInterpreterEnv([TASK], tools=[tool], own_tools=False) for _ in range(32)]
     await asyncio.gather(*(env.reset() for env in envs))
     results = await asyncio.gather(*(env.step(call(f"x = {n}\nprint(x * x)")) for n, env in enumerate(envs)))
     assert [r.obs[0]["content"] for r in results] == [str(n * n) for n in range(32)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from toolgym.tools.errors import ConfigError
@@ -50,6 +52,13 @@ def test_to_openai_is_a_copy():
     first = schema()
     first.to_openai()["function"]["parameters"]["properties"].clear()
     assert first.to_openai() == NESTED
+
+
+def test_schemas_have_one_json_text_whatever_the_order_of_their_keys():
+    turned = json.loads(json.dumps(NESTED, sort_keys=True))
+    assert ToolSchema.from_openai(turned).canonical_json == schema().canonical_json
+    assert json.loads(schema().canonical_json) == NESTED
+    assert ToolSchema("f", "a").canonical_json != ToolSchema("f", "b").canonical_json
 
 
 def test_good_arguments_have_no_problems_and_get_defaults_at_every_depth():

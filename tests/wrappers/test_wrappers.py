@@ -40,6 +40,14 @@ async def test_a_plain_wrapper_changes_nothing():
         assert (await env.step("done")).terminated
 
 
+async def test_the_task_is_that_of_the_env_inside():
+    env = Wrapper(make())
+    assert env.task is None
+    _, info = await env.reset()
+    assert env.task is info["task"]
+    await env.close()
+
+
 async def test_a_fork_is_wrapped_the_same_way():
     async with TruncateResults(make(), 5, side="left") as env:
         await env.reset(seed=0)

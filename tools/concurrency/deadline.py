@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -65,6 +65,7 @@ class _Clock:
 
     def __init__(self, outer: _Clock | None) -> None:
         self.outer = outer
+        self.overran = False
         self._started = time.monotonic()
         self._queued = 0.0
         self._queues = 0
@@ -111,6 +112,25 @@ def queueing() -> Iterator[None]:
             one.go_on()
 
 
+@contextlib.contextmanager
+def queue_clock() -> Iterator[Callable[[], float]]:
+    """Measure how long the code of a block queues. Gives a function that returns the seconds so far."""
+    clock = _Clock(_clock.get())
+    token = _clock.set(clock)
+    try:
+        yield lambda: clock.read()[1]
+    finally:
+        _clock.reset(token)
+
+
+def overran() -> bool:
+    """Whether a deadline of `with_deadline` around the caller has passed: cancelled code was cancelled for that."""
+    clock = _clock.get()
+    while clock is not None and not clock.overran:
+        clock = clock.outer
+    return clock is not None
+
+
 async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, queue: float | None = None) -> T:
     """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing`.
 
@@ -138,7 +158,7 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, qu
         # Queueing may begin and end at any time, so the clock is read again when the nearer deadline could have passed.
         timeout = max(_LEAST_WAIT, min(left, queue_left)) if queues else min(left, max(_LEAST_WAIT, queue_left))
         try:
-            done, _ = await asyncio.wait({task}, timeout=timeout)
+            done = await _ended(task, timeout)
         except asyncio.CancelledError:
             await _stop(task)
             raise
@@ -148,9 +168,29 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, qu
             return task.result()
         ran, queued, queues = clock.read()
         left, queue_left = seconds - ran, queue - queued
+    clock.overran = True
     stuck = not await _stop(task)
     overdue = queue_left <= 0 < left
     raise DeadlineError(queue if overdue else seconds, stuck=stuck, queued=overdue)
+
+
+async def _ended(task: asyncio.Task[Any], seconds: float) -> bool:
+    """Wait until a task has ended, for so many seconds at most: `asyncio.wait` for one task, in half of its time."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    timer = loop.call_later(seconds, wake)
+    task.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        task.remove_done_callback(wake)
+    return task.done()
 
 
 async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -191,19 +231,20 @@ async def _stop(task: asyncio.Task[Any]) -> bool:
         await asyncio.wait({task}, timeout=CANCEL_GRACE / _GRACE_PARTS)
         if task.done():
             return True
-    _stuck_log.add(task)
+    _stuck_log.add(f"code that ignores cancellation: {task!r}")
     return False
 
 
-class _StuckLog:
-    """Logs code that was left behind: the first at once, and how many followed it with the next line."""
+class OverrunLog:
+    """Logs what was left behind at its deadline: the first at once, and how many followed with the next line."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._not_before = -math.inf
         self._unsaid = 0
 
-    def add(self, task: asyncio.Task[Any]) -> None:
+    def add(self, what: str) -> None:
+        """Log it, unless a line was logged in the last `LOG_INTERVAL` seconds."""
         with self._lock:
             now = time.monotonic()
             if now < self._not_before:
@@ -211,10 +252,10 @@ class _StuckLog:
                 return
             more = f" (and {self._unsaid} more since the last such line)" if self._unsaid else ""
             self._not_before, self._unsaid = now + LOG_INTERVAL, 0
-        _log.warning("code that overran its deadline ignores cancellation and was left behind: %r%s", task, more)
+        _log.warning("overran its deadline and was left behind: %s%s", what, more)
 
 
-_stuck_log = _StuckLog()
+_stuck_log = OverrunLog()
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

@@ -14,13 +14,14 @@ import enum
 import multiprocessing
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import cloudpickle
 
-from toolgym.tools.concurrency.deadline import ExitError, shielded
+from toolgym.tools.concurrency.blocking import DaemonThread, contained, in_thread
+from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
 from toolgym.tools.errors import ConfigError, SandboxError
 
@@ -75,7 +76,7 @@ class ExecutionPool:
             ExitError: the function called `sys.exit`, or raised something else that is meant to end a program.
             RuntimeError: the function raised `StopIteration`, which no coroutine can.
         """
-        call = partial(_contained, function, args, kwargs)
+        call = partial(contained, function, args, kwargs)
         if self.mode is PoolMode.ProcessMode:
             call = partial(_call, _dumps(function, args, kwargs))
         async with self._places.permit(), self._permit():
@@ -102,7 +103,7 @@ class ExecutionPool:
         self._limiter = None  # the next pool may set another limit
         self._idle.clear()
         workers, self._workers = self._workers, set()
-        await shielded(asyncio.to_thread(_shut_down, workers))
+        await shielded(in_thread(_shut_down, workers))
 
     @contextlib.asynccontextmanager
     async def _permit(self) -> AsyncIterator[None]:
@@ -126,7 +127,7 @@ class ExecutionPool:
     async def _start(self) -> Executor:
         worker: Executor
         if self.mode is PoolMode.ThreadMode:
-            worker = ThreadPoolExecutor(1, thread_name_prefix="toolgym-pool")
+            worker = DaemonThread("toolgym-pool")
             self._workers.add(worker)
             return worker
         # Spawned, not forked: this process may have threads that hold locks.
@@ -190,23 +191,11 @@ def _dumps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return data
 
 
-def _contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function. What it raises can be raised to the waiting caller, without ending or cancelling it."""
-    try:
-        return function(*args, **kwargs)
-    except (StopIteration, concurrent.futures.CancelledError) as error:
-        raise RuntimeError(f"{function!r} raised {error!r}") from error
-    except Exception:
-        raise
-    except BaseException as error:
-        raise ExitError(f"{function!r} raised {error!r}") from error
-
-
 def _call(data: bytes) -> bytes:
     """Carry out what `_dumps` made, in another process. Nothing that cannot travel back breaks the worker."""
     function, args, kwargs = cloudpickle.loads(data)
     try:
-        value = _contained(function, args, kwargs)
+        value = contained(function, args, kwargs)
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

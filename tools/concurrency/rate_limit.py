@@ -12,7 +12,7 @@ import contextlib
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from toolgym.tools.concurrency.deadline import queueing
 from toolgym.tools.errors import ConfigError
@@ -50,18 +50,35 @@ class RateLimiter(ABC):
         Waiters are served in the order in which they came; cancelling gives up the place.
         """
 
-    @contextlib.asynccontextmanager
-    async def permit(self) -> AsyncIterator[None]:
+    def try_acquire(self) -> Lease | None:
+        """Return a lease where there is a permit at once; None where `acquire` must wait, or might."""
+        return None
+
+    def permit(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold one permit for the length of the block, and give it back however the block ends.
 
         While the caller waits for it, deadlines of `toolgym.tools.concurrency.deadline.with_deadline` stand still.
         """
-        with queueing():
-            lease = await self.acquire()
-        try:
-            yield
-        finally:
-            lease.release()
+        return _Permit(self)
+
+
+class _Permit(contextlib.AbstractAsyncContextManager[None]):
+    """See `RateLimiter.permit`. A class: as a generator it would take three times as long, in every call of a tool."""
+
+    __slots__ = ("_lease", "_limiter")
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._limiter = limiter
+
+    async def __aenter__(self) -> None:
+        lease = self._limiter.try_acquire()
+        if lease is None:
+            with queueing():
+                lease = await self._limiter.acquire()
+        self._lease = lease
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lease.release()
 
 
 class LocalRateLimiter(RateLimiter):
@@ -90,12 +107,24 @@ class LocalRateLimiter(RateLimiter):
         """How many callers wait right now."""
         return len(self._waiters)
 
+    def try_acquire(self) -> Lease | None:
+        with self._lock:
+            if self.full:
+                return None
+            self._free -= 1
+            return Lease(self._hand_on)
+
+    @property
+    def full(self) -> bool:
+        """Whether a further caller would wait."""
+        return self._free <= 0 or bool(self._waiters)
+
     async def acquire(self) -> Lease:
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._free and not self._waiters:
-                self._free -= 1
-                return Lease(self._hand_on)
+            lease = self.try_acquire()
+            if lease is not None:
+                return lease
             place = (loop, loop.create_future())
             self._waiters.append(place)
         try:
@@ -110,10 +139,16 @@ class LocalRateLimiter(RateLimiter):
             raise
         return Lease(self._hand_on)
 
+    def overdraw(self) -> Lease:
+        """Take a permit at once. Where none is free, the next one that is given back goes to no waiter."""
+        with self._lock:
+            self._free -= 1
+        return Lease(self._hand_on)
+
     def _hand_on(self) -> None:
         """Give a permit to the first waiter, or back to the free ones."""
         with self._lock:
-            while self._waiters:
+            while self._waiters and self._free >= 0:
                 loop, future = self._waiters.popleft()
                 try:
                     loop.call_soon_threadsafe(_wake, future)

@@ -22,7 +22,7 @@ class CallError(ToolgymError):
     """A call failed, and what was called for is not to blame.
 
     Args:
-        message: what happened, for people and models.
+        message: what happened, for people: it names hosts.
         unreached: whether no server was reached in any attempt.
         busy: whether the time was up while the servers were full.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -107,9 +108,7 @@ def scan(
     """
     opens = dict(thinking)
     closes = [close for _, close in thinking]
-    marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
-    opened = re.compile(f"(?m:{opener})")
-    closing = re.compile("|".join(map(re.escape, closes)))
+    marks, opened, closing = _patterns(opener, tuple(opens), tuple(closes))
     at = thoughts = 0  # `thoughts` is where the last block of thinking with a call in it ends
     outside = starts_open  # whether the text is known not to have begun inside of thinking that closed further on
     if starts_open:
@@ -155,6 +154,15 @@ def scan(
         )
         turn.add_error(CallProblem.CALL_IN_THINKING, message, text)
     return turn.parsed(text)
+
+
+@functools.cache
+def _patterns(
+    opener: str, opens: tuple[str, ...], closes: tuple[str, ...]
+) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """What finds any mark, what begins a request, and what closes thinking."""
+    marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
+    return marks, re.compile(f"(?m:{opener})"), re.compile("|".join(map(re.escape, closes)))
 
 
 def _past_thinking(

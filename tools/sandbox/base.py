@@ -15,8 +15,11 @@ from typing import Any, Unpack, overload
 
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError, UnknownNameError, nearest
-from toolgym.tools.sandbox.names import check_label
+from toolgym.tools.html_view import html_table
+from toolgym.tools.sandbox.files import SessionFiles
+from toolgym.tools.sandbox.names import check_label, positive
 from toolgym.tools.sandbox.options import RunOptions, RunRequest, SessionOptions, SessionRequest
+from toolgym.tools.sandbox.processes import Command, Process
 
 
 class ExecutionStatus(enum.StrEnum):
@@ -96,7 +99,7 @@ class ExecutionResult:
         duration: wall seconds from the start of the program to its end.
         stdout_truncated: true when the middle of `stdout` was dropped to stay under the cap.
         stderr_truncated: likewise for `stderr`.
-        message: the sandbox's explanation, above all for `SANDBOX_ERROR`.
+        message: the sandbox's explanation, above all for `SANDBOX_ERROR`, and which files could not be fetched.
         cpu_seconds: CPU seconds of the program, where measured.
         memory_bytes: peak resident memory of the program, where measured.
         files: contents of the files that were asked for and exist, by the name asked.
@@ -120,6 +123,27 @@ class ExecutionResult:
     def ok(self) -> bool:
         """Whether the program ended by itself with return code 0."""
         return self.status is ExecutionStatus.OK
+
+    def _repr_html_(self) -> str:
+        rows = {"stdout": self.stdout, "stderr": self.stderr, "message": self.message, "files": ", ".join(self.files)}
+        return _html(self.status, self.duration, rows)
+
+
+@dataclass(frozen=True)
+class ExecResult(ExecutionResult):
+    """What came of a program run beside the interpreter of a session.
+
+    The return code of a program that cannot be started is a shell's: 127, there is none of that name; 126, it cannot be
+    executed, or its working folder cannot be entered; standard error says why. A signal is a negative number, as
+    `subprocess` has it.
+
+    Attributes:
+        stdout_bytes: standard output as it came, the middle dropped where `stdout_truncated`.
+        stderr_bytes: standard error, likewise.
+    """
+
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -167,12 +191,27 @@ class CellResult:
     stderr_truncated: bool = False
     message: str = ""
 
+    def _repr_html_(self) -> str:
+        error = (
+            "" if self.error is None else "\n".join(self.error.traceback) or f"{self.error.name}: {self.error.value}"
+        )
+        rows = {"stdout": self.stdout, "stderr": self.stderr, "result": self.result, "error": error}
+        return _html(self.status, self.duration, {**rows, "message": self.message})
 
-class Session(AsyncCloseable):
-    """A running interpreter that keeps variables, imports and files from cell to cell.
 
-    One call at a time; a second one waits. Use it as an async context manager, or call `close` when done.
+def _html(status: ExecutionStatus, seconds: float, rows: Mapping[str, str | None]) -> str:
+    return html_table(f"{status.value}, {seconds:.3f} s", [(name, text) for name, text in rows.items() if text])
+
+
+class Session(SessionFiles, AsyncCloseable):
+    """A running interpreter that keeps variables, imports and files from cell to cell, and programs beside it.
+
+    One cell, call about files or fork at a time; a second one waits. Use it as an async context manager, or call
+    `close` when done.
     """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}{'' if self.alive else ', ended'}>"
 
     @property
     @abstractmethod
@@ -206,45 +245,72 @@ class Session(AsyncCloseable):
             SandboxClosedError: the sandbox is closed.
         """
 
-    @abstractmethod
-    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        """Run a program in the session's folder, beside the interpreter.
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str = b"",
+        timeout: float = 30.0,
+    ) -> ExecResult:
+        """Run a program beside the interpreter, and wait until it ends.
+
+        It does not wait for cells, nor for other programs. It ends when the program itself does; what that has left
+        running goes on until the session ends, and what that prints goes nowhere.
 
         Args:
-            argv: the program and its arguments.
-            timeout: wall seconds until it is killed with all that it started.
-            stdin: what it can read from standard input.
+            command: the program and its arguments; or one text, which a shell runs (`bash -c` where there is a bash,
+                otherwise `sh -c`).
+            cwd: folder to start in, relative to the session's or absolute. Default: the session's folder.
+            env: further environment variables, beside the session's.
+            user: name of the user to run as. Default: the session's, `user`, which is the only one of ours.
+            stdin: what it can read from standard input; a text is sent as UTF-8.
+            timeout: wall seconds until it is killed with all that it started, except what has left its session
+                (`setsid`).
 
         Raises:
-            ConfigError: `argv` is no list of words, or `timeout` is not positive.
+            ConfigError: an argument cannot be used.
+            SandboxUnsupportedError: sessions of this sandbox cannot start programs, or not as that user.
+            SandboxBusyError: too many programs run in the session.
             SandboxClosedError: the sandbox is closed.
         """
+        data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ConfigError(f"stdin must be bytes or a text, got {type(stdin).__name__}")
+        return await self._exec(Command.of(command, cwd, env, user), bytes(data), positive("timeout", timeout))
 
-    @abstractmethod
-    async def write_file(self, name: str, data: bytes) -> None:
-        """Write a file below the session's folder.
+    async def start(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: tuple[int, int] | None = None,
+    ) -> Process:
+        """Start a program in the background. It runs until it ends, is killed, or the session ends.
+
+        Args:
+            command: as for `exec`; so are `cwd`, `env` and `user`.
+            pty: rows and columns of a terminal for it, which is its input and its output. Default: it has pipes.
 
         Raises:
-            ConfigError: the name leads outside of the folder.
+            SandboxFileError: the program cannot be started, for example because there is none (FileNotFoundError).
             SessionLostError: the session is gone.
-            SandboxError: it cannot be written, for example because the disk is full or a folder has that name.
+            ConfigError: as `exec`; and likewise SandboxUnsupportedError (also where there are no terminals),
+                SandboxBusyError, SandboxClosedError.
         """
+        return await self._start(Command.of(command, cwd, env, user, pty))
 
     @abstractmethod
-    async def read_file(self, name: str) -> bytes:
-        """Read a regular file below the session's folder.
+    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
+        """As `exec`, with arguments that were checked."""
 
-        Raises:
-            FileNotFoundError: there is no such file.
-            ConfigError: the name leads outside of the folder.
-            SessionLostError: the session is gone.
-            SandboxError: it cannot be read, or is larger than a file may be (`Limits.file_mb`).
-        """
-
-    async def upload(self, files: Mapping[str, bytes]) -> None:
-        """Write several files, by name. Raises as `write_file`."""
-        for name, data in files.items():
-            await self.write_file(name, data)
+    @abstractmethod
+    async def _start(self, command: Command) -> Process:
+        """As `start`, with arguments that were checked."""
 
     @overload
     async def fork(self, name: str | None = None) -> Session: ...
@@ -338,6 +404,9 @@ class Sandbox(AsyncCloseable):
     Use it as an async context manager, or call `close` when done. A sandbox of your own implements `execute`, and
     `open_session` if it has sessions; both get options that were checked.
     """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
 
     async def run(self, code: str, **options: Unpack[RunOptions]) -> ExecutionResult:
         """Run a program from a clean start. Cancelling the call kills what it ran.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from toolgym.tools.errors import ConfigError
@@ -19,6 +20,9 @@ MAX_NAME = 4096
 MAX_LABEL = 200
 """Characters of a checkpoint's name."""
 
+MAX_REASONS = 10
+"""Files of which a message says why they could not be fetched."""
+
 
 class OptionError(ConfigError):
     """One value among the options of a call cannot be used.
@@ -32,12 +36,13 @@ class OptionError(ConfigError):
         self.field = field
 
 
-def check_name(name: str, *, absolute: bool = False, field: Sequence[str | int] = ()) -> str:
+def check_name(name: str, *, absolute: bool = False, up: bool = False, field: Sequence[str | int] = ()) -> str:
     """Return the name of a file in a sandbox's folder.
 
     Args:
         name: relative, below the folder.
         absolute: whether `/tmp/…` is fine too.
+        up: whether `..` is fine too.
         field: for the error.
 
     Raises:
@@ -46,7 +51,7 @@ def check_name(name: str, *, absolute: bool = False, field: Sequence[str | int] 
     if not isinstance(name, str) or not name or "\0" in name:
         raise OptionError(f"a file's name must be a non-empty text without NUL, got {name!r}", *field)
     path = PurePosixPath(name.removeprefix("/tmp/") if absolute else name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
+    if path.is_absolute() or (".." in path.parts and not up) or not path.parts:
         raise OptionError(f"a file's name must stay inside the sandbox's folder, got {name[:200]!r}", *field)
     try:
         sizes = [len(part.encode()) for part in path.parts]
@@ -58,6 +63,83 @@ def check_name(name: str, *, absolute: bool = False, field: Sequence[str | int] 
             f"in all, got {name[:200]!r}",
             *field,
         )
+    return name
+
+
+def check_files(names: Iterable[str]) -> None:
+    """Check the names of files that are to be written beside each other.
+
+    Raises:
+        OptionError: a name is a folder's, leads outside, or leads through another one of the files.
+    """
+    places: dict[PurePosixPath, str] = {}
+    for name in names:
+        check_name(name, field=("files", name))
+        if name.endswith(("/", "/.")):
+            raise OptionError(f"a file's name must not be a folder's, got {name[:200]!r}", "files", name)
+        places[PurePosixPath(name)] = name
+    for place, name in places.items():
+        for folder in place.parents:
+            if folder in places:
+                text = f"the file {name[:200]!r} leads through another file, {places[folder][:200]!r}"
+                raise OptionError(text, "files", name)
+
+
+def fetchable(names: Iterable[str], *, absolute: bool) -> tuple[list[str], list[str]]:
+    """Return the names that files in a sandbox's folder can have, and for each other one why it cannot be fetched.
+
+    Args:
+        names: as the caller gave them.
+        absolute: whether `/tmp/…` is fine too.
+    """
+    good, refused = [], []
+    for name in dict.fromkeys(names):
+        try:
+            good.append(check_name(name, absolute=absolute))
+        except OptionError:
+            refused.append(f"{name[:200]!r} is no name of a file in the sandbox's folder")
+    return good, refused
+
+
+def not_fetched(why: Sequence[str]) -> str:
+    """Return a message about files that could not be fetched, for reasons; empty where there are none."""
+    shown = [*why[:MAX_REASONS], *([f"and {len(why) - MAX_REASONS} more"] if len(why) > MAX_REASONS else [])]
+    return f"not fetched: {'; '.join(shown)}" if shown else ""
+
+
+def unused_stem(patterns: Iterable[str], files: Iterable[str]) -> str:
+    """Return what to put for `{main}` in the names that a program's own files have, so that no given file has one.
+
+    Args:
+        patterns: the names of its own files, with `{main}` in them. One without is no matter of this function.
+        files: names of the files that are given, which keep their names.
+
+    Returns:
+        `main`, or else the first of `main_1`, `main_2` and so on that is not used.
+    """
+    taken = {PurePosixPath(name).parts[0] for name in files}
+    wanted = [pattern for pattern in patterns if "{main}" in pattern]
+    for stem in itertools.chain(["main"], (f"main_{number}" for number in itertools.count(1))):
+        if not any(pattern.replace("{main}", stem) in taken for pattern in wanted):
+            return stem
+    raise AssertionError("there are more numbers than files")
+
+
+def check_path(name: str, *, field: Sequence[str | int] = ()) -> str:
+    """Return the name of a file or folder of a session.
+
+    Args:
+        name: relative to the session's folder, and then below it; or absolute, anywhere in the session's world.
+        field: for the error.
+
+    Raises:
+        OptionError: a relative name leads outside of the folder, or it cannot be a name.
+    """
+    if name in (".", "/"):
+        return name
+    check_name(
+        name.lstrip("/") if isinstance(name, str) and name.startswith("/") else name, up=name[:1] == "/", field=field
+    )
     return name
 
 
@@ -75,11 +157,18 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
-def check_argv(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command. Raises OptionError where there is none, or one is not a text."""
-    if not argv or isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
-        raise OptionError(f"argv must be a list of words, got {argv!r}", "argv")
-    return list(argv)
+def check_command(command: Sequence[str] | str) -> list[str] | str:
+    """Return the words of a command, or one text for a shell.
+
+    Raises:
+        OptionError: there is none, or a word is not a text, or cannot be given to a program.
+    """
+    words = [command] if isinstance(command, str) else command
+    if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
+        raise OptionError(f"command must be a list of words, or a text for a shell, got {command!r}", "argv")
+    if not words[0] or any("\0" in word for word in words):
+        raise OptionError("command must not begin with an empty word, and no word can hold a NUL character", "argv")
+    return command if isinstance(command, str) else list(command)
 
 
 def check_label(name: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from toolgym.tools.errors import UnknownNameError, nearest
-from toolgym.tools.sandbox.names import OptionError, check_env, check_name, positive
+from toolgym.tools.sandbox.names import OptionError, check_env, check_files, positive
+
+Network = Literal["off", "loopback", "host"]
+"""What programs reach: nothing, a network of their own, or the host's."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -21,8 +24,10 @@ class RunOptions(TypedDict, total=False):
         memory_mb: memory of all its processes together in MiB. Default: the sandbox's own limit. A `ProcessSandbox`
             refuses it.
         stdin: what the program can read from standard input.
-        files: files to put into its folder first, by relative name.
-        fetch_files: names of files to bring back afterwards, however the run ended; `/tmp/…` is fine too.
+        files: files to put into its folder first, by relative name. The program's own source is `main.py` (or as its
+            language calls it), and `main_1.py` where that is one of these.
+        fetch_files: names of files to bring back afterwards, however the run ended; `/tmp/…` is fine too. The result's
+            `message` says which of those that exist could not be fetched, and why.
         env: further environment variables. SandboxFusion's API has none, and refuses them.
     """
 
@@ -44,6 +49,12 @@ class SessionOptions(TypedDict, total=False):
         env: further environment variables.
         memory_mb: memory of all its processes together in MiB, forks and checkpoints included. Default: the sandbox's
             own limit.
+        file_mb: size of one file in MiB. Default: the sandbox's own limit; so are the next two.
+        disk_mb: everything written to its folders together, in MiB. A local sandbox keeps it in memory (at the level
+            `namespaces`).
+        inodes: files and folders at once.
+        network: what it reaches: `off`, `loopback` (its own), or `host`, which the sandbox's owner must have allowed.
+            Default: as the sandbox.
         hint: code that will run in it, where all of it is known. A sandbox may use it to open the session sooner, or
             ignore it; what the session can do is the same.
     """
@@ -51,6 +62,10 @@ class SessionOptions(TypedDict, total=False):
     files: Mapping[str, bytes] | None
     env: Mapping[str, str] | None
     memory_mb: int | None
+    file_mb: int | None
+    disk_mb: int | None
+    inodes: int | None
+    network: Network | None
     hint: str | None
 
 
@@ -83,7 +98,8 @@ class RunRequest:
         if isinstance(self.fetch_files, str):
             raise OptionError(f"fetch_files must be a list of names, got {self.fetch_files!r}", "fetch_files")
         for at, name in enumerate(self.fetch_files):
-            check_name(name, absolute=True, field=("fetch_files", at))
+            if not isinstance(name, str):
+                raise OptionError(f"fetch_files must be a list of names, got {name!r}", "fetch_files", at)
 
     @classmethod
     def of(cls, code: str, options: Mapping[str, Any]) -> RunRequest:
@@ -102,10 +118,21 @@ class SessionRequest:
     files: Mapping[str, bytes] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     memory_mb: int | None = None
+    file_mb: int | None = None
+    disk_mb: int | None = None
+    inodes: int | None = None
+    network: Network | None = None
     hint: str | None = None
 
     def __post_init__(self) -> None:
         _check_start(self.files, self.env, self.memory_mb)
+        for name in ("file_mb", "disk_mb", "inodes"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}", name)
+        if self.network is not None and self.network not in get_args(Network):
+            known = ", ".join(map(repr, get_args(Network)))
+            raise OptionError(f"network must be one of {known}, got {self.network!r}", "network")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SessionRequest:
@@ -127,8 +154,8 @@ def _known(options: Mapping[str, Any], request: type[RunRequest | SessionRequest
 
 def _check_start(files: Mapping[str, bytes], env: Mapping[str, str], memory_mb: int | None) -> None:
     """Check what runs and sessions have in common."""
+    check_files(files)
     for name, data in files.items():
-        check_name(name, field=("files", name))
         if not isinstance(data, bytes | bytearray | memoryview):
             raise OptionError(f"the file {name!r} must be bytes, got {type(data).__name__}", "files", name)
     check_env(env)

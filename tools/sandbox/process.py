@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -23,12 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH
 from toolgym.tools.sandbox.local.kernel.folders import remove
 from toolgym.tools.sandbox.local.protocol.capture import Capture
-from toolgym.tools.sandbox.names import check_name
+from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
 from toolgym.tools.sandbox.options import RunRequest
 
 KILL_GRACE = 5.0
@@ -38,9 +43,15 @@ DRAIN_GRACE = 0.5
 """Seconds to wait for the pipes of a dead process to close."""
 
 _COMMANDS = {
-    "python": ("main.py", [sys.executable, "-s", "-u", "main.py"]),
-    "bash": ("main.sh", ["bash", "main.sh"]),
+    "python": ("{main}.py", [sys.executable, "-s", "-u"]),
+    "bash": ("{main}.sh", ["bash"]),
 }
+
+
+@functools.cache
+def _limiter_of_all() -> LocalRateLimiter:
+    """The limiter of all process sandboxes that have no number of their own."""
+    return LocalRateLimiter(COMPUTING_EACH * processors.available())
 
 
 class ProcessSandbox(Sandbox):
@@ -48,12 +59,18 @@ class ProcessSandbox(Sandbox):
 
     Args:
         max_output_bytes: cap for each of stdout and stderr; the middle of a longer stream is dropped.
+        max_running: executions at once, those that sleep included. Default: four per processor, of all such sandboxes
+            of the process together.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
 
-    def __init__(self, *, max_output_bytes: int = 64 * 1024) -> None:
+    def __init__(self, *, max_output_bytes: int = 64 * 1024, max_running: int | None = None) -> None:
         if max_output_bytes < 2:
             raise ConfigError(f"max_output_bytes must be at least 2, got {max_output_bytes!r}")
         self.max_output_bytes = max_output_bytes
+        self._limiter = _limiter_of_all() if max_running is None else LocalRateLimiter(max_running)
         self._groups: set[int] = set()
         self._closed = False
 
@@ -75,10 +92,16 @@ class ProcessSandbox(Sandbox):
             raise SandboxClosedError("the sandbox is closed")
         if request.memory_mb is not None:
             raise ConfigError("a ProcessSandbox cannot limit memory; use a LocalSandbox, or leave memory_mb out")
-        for at, name in enumerate(request.fetch_files):
-            check_name(name, field=("fetch_files", at))  # its folder is not /tmp
         self.check_language(request.language)
-        file_name, command = _COMMANDS[request.language]
+        async with self._limiter.permit():
+            return await self._execute(request)
+
+    async def _execute(self, request: RunRequest) -> ExecutionResult:
+        if self._closed:  # while it waited
+            raise SandboxClosedError("the sandbox is closed")
+        names, left_out = fetchable(request.fetch_files, absolute=False)  # its folder is not /tmp
+        pattern, interpreter = _COMMANDS[request.language]
+        file_name = pattern.replace("{main}", unused_stem([pattern], request.files))
         try:
             # Not in a thread: one whose caller was cancelled would leave its folder behind.
             folder = Path(tempfile.mkdtemp(prefix="toolgym-"))
@@ -87,14 +110,16 @@ class ProcessSandbox(Sandbox):
         try:
             # A lone surrogate cannot be written as UTF-8; the interpreter then reports it as it would any bad source.
             source = request.code.encode("utf-8", errors="surrogatepass")
-            await shielded(asyncio.to_thread(_place_files, folder, {**request.files, file_name: source}))
+            await shielded(in_thread(_place_files, folder, {**request.files, file_name: source}))
             stdin = request.stdin.encode("utf-8", errors="replace")
+            command = [*interpreter, file_name]
             result = await self._run(command, folder, stdin, request.timeout, request.env)
-            return replace(result, files=await asyncio.to_thread(_fetch_files, folder, request.fetch_files))
+            found = await in_thread(_fetch_files, folder, names, left_out)
+            return replace(result, files=found, message=not_fetched(left_out))
         except OSError as error:
             return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=f"cannot start the program: {error}")
         finally:
-            await shielded(asyncio.to_thread(remove, str(folder)))
+            await shielded(in_thread(remove, str(folder)))
 
     async def close(self) -> None:
         self._closed = True
@@ -220,14 +245,16 @@ def _place_files(folder: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(data)
 
 
-def _fetch_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Read regular files that lie truly below the folder; whatever else was asked for is left out."""
+def _fetch_files(folder: Path, names: Sequence[str], left_out: list[str]) -> dict[str, bytes]:
+    """Read regular files that lie truly below the folder; of whatever else is there, `left_out` gets why it is not."""
     found = {}
     root = folder.resolve()
     for name in names:
         path = folder / name
         if not path.is_symlink() and path.is_file() and path.resolve().is_relative_to(root):
             found[name] = path.read_bytes()
+        elif path.is_symlink() or path.exists():
+            left_out.append(f"{name[:200]!r} is not a plain file, or is behind a link")
     return found
 
 

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxClosedError, SandboxError
-from toolgym.tools.sandbox.base import CellResult, ExecutionResult, Sandbox, Session
+from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
+from toolgym.tools.sandbox.files import FileAction, FileInfo, Row
 from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, ProcessState
 
 T = TypeVar("T")
 
@@ -87,11 +89,7 @@ class _Host:
         Raises:
             SandboxClosedError: the sandbox is closed, or this is a forked child of the process that made it.
         """
-        if self.is_inherited:
-            raise SandboxClosedError(
-                f"this sandbox was made in process {self._pid}, and this is a forked child, {os.getpid()}: threads do "
-                "not survive a fork; make the sandbox in the process that uses it"
-            )
+        self.require_own()
 
         async def run() -> T:
             return await begin()
@@ -101,6 +99,14 @@ class _Host:
             return await self._thread.call(run())
         except EpisodeError:
             raise SandboxClosedError("the sandbox is closed") from None
+
+    def require_own(self) -> None:
+        """Raise `SandboxClosedError` in a forked child of the process that made it."""
+        if self.is_inherited:
+            raise SandboxClosedError(
+                f"this sandbox was made in process {self._pid}, and this is a forked child, {os.getpid()}: threads do "
+                "not survive a fork; make the sandbox in the process that uses it"
+            )
 
     def stop(self) -> None:
         """Begin to do as `close`, without waiting; errors go to the log."""
@@ -195,6 +201,19 @@ class _Share:
     async def call(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """As `_Host.call`. What the end of this share cut short is no result."""
         result = await self.require().call(begin)
+        self.require()
+        return result
+
+    async def ask(self, asking: Coroutine[Any, Any, T]) -> T:
+        """Await a request to a session on the caller's loop, as a `LocalSession` takes it. Errors are those of `call`.
+
+        It is what a model waits for in every turn: handing it to the sandbox's loop and back costs as much as itself.
+        """
+        try:
+            self.require().require_own()
+            result = await asking
+        finally:
+            asking.close()
         self.require()
         return result
 
@@ -357,16 +376,28 @@ class SharedSession(Session):
         return self._inner.alive
 
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
-        return await self._share.call(lambda: self._inner.run_cell(code, timeout=timeout))
+        return await self._share.ask(self._inner.run_cell(code, timeout=timeout))
 
-    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        return await self._share.call(lambda: self._inner.exec(argv, timeout=timeout, stdin=stdin))
+    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
+        return await self._share.call(lambda: self._inner._exec(command, stdin, timeout))
+
+    async def _start(self, command: Command) -> Process:
+        return SharedProcess(self._share, await self._share.call(lambda: self._inner._start(command)))
 
     async def write_file(self, name: str, data: bytes) -> None:
-        await self._share.call(lambda: self._inner.write_file(name, data))
+        await self._share.ask(self._inner.write_file(name, data))
 
     async def read_file(self, name: str) -> bytes:
-        return await self._share.call(lambda: self._inner.read_file(name))
+        return await self._share.ask(self._inner.read_file(name))
+
+    async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
+        return await self._share.call(lambda: self._inner._act(action, name, rest))
+
+    async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
+        return await self._share.call(lambda: self._inner._pack(name, names))
+
+    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+        await self._share.call(lambda: self._inner._unpack(name, rows, data))
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -384,3 +415,21 @@ class SharedSession(Session):
     async def close(self) -> None:
         with contextlib.suppress(SandboxClosedError):  # the sandbox has ended, and the session with it
             await self._share.close_session(self._inner)
+
+
+class SharedProcess(Process):
+    """A program in the background of a `SharedSession`."""
+
+    def __init__(self, share: _Share, inner: Process) -> None:
+        self._share, self._inner = share, inner
+
+    @property
+    def pid(self) -> int:
+        return self._inner.pid
+
+    async def ask(self, request: ProcessRequest) -> ProcessState:
+        return await self._share.call(lambda: self._inner.ask(request))
+
+    async def close(self) -> None:
+        with contextlib.suppress(SandboxClosedError):  # the sandbox has ended, and the process with it
+            await self._share.call(self._inner.close)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
+from toolgym.tools.seldom import Seldom
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError
@@ -22,6 +23,10 @@ from toolgym.tools.serving.routes import UNKNOWN, Call, Operation, Route, Router
 from toolgym.tools.serving.transport import Bodies, Listener, RefusedError, Token, answer, send
 
 _log = logging.getLogger("toolgym.tools.serving")
+_access_log = logging.getLogger("toolgym.tools.serving.access")
+
+TOKEN_LOG_INTERVAL = 10.0
+"""Seconds in which at most one line about requests without a valid token is logged."""
 
 
 class HttpApp:
@@ -50,6 +55,7 @@ class HttpApp:
         self._quiet = asyncio.Event()
         self._bodies = Bodies(config)
         self._token = Token(config.secret)
+        self._strangers = Seldom(TOKEN_LOG_INTERVAL)
         metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self._in_flight - 1)
         metrics.gauge("running", "Requests that hold a slot to run something.", lambda: gate.running)
         metrics.gauge("queue_length", "Requests that wait for a slot.", lambda: gate.waiting)
@@ -57,6 +63,18 @@ class HttpApp:
     def add_routes(self, routes: Sequence[Route]) -> None:
         """Answer requests for these paths, and for those of the metrics."""
         own = [
+            Route(
+                "/healthz",
+                {"GET": Operation(self._alive, "Tell that the server lives", None, "text/plain")},
+                public=True,
+                while_draining=True,
+            ),
+            Route(
+                "/readyz",
+                {"GET": Operation(self._ready, "Tell whether requests are taken, else 503", None, "text/plain")},
+                public=True,
+                while_draining=True,
+            ),
             Route(
                 "/metrics",
                 {"GET": Operation(self._show_metrics, "Figures for Prometheus", None, "text/plain")},
@@ -70,6 +88,10 @@ class HttpApp:
     def routes(self) -> list[Route]:
         """All routes."""
         return self._router.routes
+
+    def restarted(self, times: int) -> None:
+        """Count how often this worker was replaced so far."""
+        self._metrics.restarted(times)
 
     @property
     def draining(self) -> bool:
@@ -147,7 +169,11 @@ class HttpApp:
             if not self._in_flight:
                 self._quiet.set()
         if not internal:  # the worker that the client speaks to counts it
-            self._metrics.answered(route.name, response.status, loop.time() - started)
+            seconds = loop.time() - started
+            self._metrics.answered(route.name, response.status, seconds)
+            if self._config.access_log == "requests":
+                line = request.remote, request.method, route.name, response.status, seconds
+                _access_log.info("%s %s %s %d %.3f s", *line)
         return response
 
     async def _answer(
@@ -172,12 +198,21 @@ class HttpApp:
         finally:
             self._bodies.release(body)
 
+    def _log_stranger(self, request: web.BaseRequest, route: Route) -> None:
+        """Log a client without a valid token, and never what it showed."""
+        more = self._strangers.due("")
+        if more is not None:
+            since = f" ({more} more since the last of these lines)" if more else ""
+            _log.warning("no valid token: %s %s from %s%s", request.method, route.name, request.remote, since)
+
     def _failed(self, request: web.BaseRequest, route: Route, error: Exception) -> web.Response:
         if isinstance(error, InvalidRequestError):
             return answer({"detail": error.problems}, 422)
         if isinstance(error, BusyError):
             return answer({"detail": str(error)}, 429, {"Retry-After": str(error.retry_after)})
         if isinstance(error, RefusedError):
+            if error.status == 401:
+                self._log_stranger(request, route)
             response = answer(error.body, error.status, error.headers)
             if "Connection" in error.headers:
                 response.force_close()
@@ -188,6 +223,12 @@ class HttpApp:
         mark = uuid.uuid4().hex[:12]
         _log.error("error %s while answering %s %s", mark, request.method, route.name, exc_info=error)
         return answer({"detail": f"internal error {mark}; see the server's log", "traceback": []}, 500)
+
+    async def _alive(self, call: Call) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, call: Call) -> web.Response:
+        return web.Response(text="draining\n", status=503) if self._draining else web.Response(text="ok\n")
 
     async def _show_metrics(self, call: Call) -> web.Response:
         snapshots = [(self._worker, self._metrics.snapshot()), *await self._peers.metrics()]

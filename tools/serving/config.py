@@ -6,7 +6,7 @@ import ipaddress
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
@@ -47,6 +47,9 @@ class ServingConfig(Settings):
         drain_timeout: seconds that requests have to finish when the server stops.
         token: secret that clients must send as `Authorization: Bearer ...`; None: every client is let in.
         token_file: file that holds the token.
+        log_level: least level of the log's lines, which go to standard error: `debug`, `info`, `warning` or `error`.
+        access_log: `requests` for one line at the level `info` for each request: client, method, path, status, seconds.
+            The ids of sessions are left out. `none` for none.
     """
 
     host: str = Field("127.0.0.1", min_length=1)
@@ -64,6 +67,8 @@ class ServingConfig(Settings):
     drain_timeout: pydantic.FiniteFloat = Field(30.0, ge=0)
     token: pydantic.SecretStr | None = None
     token_file: Path | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: Literal["none", "requests"] = "none"
 
     @pydantic.field_validator("token")
     @classmethod

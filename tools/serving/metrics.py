@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
@@ -31,6 +31,8 @@ class Metrics:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # the worker's own: memory, processor time, descriptors
+        self._restarts = Counter(f"{prefix}_worker_restarts", "Workers that were replaced.", registry=self.registry)
         self._requests = Counter(
             f"{prefix}_requests",
             "Requests answered, by endpoint and HTTP status.",
@@ -64,6 +66,10 @@ class Metrics:
     def queued(self, seconds: float) -> None:
         """Count a request that got its slot after that long."""
         self._queue.observe(seconds)
+
+    def restarted(self, times: int) -> None:
+        """Count how often this worker was replaced so far."""
+        self._restarts.inc(times)
 
     def disconnected(self) -> None:
         """Count a client that disconnected before its answer."""

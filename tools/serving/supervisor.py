@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Collection
 from typing import Any
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, ToolgymError
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.worker import CANCEL_GRACE, HEARTBEAT, START_DEADLINE, listening_socket
@@ -74,7 +75,7 @@ async def supervise(
     finally:
         reserved.close()
         if folder:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await in_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
@@ -115,6 +116,7 @@ class _Supervisor:
         self._folder, self._family, self._address = folder, family, address
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ready: set[int] = set()
+        self._restarts = dict.fromkeys(range(config.workers), 0)
         self._all_ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._about = ""
@@ -155,6 +157,7 @@ class _Supervisor:
             if self._stopping.is_set():
                 return
             was_ready, why = await self._run_once(number)
+            self._restarts[number] += 1
             if self._stopping.is_set():
                 return
             if was_ready:
@@ -171,6 +174,7 @@ class _Supervisor:
         setup = {
             "config": _plain(self._config),
             "worker": number,
+            "restarts": self._restarts[number],
             "folder": self._folder,
             "family": int(self._family),
             "address": list(self._address),

@@ -74,6 +74,7 @@ class Worker(Generic[C]):
         folder: folder of the workers' sockets; None: this is the only one.
         family: address family of the public socket.
         address: address of the public socket.
+        restarts: how often this worker was started before.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Worker(Generic[C]):
         folder: Path | None,
         family: int,
         address: tuple[Any, ...],
+        restarts: int = 0,
     ) -> None:
+        self._restarts = restarts
         self._open_app, self._config, self._number = open_app, config, number
         self._folder, self._family, self._address = folder, family, address
         self._stop = asyncio.Event()
@@ -113,6 +116,7 @@ class Worker(Generic[C]):
         heartbeat = asyncio.create_task(self._send_heartbeats())
         try:
             async with self._open_app(_affordable(self._config), self._number, self._folder) as (app, about):
+                app.restarted(self._restarts)
                 await app.start()
                 try:
                     await self._serve(app, about)
@@ -219,7 +223,9 @@ def _affordable(config: C) -> C:
 async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> None:
     config = model.model_validate(setup["config"])
     folder = Path(setup["folder"]) if setup["folder"] else None
-    worker = Worker(open_app, config, setup["worker"], folder, setup["family"], tuple(setup["address"]))
+    worker = Worker(
+        open_app, config, setup["worker"], folder, setup["family"], tuple(setup["address"]), setup["restarts"]
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, worker.stop)
     loop.add_reader(0, _parent_gone, loop, worker)
@@ -240,8 +246,8 @@ def run_worker(model: type[C], open_app: OpenApp[C]) -> None:
         open_app: opens the service.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops all workers
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     setup = json.loads(sys.stdin.buffer.readline())
+    logging.basicConfig(level=setup["config"]["log_level"].upper(), format=LOG_FORMAT)
     os.set_blocking(1, False)
     allow_many_files()
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from toolgym.tools.errors import ConfigError, missing_extra
+from toolgym.rollout.hub import why_not_loaded
+from toolgym.tools.errors import ConfigError, missing_extra, nearest
 
 try:
     import torch
@@ -23,7 +24,59 @@ class ModelFacts(NamedTuple):
     device: torch.device
 
 
-def load_model(source: str | Path, dtype: torch.dtype | str | None, device: torch.device | None) -> nn.Module:
+def read_device(device: str | torch.device | None) -> torch.device | None:
+    """The device of that name.
+
+    Raises:
+        ConfigError: torch knows no such device.
+    """
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device must be one of torch's, such as 'cpu', 'cuda' or 'cuda:1', got {device!r}"
+            f"{nearest(str(device), ['cpu', 'cuda', 'mps', 'xpu'])}"
+        ) from error
+
+
+def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The floating dtype of that name; None for None and `"auto"`, which mean the checkpoint's.
+
+    Raises:
+        ConfigError: torch knows no such dtype, or it is not a floating one.
+    """
+    if dtype is None or dtype == "auto":
+        return None
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        names = ["bfloat16", "float16", "float32", "float64"]
+        raise ConfigError(
+            f"dtype must be 'auto' (the checkpoint's) or one of torch's, such as {', '.join(names)}, got "
+            f"{dtype!r}{nearest(str(dtype), names)}"
+        )
+    return found
+
+
+def _require_there(device: torch.device) -> None:
+    """Find out before gigabytes are loaded.
+
+    Raises:
+        ConfigError: the device is not on this machine.
+    """
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # each backend has errors of its own
+        why = str(error).partition("\n")[0]
+        count = torch.cuda.device_count()
+        gpus = f"sees {count} CUDA {'GPU' if count == 1 else 'GPUs'}" if count else "sees no CUDA GPU"
+        raise ConfigError(
+            f"the device {str(device)!r} cannot be used here, where torch {torch.__version__} {gpus}: {why}"
+        ) from error
+
+
+def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
     """Load a model, in evaluation mode.
 
     Args:
@@ -32,13 +85,15 @@ def load_model(source: str | Path, dtype: torch.dtype | str | None, device: torc
         device: None is the CPU.
 
     Raises:
-        ConfigError: it cannot be loaded, or lacks weights.
+        ConfigError: it cannot be loaded, or lacks weights; or the device is not there, or too small.
     """
+    if device is not None:
+        _require_there(device)
     try:
         model: nn.Module
         model, loaded = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", output_loading_info=True)
     except Exception as error:  # each broken file breaks something else in there
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = why_not_loaded(source, error)
         if "ignore_mismatched_sizes" in why:  # it says only that a report above says more
             why = "its weights have other shapes than its config.json says"
         raise ConfigError(f"the model {str(source)!r} cannot be loaded: {why}") from error
@@ -48,7 +103,10 @@ def load_model(source: str | Path, dtype: torch.dtype | str | None, device: torc
             f"the model {str(source)!r} lacks {len(missing)} weights, {min(missing)!r} among them: they would be "
             "random numbers"
         )
-    return model.to(device or "cpu").eval()
+    try:
+        return model.to(device or "cpu").eval()
+    except RuntimeError as error:  # its memory is too small
+        raise ConfigError(f"the model {str(source)!r} cannot be put on {str(device)!r}: {error}") from error
 
 
 def inspect_model(model: nn.Module, device: torch.device | None, context_length: int | None) -> ModelFacts:

@@ -27,10 +27,11 @@ from toolgym.rollout.engines.base import (
     checked_version,
 )
 from toolgym.rollout.engines.embedded.decoding import DecodingBatch, Row, check_model
-from toolgym.rollout.engines.embedded.loading import inspect_model, load_model
+from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
 from toolgym.rollout.engines.embedded.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
-from toolgym.tools.errors import ConfigError, EngineError, missing_extra
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import ConfigError, EngineError, missing_extra, named_keywords, require_whole_number
 
 try:
     import torch
@@ -102,6 +103,7 @@ class TransformersEngine(Engine):
         ConfigError: an argument is not usable.
     """
 
+    @named_keywords
     def __init__(
         self,
         model: str | Path | nn.Module,
@@ -113,17 +115,18 @@ class TransformersEngine(Engine):
         num_threads: int | None = None,
         context_length: int | None = None,
     ) -> None:
-        if max_batch < 1:
-            raise ConfigError(f"max_batch must be at least 1, got {max_batch!r}")
-        if num_threads is not None and num_threads < 1:
-            raise ConfigError(f"num_threads must be at least 1, got {num_threads!r}")
-        if context_length is not None and context_length < 2:
-            raise ConfigError(f"context_length must be at least 2, got {context_length!r}")
+        if not isinstance(model, str | Path | nn.Module):
+            raise ConfigError(f"a model is a folder, a name on the hub or a module, got {model!r}")
+        require_whole_number("max_batch", max_batch, at_least=1)
+        if num_threads is not None:
+            require_whole_number("num_threads", num_threads, at_least=1)
+        if context_length is not None:
+            require_whole_number("context_length", context_length, at_least=2)
         if isinstance(model, nn.Module) and dtype is not None:
             raise ConfigError("dtype is for a model loaded by name; convert the module before passing it")
         self._source = model
-        self._wanted_device = None if device is None else torch.device(device)
-        self._wanted_dtype = dtype
+        self._wanted_device = read_device(device)
+        self._wanted_dtype = read_dtype(dtype)
         self._wanted_context = context_length
         self._max_batch = max_batch
         self._num_threads = num_threads
@@ -188,7 +191,7 @@ class TransformersEngine(Engine):
         """
         first = self._thread is None
         try:
-            await asyncio.to_thread(self._start)
+            await in_thread(self._start)
         except asyncio.CancelledError:
             if first:
                 with self._changed:
@@ -261,7 +264,7 @@ class TransformersEngine(Engine):
             EngineError: the engine was not started, or was closed.
         """
         checked_version(version)
-        weights = await asyncio.to_thread(self._read_weights, source)
+        weights = await in_thread(self._read_weights, source)
 
         def load() -> None:
             load_weights(self.model, weights)
@@ -308,7 +311,7 @@ class TransformersEngine(Engine):
 
     async def close(self) -> None:
         """Abort what runs, end the thread and free keys, values and a model that the engine loaded itself."""
-        await asyncio.to_thread(self._close)
+        await in_thread(self._close)
 
     # ---- callers' side of the thread
 

@@ -30,6 +30,7 @@ from toolgym.rollout.engines.openai.messages import (
     read_models,
     request_body,
 )
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, check_seconds
 from toolgym.tools.http.addresses import is_address
 
@@ -344,7 +345,7 @@ class OpenAICompatible(Engine):
                 raise ConfigError(f"{self.url} does not tell how long its context is: pass context_length=...")
             self._context_length = longest
         if self._vocab_size is None:
-            self._vocab_size = (await asyncio.to_thread(read_model_config, model.root)).vocab_size
+            self._vocab_size = (await in_thread(read_model_config, model.root)).vocab_size
             if self._vocab_size is None:
                 raise ConfigError(
                     f"{self.url} does not tell its vocabulary's size, and its model's folder is not on this machine: "

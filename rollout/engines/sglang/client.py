@@ -36,6 +36,7 @@ from toolgym.rollout.engines.sglang.aligned import (
 from toolgym.rollout.engines.sglang.messages import ServerInfo, parse_metrics, read_generation, request_body
 from toolgym.rollout.engines.sglang.requests import NOTHING, InFlightRequests
 from toolgym.rollout.engines.sglang.transport import ClientState, InFlightRequest, ReplicaError, SGLangTransport
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, check_seconds
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ class SGLangClient(Engine):
         ranks = list(self._transport.ranks.values())
         async with self._new_weights(version), self._updating():
             for number, bucket in enumerate(buckets):
-                serialized = await asyncio.to_thread(payload, bucket)
+                serialized = await in_thread(payload, bucket)
                 last = number == len(buckets) - 1
                 shared: dict[str, Any] = {"flush_cache": last and self._flushes, "load_format": load_format}
                 if last:

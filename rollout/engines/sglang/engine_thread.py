@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, missing_extra
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class EngineThread:
 
     async def close(self) -> None:
         """End SGLang's processes and the thread."""
-        await asyncio.to_thread(self._end)
+        await in_thread(self._end)
         self._release_signal()
 
     # ---- questions, to be asked in `run`

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from toolgym.rollout.engines.http import error_text
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 from toolgym.tools.http.addresses import is_address
 from toolgym.tools.http.client import json_body
@@ -78,7 +78,7 @@ class SGLangReplica(Replica):
         """
         encoded = None
         if body is not None:  # a large one is encoded in a thread, so that the event loop goes on meanwhile
-            encoded = await asyncio.to_thread(json_body, body) if _is_large(body) else json_body(body)
+            encoded = await in_thread(json_body, body) if _is_large(body) else json_body(body)
         try:
             reply = await self._session.exchange(method, f"{self.url}{path}", encoded, timeout, headers=headers)
         except NotSentError as error:

@@ -21,6 +21,7 @@ from toolgym.rollout.engines.sglang.http import (
 )
 from toolgym.rollout.engines.sglang.messages import ServerInfo, merge_infos, read_info
 from toolgym.rollout.engines.sglang.transport import Body, ClientState, InFlightRequest, ReplicaError
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 from toolgym.tools.http.replicas import ReplicaPool, ReplicaState
 from toolgym.tools.http.retries import AttemptError, retry_after
@@ -177,7 +178,7 @@ class HttpTransport:
         )
         ranks = server.get("tp_size")
         self._ranks[one.url] = ranks if isinstance(ranks, int) else 1
-        return await asyncio.to_thread(
+        return await in_thread(
             read_info, one.url, model, server, self._settings.vocab_size, self._settings.routing_shape
         )
 

@@ -13,6 +13,7 @@ from toolgym.rollout.engines.sglang.client import SGLangClient
 from toolgym.rollout.engines.sglang.engine_thread import EngineThread
 from toolgym.rollout.engines.sglang.messages import ServerInfo, read_info
 from toolgym.rollout.engines.sglang.transport import Body, ClientState, InFlightRequest, ReplicaError
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, check_seconds
 
 NAME = "sglang.Engine"
@@ -64,7 +65,7 @@ class InProcessTransport:
     async def start(self, state: ClientState) -> ServerInfo:
         """Start SGLang and wait until it is ready; see `SGLangTransport.start`."""
         self._state = state
-        thread = await asyncio.to_thread(EngineThread, self._server_args)  # importing SGLang takes seconds
+        thread = await in_thread(EngineThread, self._server_args)  # importing SGLang takes seconds
         try:
             about = await thread.start(self._start_timeout)
             info = read_info(NAME, about.model, about.server, about.vocab_size)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,8 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from http_server import serving
-from sglang_farm import Farm
-
+from tests.rollout.engines.http_server import serving
+from tests.rollout.engines.sglang_farm import Farm
 from toolgym.rollout.engines import (
     Engine,
     PauseMode,
@@ -305,40 +301,13 @@ REAL = pytest.mark.sglang
 SUBJECTS = [
     "transformers",
     "stand_in",
-    "two_stand_ins",
+    pytest.param("two_stand_ins", marks=pytest.mark.matrix),
     pytest.param("sglang", marks=REAL),
     pytest.param("sglang_replicas", marks=REAL),
     pytest.param("sglang_router", marks=REAL),
 ]
 if IN_PROCESS:
     SUBJECTS = [pytest.param("sglang_engine", marks=REAL)]
-
-
-OF_ONE_ENGINE = {
-    "test_logprobs_are_those_of_a_plain_forward_pass",
-    "test_logprobs_are_those_before_truncation",
-    "test_each_request_has_its_own_temperature",
-    "test_length_ends_a_generation",
-    "test_a_stop_token_ends_a_generation_and_is_part_of_it",
-    "test_the_models_end_of_sequence_does_not_stop_unasked",
-    "test_greedy_is_the_most_probable_and_repeatable",
-    "test_a_seed_gives_the_same_tokens_in_any_company",
-    "test_without_a_seed_equal_requests_differ",
-    "test_ids_that_are_parts_of_characters_stay_ids",
-    "test_ids_that_are_none_are_refused",
-    "test_the_whole_context_can_be_used",
-}
-"""What one request gives. A second stand-in, a second server program and a recorder show no more of it: see their
-neighbours, which run all of the suite. What several requests, pauses and versions do is tested on each."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if getattr(item, "originalname", "") in OF_ONE_ENGINE:
-            given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-            further = {"two_stand_ins", "sglang"} & {value for value in given if isinstance(value, str)}
-            if further or item.path.name == "test_recording_engine.py":
-                item.add_marker(pytest.mark.matrix)
 
 
 @pytest.fixture(params=SUBJECTS)

@@ -21,10 +21,7 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from http_server import serving
-
+from tests.rollout.engines.http_server import serving
 from toolgym.rollout.engines import (
     FinishReason,
     OpenAICompatible,
@@ -61,7 +58,8 @@ class Server:
     url: str = ""
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
+    running: dict[str, int] = field(default_factory=dict)
+    """How many events were sent to each."""
 
     async def models(self, request: web.Request) -> web.Response:
         card = {
@@ -81,15 +79,16 @@ class Server:
         self.seen.append(body)
         self.headers.append(dict(request.headers))
         name = str(len(self.seen))
-        self.running.add(name)
+        self.running[name] = 0
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
             async for event in self._events(name, body):
                 await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                self.running[name] += 1
             await response.write(b"data: [DONE]\n\n")
         finally:
-            self.running.discard(name)
+            del self.running[name]
         return response
 
     async def _events(self, name: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -182,7 +181,13 @@ def as_subject(engine: OpenAICompatible, url: str, model: torch.nn.Module, **fac
     return EngineSubject(engine, lambda: OpenAICompatible(url), logits, new_version=new_version, **facts)
 
 
-@pytest.fixture(params=["vllm", "sglang", pytest.param("real", marks=pytest.mark.sglang)])
+@pytest.fixture(
+    params=[
+        "vllm",
+        pytest.param("sglang", marks=pytest.mark.matrix),
+        pytest.param("real", marks=pytest.mark.sglang),
+    ]
+)
 async def subject(request: pytest.FixtureRequest, tiny_model_path: Path) -> AsyncIterator[Any]:
     if request.param == "real":
         [url] = request.getfixturevalue("farm").urls(1)
@@ -284,9 +289,8 @@ async def test_a_retracted_request_goes_on_under_the_new_weights(tiny_model_path
         model = server.engine.model
         async with OpenAICompatible(server.url, weight_version="6") as engine:
             task = asyncio.create_task(engine.generate([1, 2, 3], replace(LONG, seed=4), request_id="a"))
-            while len(server.seen) < 4 or not server.running:
+            while server.running.get("4", 0) < 2:  # the first three requests are those of the start
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
             await engine.pause(PauseMode.RETRACT)
             engine.weight_version = "7"
             await engine.resume()

@@ -64,6 +64,7 @@ async def subject(tiny_model_path: Path, tmp_path: Path) -> AsyncIterator[Any]:
         assert sorted(map(repr, again)) == sorted(map(repr, generations))
 
 
+@pytest.mark.matrix  # what recordings hold is tested in tests/rollout/recording
 class TestRecordingEngine(EngineSuite):
     """The suite, recorded; `subject` replays each test."""
 

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import pickle
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,10 +19,7 @@ import pytest
 import torch
 from aiohttp import web
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from http_server import Handler, serving
-
+from tests.rollout.engines.http_server import Handler, serving
 from toolgym.rollout.engines import FinishReason, Generation, SamplingParams, SGLangEngine, SGLangServer
 from toolgym.rollout.engines.http import error_text
 from toolgym.rollout.engines.sglang.aligned import NAMES, read_payloads
@@ -413,7 +409,7 @@ async def test_sglang_in_process_says_what_to_install() -> None:
     if importlib.util.find_spec("sglang") is not None:
         pytest.skip("sglang is installed here")
     engine = SGLangEngine("model")
-    with pytest.raises(MissingExtraError, match=r"'sglang'.*pip install 'toolgym\[sglang\]'"):
+    with pytest.raises(MissingExtraError, match=r"'sglang'.*pip install .*\[sglang\]'"):
         await engine.start()
     await engine.close()
 

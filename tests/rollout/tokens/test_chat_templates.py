@@ -294,6 +294,7 @@ def test_the_end_that_eats_what_follows():
     assert renderer.decode(renderer.extend([user("c")])) == "<|user|>c<|end|><|assistant|>"
 
 
+@pytest.mark.long
 @every
 def test_a_beginning_of_sequence_is_never_doubled(name):
     tokenizer = byte_tokenizer((FOLDER / f"{name}.jinja").read_text())

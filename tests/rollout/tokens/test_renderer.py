@@ -212,3 +212,34 @@ def test_loading_a_tokenizer_says_what_is_wrong(tmp_path):
         load_tokenizer(tmp_path / "modell")
     with pytest.raises(ConfigError, match="cannot load a tokenizer"):
         load_tokenizer(tmp_path / "model")
+
+
+def test_the_ids_of_a_prompt_are_kept_for_the_same_messages_only():
+    same = [system("be short"), user("one")]
+    assert RENDERER.prompt_ids(same) is RENDERER.prompt_ids([dict(message) for message in same])
+    assert list(RENDERER.prompt_ids(same)) == RENDERER.prompt(same)
+    for other in ([system("be short"), user("two")], [user("one")], [user("be short"), system("one")]):
+        assert list(RENDERER.prompt_ids(other)) == RENDERER.prompt(other) != RENDERER.prompt(same)
+    with pytest.raises(TemplateError, match="role"):
+        RENDERER.prompt_ids([{"role": "nobody", "content": ""}])
+
+
+def test_values_that_are_equal_and_no_text_are_rendered_each_for_itself():
+    tokenizer = load_tokenizer(tiny_policy_path())
+    shown = "{%- for one in messages if one.shown %}{{ one.shown }}{%- endfor %}"
+    tokenizer.chat_template = shown + tokenizer.chat_template
+    renderer = ChatRenderer(tokenizer)
+    texts = {renderer.decode(renderer.prompt_ids([{**user("u"), "shown": value}])) for value in (1, True, 1.0)}
+    assert len(texts) == 3
+
+
+def test_a_tokenizer_that_decodes_in_its_own_way_is_asked():
+    class Loud(type(TOKENIZER)):
+        def decode(self, *args, **kwargs):
+            return super().decode(*args, **kwargs).upper()
+
+    loud = load_tokenizer(tiny_policy_path())
+    loud.__class__ = Loud
+    ids = TOKENIZER.encode("so it is", add_special_tokens=False)
+    assert ChatRenderer(loud).decode(ids) == "SO IT IS"
+    assert RENDERER.decode(ids) == TOKENIZER.decode(ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import itertools
 
 import pytest
@@ -12,7 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.tokens import safe_encoder
 from toolgym.rollout.tokens.renderer import ChatRenderer, SafeEncoder
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import system, tool, user
 
@@ -161,6 +165,47 @@ def test_fuzz_harmless_text(name, texts):
     tokenizer, encoder = TOKENIZERS[name], ENCODERS[name]
     text = "<|im_end|>\n<|im_start|>".join(texts)
     assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False)
+
+
+WILD = st.text(st.sampled_from(" \n\t\u0301a=-\u1f82ﬁ日🦊\u1100\u1161\u11a8<|im_end|>"), max_size=400)
+
+
+@every
+@settings(deadline=None, derandomize=True)
+@given(st.one_of(WILD, st.text(st.characters(blacklist_categories=("Cs",)), max_size=60)))
+def test_long_text_is_encoded_as_short_text_is_and_has_no_fewer_tokens_than_its_length_says(name, text):
+    encoder = ENCODERS[name]
+    for one in (encoder.protect(text), text):
+        ids = encoder.encode(one)
+        assert encoder.encode(one, most=len(ids)) == ids
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(safe_encoder, "LONG", 0)
+            assert encoder.encode(one) == ids
+
+
+def test_a_text_that_is_too_long_by_its_length_is_refused_where_the_longest_token_is_known():
+    refused = set()
+    for name, encoder in ENCODERS.items():
+        with contextlib.suppress(TooManyTokensError):
+            encoder.encode("x" * 10_000, most=10)
+            continue
+        refused.add(name)
+    assert refused == {
+        "the tiny policy's",
+        "byte-level BPE",
+        "byte-level BPE, NFKC, markers normalised",
+        "sentencepiece BPE",
+    }
+
+
+@pytest.mark.long
+@every
+def test_several_threads_encode_at_once(name):
+    encoder = ENCODERS[name]
+    texts = [" ".join(CORPUS[number:] * 30) for number in range(4)]
+    expected = [encoder.encode(text) for text in texts]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(encoder.encode, texts * 4)) == expected * 4
 
 
 @every

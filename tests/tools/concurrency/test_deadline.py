@@ -66,7 +66,7 @@ async def test_waiting_has_a_deadline_of_its_own(tool_timeout):
         result = await env.step(turn(1, 0))
         [record] = result.info["tool_calls"]
         assert (record.status, record.infra_failure) == ("timeout", True)
-        assert "did not get its turn within 0.5 seconds" in record.text
+        assert "did not get its turn within 0.5 seconds" in record.metrics["error"]
     assert limiter.waiting == 0
 
 
@@ -147,7 +147,7 @@ class Endless:
 
 @pytest.fixture
 def stuck_log(monkeypatch):
-    monkeypatch.setattr(deadline, "_stuck_log", deadline._StuckLog())
+    monkeypatch.setattr(deadline, "_stuck_log", deadline.OverrunLog())
     monkeypatch.setattr(deadline, "CANCEL_GRACE", 0.1)
 
 

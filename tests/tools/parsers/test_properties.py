@@ -240,6 +240,7 @@ OPENINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPENINGS)
 def test_a_megabyte_made_to_be_slow_is_read_in_linear_time(name):
     parse = get_parser(name)

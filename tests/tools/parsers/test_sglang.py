@@ -20,7 +20,7 @@ def test_without_sglang_the_error_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sglang", None)
-    with pytest.raises(MissingExtraError, match=r"sglang:qwen25.*toolgym\[sglang\]"):
+    with pytest.raises(MissingExtraError, match=r"sglang:qwen25.*\[sglang\]"):
         get_parser("sglang:qwen25")
 
 

@@ -19,11 +19,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from abuse.catalog import PROGRAMS
-from abuse.program import LEVELS
-from abuse.surroundings import SURROUNDINGS, why_not
+from tests.tools.sandbox.abuse.catalog import PROGRAMS
+from tests.tools.sandbox.abuse.program import LEVELS
+from tests.tools.sandbox.abuse.surroundings import SURROUNDINGS, why_not
 
 pytestmark = pytest.mark.abuse
 

@@ -10,14 +10,11 @@ import struct
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from witness import TELL, beside_a_witness
-
+from tests.tools.sandbox.witness import TELL, beside_a_witness
+from toolgym.tools.errors import SandboxFileError
 from toolgym.tools.sandbox.base import CellError, ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.protocol import answer_codec, frames
@@ -277,7 +274,7 @@ async def test_large_files_come_and_go():
         await session.write_file("back/again", b"short")
         assert await session.read_file("back/again") == b"short"
         await session.run_cell("os.symlink('/dev/zero', 'endless')")
-        with pytest.raises(FileNotFoundError):  # there is no regular file of that name
+        with pytest.raises(SandboxFileError, match="not a regular file"):
             await session.read_file("endless")
         await session.write_file("exact", bytes(8 << 20))
         assert await session.read_file("exact") == bytes(8 << 20)
@@ -293,6 +290,7 @@ async def test_large_files_of_a_run_are_fetched(level):
         assert result.ok
         assert {name: (len(data), data[:1]) for name, data in result.files.items()} == {
             "2": (20_000_003, b"\2"), "0": (20_000_001, b"\0"), "empty": (0, b""), "1": (20_000_002, b"\1"),
+            "sparse": (33 << 20, b"\0"),
         }  # fmt: skip
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from plain_python import PYTHONS, comparable, plainly
-
+from tests.tools.sandbox.plain_python import PYTHONS, comparable, plainly
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox
 

@@ -8,15 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from witness import TELL, beside_a_witness
-
+from tests.tools.sandbox.witness import TELL, beside_a_witness
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
@@ -192,4 +188,4 @@ async def test_many_forks_of_one_session_keep_apart():
         argv = ["sh", "-c", "for n in $(seq 2 200); do [ $n = $$ ] || kill -0 $n 2>&- && echo $n; done; true"]
         for one in (forks[-1], deeper[0]):
             pids = (await one.exec(argv)).stdout.split()
-            assert len(pids) <= 2, "its own interpreter, and what that started"
+            assert len(pids) <= 3, "its own interpreter, its launcher, and what that started"

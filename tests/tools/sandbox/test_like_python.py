@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from plain_python import PYTHONS, comparable, plainly
-
+from tests.tools.sandbox.plain_python import PYTHONS, comparable, plainly
 from toolgym.tools.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

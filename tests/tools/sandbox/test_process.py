@@ -11,6 +11,7 @@ import pytest
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import ExecutionStatus, ProcessSandbox
+from toolgym.tools.sandbox.local.host import processors
 
 
 @pytest.fixture
@@ -159,6 +160,22 @@ async def test_killed_from_outside_in_mid_run(sandbox):
     [pid] = sandbox.process_ids
     os.kill(pid, 9)
     assert (await call).status is ExecutionStatus.KILLED
+
+
+async def test_no_more_run_at_once_than_it_may_and_waiting_is_no_running():
+    async with ProcessSandbox(max_running=2) as sandbox:
+        nap = "import time; print(time.time()); time.sleep(0.3); print(time.time())"
+        results = await asyncio.gather(*(sandbox.run(nap, timeout=10) for _ in range(5)))
+        spans = sorted(tuple(map(float, one.stdout.split())) for one in results)
+        assert all(spans[at][0] >= min(end for _, end in spans[at - 2 : at]) for at in range(2, 5))
+
+
+async def test_process_sandboxes_share_a_number_that_follows_the_machine():
+    first, second = ProcessSandbox(), ProcessSandbox()
+    assert first._limiter is second._limiter
+    assert first._limiter.limit % processors.available() == 0
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        ProcessSandbox(max_running=0)
 
 
 async def test_close_kills_what_still_runs():

@@ -6,17 +6,12 @@ import asyncio
 import base64
 import contextlib
 import json
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from stand_ins import CELL, FUSION, HANG, RAN, SESSION, TOOLGYM, StandIn, answer
-
+from tests.tools.sandbox.stand_ins import CELL, FUSION, HANG, RAN, SESSION, TOOLGYM, StandIn, answer
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, RemoteSandbox, Retries
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from served import serving
-
+from tests.tools.sandbox.served import serving
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, RemoteSandbox, Retries
 

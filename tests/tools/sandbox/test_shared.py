@@ -103,7 +103,7 @@ async def test_what_runs_ends_with_its_own_user():
     session, kept = await mine.session(), await other.session()
     calls = [asyncio.create_task(mine.run(sleep, timeout=60)), asyncio.create_task(session.run_cell(sleep, timeout=60))]
     others = asyncio.create_task(other.run("import time; time.sleep(3); print(1)"))
-    while mine.local._limiter.in_use < 3:
+    while mine.local._places.executions.in_use < 3:
         await asyncio.sleep(0.01)
     calls.append(asyncio.create_task(mine.session()))
     await asyncio.sleep(0)
@@ -280,3 +280,44 @@ async def test_a_forked_child_has_sandboxes_of_its_own_and_is_told_that_its_pare
     assert (first, own, last) == ("6 6", "6", "0 6 6"), done.stderr
     assert "forked child" in parents
     assert "make the sandbox in the process that uses it" in parents
+
+
+async def test_a_session_takes_cells_from_several_loops_one_at_a_time():
+    async with SharedSandbox(preload=()) as sandbox, await sandbox.session() as session:
+        await session.run_cell("seen = []")
+
+        async def cells(who):
+            code = f"before = len(seen); import time; time.sleep(0.01); seen.append({who!r}); len(seen) - before"
+            return [(await session.run_cell(code)).result for _ in range(5)]
+
+        results = await asyncio.gather(cells("here"), *(asyncio.to_thread(asyncio.run, cells(n)) for n in range(2)))
+        assert results == [["1"] * 5] * 3
+        assert (await session.run_cell("len(seen)")).result == "15"
+
+
+async def test_a_cell_of_another_loop_ends_when_the_template_process_is_lost():
+    async with SharedSandbox(preload=(), linger=0) as sandbox, await sandbox.session() as session:
+
+        async def slept():
+            cell = asyncio.create_task(session.run_cell("import time; time.sleep(60)", timeout=60))
+            await asyncio.sleep(0.2)
+            for pid in sandbox.local.template_ids:
+                psutil.Process(pid).kill()
+            return await cell
+
+        result = await asyncio.to_thread(asyncio.run, slept())
+        assert result.status == "sandbox_error"
+        assert not session.alive
+
+
+async def test_a_cell_that_another_loop_gives_up_leaves_the_session_usable():
+    async with SharedSandbox(preload=()) as sandbox, await sandbox.session() as session:
+        await session.run_cell("x = 1")
+
+        async def given_up():
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await session.run_cell("import time; time.sleep(60)", timeout=60)
+
+        await asyncio.to_thread(asyncio.run, given_up())
+        assert (await session.run_cell("x")).result == "1"

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "conformance"))
-
-from sandbox_makers import LEVELS
-
+from tests.tools.sandbox.conformance.sandbox_makers import LEVELS
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox import LocalSandbox
 

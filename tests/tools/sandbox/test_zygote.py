@@ -81,6 +81,27 @@ def test_pinned_pages_are_copied_at_the_fork_and_others_are_not():
     assert said == "[True, False, True, False]"
 
 
+def test_of_too_little_locked_memory_what_is_left_is_used():
+    said = printed("""
+        import ctypes, mmap, os, resource
+        from toolgym.tools.sandbox.local.zygote import prefaulted_pages
+        room = mmap.mmap(-1, 16 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for page in range(16):
+            room[page * mmap.PAGESIZE] = 1
+        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
+        if os.geteuid() == 0:
+            os.setresuid(61235, 61235, 61235)  # a user of its own, that no other process locks memory of
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (3 * mmap.PAGESIZE,) * 2)
+        wanted = {first + page for page in range(0, 16, 2)}
+        pinned = prefaulted_pages.pin(wanted)
+        print(1 <= pinned <= 3, prefaulted_pages.why_not(8, 8) == "", prefaulted_pages.why_not(pinned, len(wanted)))
+    """)
+    if "io_uring is not allowed" in said:
+        pytest.skip("no io_uring is allowed here")
+    assert said.startswith("True True a template process would lock 32 KiB, and ")
+    assert "RLIMIT_MEMLOCK, 12 KiB" in said
+
+
 def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
     said = printed("""
         import ctypes, mmap, os, signal
@@ -105,21 +126,6 @@ def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
         print([page in alone for page in range(first, first + 4)])
     """)
     assert said == "[False, True, False, True]"
-
-
-def test_joined_libraries_are_fewer_mappings_and_work():
-    said = printed("""
-        import os, json, decimal, hashlib, sqlite3, zlib
-        from toolgym.tools.sandbox.local.zygote import memory_maps
-        proc = os.open("/proc", os.O_RDONLY)
-        before = [mapping for mapping in memory_maps.mappings(proc) if ".so" in mapping.file]
-        memory_maps.join(proc)
-        after = [mapping for mapping in memory_maps.mappings(proc) if ".so" in mapping.file]
-        import ctypes, csv, lzma
-        print(len(after) <= 0.6 * len(before), before[0].start == after[0].start, before[-1].end == after[-1].end)
-        print(decimal.Decimal(1) / 3, hashlib.sha256(b"x").hexdigest()[:8], json.loads("[1]"), zlib.crc32(b"x"))
-    """)
-    assert said.splitlines() == ["True True True", "0.3333333333333333333333333333 2d711642 [1] 2363233923"]
 
 
 async def test_a_template_process_without_its_zygote_is_replaced():

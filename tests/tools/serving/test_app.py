@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import re
+
 import aiohttp
 import pydantic
 import pytest
@@ -14,6 +18,7 @@ from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.metrics import Metrics, render
 from toolgym.tools.serving.openapi import describe
+from toolgym.tools.serving.openapi_page import render_page
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import UNKNOWN, Operation, Route, Router
 from toolgym.tools.serving.transport import answer
@@ -132,3 +137,84 @@ def test_the_numbers_of_several_workers_stand_side_by_side():
     assert values("x_queue_seconds_count") == [0, 0]
     assert text.count("# TYPE x_requests_total counter") == 1
     assert "_created" not in text
+
+
+@pytest.fixture
+async def serving():
+    """Opens such a server with these settings: gives the client and the service."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_server(**settings):
+            config = ServingConfig(workers=1, max_concurrency=1, **settings)
+            app = HttpApp(config, Gate(1, 1, 1.0), Metrics("echo"), Peers(None, [], 1.0))
+            app.add_routes(ROUTES)
+            runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
+            await runner.setup()
+            stack.push_async_callback(app.close)
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            return await stack.enter_async_context(aiohttp.ClientSession(base)), app
+
+        yield open_server
+
+
+async def get(client, path, **kwargs):
+    async with client.get(path, **kwargs) as response:
+        return response.status, await response.text()
+
+
+async def test_probes_tell_a_draining_server_from_a_dead_one(serving):
+    client, app = await serving(token="secret")
+    assert await get(client, "/healthz") == (200, "ok\n")
+    assert await get(client, "/readyz") == (200, "ok\n")
+    app.drain()
+    assert await get(client, "/healthz") == (200, "ok\n")
+    assert await get(client, "/readyz") == (503, "draining\n")
+
+
+async def test_a_line_for_each_request_names_no_id(serving, caplog):
+    caplog.set_level(logging.INFO, "toolgym.tools.serving.access")
+    client, _ = await serving(access_log="requests")
+    await get(client, "/pages/secret-id/a?key=value")
+    await get(client, "/nowhere")
+    assert [re.sub(r"\d\.\d+ s$", "0 s", one.getMessage()) for one in caplog.records] == [
+        "127.0.0.1 GET /pages/{id}/{name} 200 0 s",
+        "127.0.0.1 GET other 404 0 s",
+    ]
+
+
+async def test_no_line_for_each_request_unless_asked_for(serving, caplog):
+    caplog.set_level(logging.INFO, "toolgym.tools.serving")
+    client, _ = await serving()
+    await get(client, "/pages/1/a")
+    assert caplog.text == ""
+
+
+async def test_a_wrong_token_is_logged_once_in_a_while_and_never_itself(serving, caplog):
+    client, _ = await serving(token="secret")
+    for _ in range(3):
+        assert (await get(client, "/pages/1/a", headers={"Authorization": "Bearer gue55ed"}))[0] == 401
+    [line] = caplog.records
+    assert line.getMessage() == "no valid token: GET /pages/{id}/{name} from 127.0.0.1"
+    assert "gue55ed" not in caplog.text
+
+
+async def test_the_page_for_prometheus_has_the_workers_memory_and_how_often_it_was_replaced(serving):
+    client, app = await serving()
+    app.restarted(2)
+    _, text = await get(client, "/metrics")
+    found = {one.name: one for family in text_string_to_metric_families(text) for one in family.samples}
+    assert found["process_resident_memory_bytes"].value > 1e6
+    assert found["process_resident_memory_bytes"].labels == {"worker": "0"}
+    assert found["echo_worker_restarts_total"].value == 2
+
+
+def test_the_description_as_a_page_loads_nothing():
+    routes = [*ROUTES, Route("/<b>", {"GET": Operation(echo, "Say <i>", None, "text/plain")}, public=True)]
+    text = render_page(describe("Echo & co", "1.0", routes, with_token=True))
+    assert "<h1>Echo &amp; co 1.0</h1>" in text
+    assert '<code>POST /echo</code> Say it again</summary><p>Body: <a href="#Question">Question</a></p>' in text
+    assert "<code>GET /&lt;b&gt;</code> Say &lt;i&gt; <em>no token</em>" in text
+    assert '<details id="Question">' in text
+    assert not re.search(r"<script|src=|https?://", text)

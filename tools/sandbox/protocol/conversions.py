@@ -14,18 +14,24 @@ Where a result differs from SandboxFusion's:
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from toolgym.tools.errors import SandboxError
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.processes import ProcessOutput, ProcessState
 from toolgym.tools.sandbox.protocol.messages import (
+    AskProcessRequest,
+    AskProcessResponse,
     CellErrorMessage,
     CellResponse,
     CellRunResult,
     CommandRunResult,
     CommandRunStatus,
+    ExecRequest,
     ExecResponse,
     RunCodeResponse,
     RunJupyterResponse,
@@ -84,7 +90,7 @@ def run_code_response(
     Args:
         result: how the program ended.
         files: instead of the result's.
-        message: a note where the result has none.
+        message: a further note.
     """
     compiled = command_result(result.compile) if result.compile is not None else None
     ran: CommandRunResult | None = None
@@ -104,7 +110,7 @@ def run_code_response(
             status = RunStatus.FAILED
     return RunCodeResponse(
         status=status,
-        message=result.message or limit_message(result.status) or message,
+        message="; ".join(text for text in (limit_message(result.status), result.message, message) if text),
         compile_result=compiled,
         run_result=ran,
         executor_pod_name=POD_NAME,
@@ -148,7 +154,7 @@ def run_jupyter_response(
         duration: seconds for all of it.
         files: the files that were asked for.
         timed_out: whether the time was up before the next cell could begin.
-        message: a note where the last cell has none.
+        message: a further note.
     """
     last = cells[-1] if cells else CellResult(ExecutionStatus.OK)
     status, code = CommandRunStatus.FINISHED, 0 if last.alive else -9
@@ -160,9 +166,10 @@ def run_jupyter_response(
     overall = RunStatus.SUCCESS if finished and code == 0 else RunStatus.FAILED
     if status is CommandRunStatus.ERROR:
         overall = RunStatus.SANDBOX_ERROR
-    message = last.message or limit_message(last.status) or message
-    if overall is RunStatus.FAILED and finished and not message:
-        message = "the interpreter died in the last cell shown"
+    said = [limit_message(last.status), last.message]
+    if overall is RunStatus.FAILED and finished and not any(said):
+        said = ["the interpreter died in the last cell shown"]
+    message = "; ".join(text for text in (*said, message) if text)
     return RunJupyterResponse(
         status=overall,
         message=message,
@@ -202,9 +209,56 @@ def cell_response(cell: CellResult) -> CellResponse:
     )
 
 
-def exec_response(result: ExecutionResult) -> ExecResponse:
-    """Return the answer to a program run in a session."""
-    return ExecResponse(**{name: getattr(result, name) for name in ExecResponse.model_fields})
+_EXEC_TEXTS = ("stdout_base64", "stderr_base64")
+
+
+def exec_response(result: ExecResult) -> ExecResponse:
+    """Return the answer to a program run in a session. Output that is no text goes along as base64."""
+    values = {name: getattr(result, name) for name in ExecResponse.model_fields if name not in _EXEC_TEXTS}
+    for name, text, data in (
+        ("stdout_base64", result.stdout, result.stdout_bytes),
+        ("stderr_base64", result.stderr, result.stderr_bytes),
+    ):
+        values[name] = None if text.encode("utf-8", "replace") == data else base64.b64encode(data).decode()
+    return ExecResponse(**values)
+
+
+def process_response(state: ProcessState) -> AskProcessResponse:
+    """Return the answer to a request about a program."""
+    return AskProcessResponse(
+        running=state.running,
+        code=state.code,
+        unwritten=state.unwritten,
+        stdout_base64=base64.b64encode(state.output.stdout).decode(),
+        stderr_base64=base64.b64encode(state.output.stderr).decode(),
+        stdout_truncated=state.output.stdout_truncated,
+        stderr_truncated=state.output.stderr_truncated,
+    )
+
+
+def stdin_fields(data: bytes) -> dict[str, str]:
+    """Return the fields of a request for a program's input: a text, or base64 where it is none."""
+    try:
+        return {"stdin": data.decode()}
+    except UnicodeDecodeError:
+        return {"stdin_base64": base64.b64encode(data).decode()}
+
+
+def framed(head: object, data: bytes = b"") -> bytes:
+    """Return a body of several files: four bytes of length, a head in JSON, and contents one after another."""
+    encoded = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join([len(encoded).to_bytes(4, "little"), encoded, data])
+
+
+def unframed(body: bytes) -> tuple[Any, bytes]:
+    """Return head and contents of such a body. Raises ValueError where it is none."""
+    end = 4 + int.from_bytes(body[:4], "little")
+    if not 4 < end <= len(body):
+        raise ValueError("a body without a head")
+    try:
+        return json.loads(body[4:end]), body[end:]
+    except RecursionError as error:
+        raise ValueError("a head with too many layers") from error
 
 
 # --------------------------------------------------------------------------------------------------- message to result
@@ -277,6 +331,31 @@ def read_cell(message: CellResponse) -> CellResult:
     return CellResult(**values)
 
 
-def read_exec(message: ExecResponse) -> ExecutionResult:
-    """Return the result in the answer to a program run in a session."""
-    return ExecutionResult(**{name: getattr(message, name) for name in ExecResponse.model_fields})
+def read_exec(message: ExecResponse) -> ExecResult:
+    """Return the result in the answer to a program run in a session. Raises ValueError: some of it is not base64."""
+    values = {name: getattr(message, name) for name in ExecResponse.model_fields if name not in _EXEC_TEXTS}
+    return ExecResult(
+        **values,
+        stdout_bytes=_either(message.stdout, message.stdout_base64),
+        stderr_bytes=_either(message.stderr, message.stderr_base64),
+    )
+
+
+def read_process(message: AskProcessResponse) -> ProcessState:
+    """Return what an answer says about a program. Raises ValueError: some of it is not base64."""
+    output = ProcessOutput(
+        base64.b64decode(message.stdout_base64),
+        base64.b64decode(message.stderr_base64),
+        message.stdout_truncated,
+        message.stderr_truncated,
+    )
+    return ProcessState(message.running, message.code, message.unwritten, output)
+
+
+def read_stdin(message: ExecRequest | AskProcessRequest) -> bytes:
+    """Return the input in a request. Raises ValueError: it is not base64."""
+    return _either(message.stdin, message.stdin_base64)
+
+
+def _either(text: str, encoded: str | None) -> bytes:
+    return text.encode("utf-8", "surrogatepass") if encoded is None else base64.b64decode(encoded, validate=True)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, FiniteFloat
 from pydantic_core import PydanticKnownError
 
 from toolgym.tools.sandbox.base import ExecutionStatus
+from toolgym.tools.sandbox.options import Network
 
 MAX_ITEMS = 10_000
 """Files, names of files, variables, cells or words of one request. The server checks each while other requests wait."""
@@ -165,6 +166,10 @@ class CreateSessionRequest(_Request):
     """Body of `POST /sessions`; an empty body is fine."""
 
     memory_limit_MB: int = Field(-1, description="memory of the whole session in MiB; -1: the server's default")
+    file_mb: int | None = Field(None, gt=0, description="size of one file in MiB; null: the server's default")
+    disk_mb: int | None = Field(None, gt=0, description="all its files together in MiB; null: the server's default")
+    inodes: int | None = Field(None, gt=0, description="files and folders at once; null: the server's default")
+    network: Network | None = Field(None, description="what it reaches; null: what the server's programs do")
     files: dict[str, str] = Field({}, max_length=MAX_ITEMS, description="files to begin with: relative name to base64")
     env: _Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
 
@@ -230,19 +235,100 @@ class CellResponse(_Response):
     message: str = ""
 
 
+_Words = Annotated[list[str], Field(max_length=MAX_ITEMS)]
+
+
+class StartProcessRequest(_Request):
+    """Body of `POST /sessions/{id}/processes`."""
+
+    argv: _Words | str = Field(description="the program and its arguments, or one text for a shell")
+    cwd: str | None = Field(None, description="folder to start in, relative to the session's, or absolute")
+    env: _Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
+    user: str | None = Field(None, description="name of the user to run as; null: the session's")
+    pty: tuple[int, int] | None = Field(None, description="rows and columns of a terminal; null: it has pipes")
+
+
 class ExecRequest(_Request):
     """Body of `POST /sessions/{id}/exec`."""
 
-    argv: list[str] = Field(min_length=1, max_length=MAX_ITEMS)
+    argv: _Words | str = Field(description="the program and its arguments, or one text for a shell")
+    cwd: str | None = Field(None, description="folder to start in, relative to the session's, or absolute")
+    env: _Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
+    user: str | None = Field(None, description="name of the user to run as; null: the session's")
     timeout: FiniteFloat = Field(30.0, gt=0, description="seconds")
-    stdin: str = ""
+    stdin: str = Field("", description="text for its standard input")
+    stdin_base64: str | None = Field(None, description="instead of `stdin`: bytes, as base64")
 
-    @pydantic.field_validator("argv")
-    @classmethod
-    def _no_nul(cls, argv: list[str]) -> list[str]:
-        if any("\0" in word for word in argv):
-            raise ValueError("an argument cannot hold a NUL character")
-        return argv
+
+class ProcessInfo(_Response):
+    """A program that runs beside the interpreter of a session."""
+
+    process: str = Field(description="its id")
+    pid: int = Field(description="its number, as programs of the session see it")
+
+
+class AskProcessRequest(_Request):
+    """Body of `POST /sessions/{id}/processes/{process}`: what to do with it, in this order."""
+
+    stdin: str = Field("", description="text for its standard input")
+    stdin_base64: str | None = Field(None, description="instead of `stdin`: bytes, as base64")
+    close_stdin: bool = Field(False, description="close its standard input")
+    size: tuple[int, int] | None = Field(None, description="new rows and columns of its terminal")
+    signal: int | None = Field(None, ge=1, le=64, description="signal to send to it and its group; 9: to its session")
+    until: Literal["exit", "output", "stdin"] | None = Field(
+        None, description="wait until it ends, has printed something, or has taken its input"
+    )
+    wait: FiniteFloat = Field(0.0, ge=0, description="most seconds to wait")
+    read: bool = Field(False, description="take what it has printed since it was read last")
+
+
+class AskProcessResponse(_Response):
+    """How a program is, and what was read."""
+
+    running: bool
+    code: int | None = Field(None, description="its exit code, negative for a signal; null: it runs")
+    unwritten: int = Field(0, description="bytes that it has not taken from its standard input yet")
+    stdout_base64: str = ""
+    stderr_base64: str = ""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+
+class FilesRequest(_Request):
+    """Body of `POST /sessions/{id}/files`: what to do with a file or folder."""
+
+    action: Literal["list", "stat", "walk", "mkdir", "move", "remove"] = Field(
+        description="`walk` lists all below a folder"
+    )
+    path: str = Field(description="relative to the session's folder, or absolute")
+    to: str | None = Field(None, description="the new name, for `move`")
+    parents: bool = Field(False, description="for `mkdir`: make the folders that it lies in, too")
+    exist_ok: bool = Field(False, description="for `mkdir`: that it is there already is fine")
+    recursive: bool = Field(False, description="for `remove`: with all that is in it")
+
+
+class FileEntry(_Response):
+    """One file, folder or link."""
+
+    name: str
+    kind: Literal["file", "folder", "link", "other"]
+    size: int
+    mode: int = Field(description="permission bits")
+    changed: float = Field(description="seconds since 1970")
+    target: str | None = Field(None, description="what a link points to")
+
+
+class FilesResponse(_Response):
+    """What was listed; nothing for other actions."""
+
+    files: list[FileEntry] = []
+
+
+class PackRequest(_Request):
+    """Body of `POST /sessions/{id}/pack`: which files below a folder to read, some MiB together."""
+
+    path: str
+    names: list[str] = Field(max_length=MAX_ITEMS)
 
 
 class ExecResponse(_Response):
@@ -256,5 +342,5 @@ class ExecResponse(_Response):
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     message: str = ""
-    cpu_seconds: float | None = None
-    memory_bytes: int | None = None
+    stdout_base64: str | None = Field(None, description="standard output as base64, where it is no text")
+    stderr_base64: str | None = Field(None, description="standard error, likewise")

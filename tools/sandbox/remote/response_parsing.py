@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pydantic
 
-from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError
+from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError, excerpt
 from toolgym.tools.http.session import Reply
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.files import ERRORS, FileInfo
+from toolgym.tools.sandbox.processes import ProcessState
 from toolgym.tools.sandbox.protocol import conversions, messages
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -25,12 +27,20 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 NO_SESSION = "the session is gone"
 
 
-class NoFileError(ToolgymError):
-    """The session has no such file."""
-
-
 class SessionGoneError(CallError):
     """The session does not exist any more."""
+
+
+class FileCallError(CallError):
+    """What was asked of a file cannot be done.
+
+    Attributes:
+        reason: as the server calls it, see `files.ERRORS`.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class UnsupportedError(CallError):
@@ -111,11 +121,13 @@ def read_sessions(reply: Reply) -> list[messages.SessionInfo]:
     many = _read(messages.ForkResponse, reply, 201).sessions if "sessions" in _json_object(reply) else None
     found = many if many is not None else [_read(messages.SessionInfo, reply, 201)]
     for info in found:
-        if not 0 < len(info.id) <= 200 or not all(
-            char.isascii() and (char.isalnum() or char in "-_.") for char in info.id
-        ):
-            raise GarbledError(f"the answer's session id cannot be one: {info.id[:200]!r}")
+        _check_id("session", info.id)
     return found
+
+
+def _check_id(what: str, name: str) -> None:
+    if not 0 < len(name) <= 200 or not all(char.isascii() and (char.isalnum() or char in "-_.") for char in name):
+        raise GarbledError(f"the answer's {what} id cannot be one: {name[:200]!r}")
 
 
 def read_cell(reply: Reply) -> CellResult:
@@ -124,16 +136,49 @@ def read_cell(reply: Reply) -> CellResult:
     return replace(result, duration=finite(result.duration))
 
 
-def read_exec(reply: Reply) -> ExecutionResult:
+def read_exec(reply: Reply) -> ExecResult:
     """Return the result in the answer to a program run in a session."""
-    result = conversions.read_exec(_read(messages.ExecResponse, reply))
+    message = _read(messages.ExecResponse, reply)
+    try:
+        result = conversions.read_exec(message)
+    except ValueError as error:
+        raise GarbledError(str(error)) from None
     return replace(result, duration=finite(result.duration))
 
 
+def read_started(reply: Reply) -> messages.ProcessInfo:
+    """Return the program in the answer to starting one."""
+    info = _read(messages.ProcessInfo, reply)
+    _check_id("process", info.process)
+    return info
+
+
+def read_process(reply: Reply) -> ProcessState:
+    """Return what the answer to a request about a program says."""
+    message = _read(messages.AskProcessResponse, reply)
+    try:
+        return conversions.read_process(message)
+    except ValueError as error:
+        raise GarbledError(str(error)) from None
+
+
+def read_files(reply: Reply) -> Sequence[FileInfo]:
+    """Return the files that an answer lists."""
+    found = _read(messages.FilesResponse, reply).files
+    return [FileInfo(one.name, one.kind, one.size, one.mode, one.changed, one.target) for one in found]
+
+
+def read_contents(reply: Reply) -> tuple[Any, bytes]:
+    """Return the sizes and the contents in the answer to reading several files."""
+    _check(reply, 200)
+    try:
+        return conversions.unframed(reply.body)
+    except ValueError as error:
+        raise GarbledError(str(error)) from None
+
+
 def read_content(reply: Reply) -> bytes:
-    """Return the content in the answer to reading a file. Raises NoFileError where there is none."""
-    if reply.status == 404 and _json_object(reply).get("reason") == "no_file":
-        raise NoFileError
+    """Return the content in the answer to reading a file."""
     _check(reply, 200)
     return reply.body
 
@@ -168,6 +213,8 @@ def _check(reply: Reply, expected: int) -> None:
         raise ConfigError(f"the sandbox server refuses the request: {_problems(said.get('detail'))}")
     detail = said.get("detail")
     text = detail[:2000] if isinstance(detail, str) and detail else excerpt(reply.body)
+    if reply.status in (404, 409) and said.get("reason") in ERRORS:
+        raise FileCallError(text, said["reason"])
     if reply.status == 404 and said.get("reason") == "no_session":
         raise SessionGoneError(f"{NO_SESSION}: {text}")
     if reply.status == 409 and said.get("reason") in _REASONS:

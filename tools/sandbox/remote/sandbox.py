@@ -14,6 +14,7 @@ from toolgym.tools.errors import (
     SandboxClosedError,
     SandboxUnavailableError,
     SandboxUnsupportedError,
+    named_keywords,
 )
 from toolgym.tools.http.addresses import check_address
 from toolgym.tools.http.client import CallError, Request, json_body
@@ -36,6 +37,9 @@ CLOSE_TIMEOUT = 15.0
 
 LAST_ANSWER = 1.0
 """Seconds to wait for the answer when opening a session was cancelled; then the connection is closed."""
+
+MAX_CONNECTIONS = 256
+"""Calls at once, unless another number is given: what a server has no slot for waits there."""
 
 SPARE = 32
 """Connections beyond `max_connections`, for health checks and for closing sessions."""
@@ -71,6 +75,7 @@ class RemoteSandbox(Sandbox):
         ConfigError: an argument cannot be used; says which.
     """
 
+    @named_keywords
     def __init__(
         self,
         urls: str | Sequence[str],
@@ -78,7 +83,7 @@ class RemoteSandbox(Sandbox):
         token: str | None = None,
         kind: ServerKind | str | None = None,
         memory_mb: int | None = None,
-        max_connections: int = 256,
+        max_connections: int = MAX_CONNECTIONS,
         retries: Retries | None = None,
     ) -> None:
         given = [urls] if isinstance(urls, str) else urls
@@ -101,6 +106,9 @@ class RemoteSandbox(Sandbox):
         self._callers: dict[asyncio.AbstractEventLoop, Caller] = {}
         self._open: set[RemoteSession] = set()
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(self.urls)}>"
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
         """See `Sandbox.execute`. Environment variables need our own server; SandboxFusion's API has none."""
@@ -176,6 +184,9 @@ class RemoteSandbox(Sandbox):
             "files": encode_files(request.files),
             "env": dict(request.env),
         }
+        for name in ("file_mb", "disk_mb", "inodes", "network"):
+            if getattr(request, name) is not None:
+                body[name] = getattr(request, name)
         asked = Request("POST", "/sessions", json_body(body), OPENING)
         try:
             (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))

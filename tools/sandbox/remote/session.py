@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -13,26 +14,34 @@ from toolgym.tools.errors import (
     SandboxBusyError,
     SandboxError,
     SandboxUnavailableError,
+    SandboxUnsupportedError,
     SessionForkError,
     SessionLostError,
 )
 from toolgym.tools.http.client import CallError, Request, json_body
 from toolgym.tools.http.session import Reply
-from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Session
-from toolgym.tools.sandbox.names import check_argv, check_name, positive
-from toolgym.tools.sandbox.protocol.messages import SessionInfo
+from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.files import FileAction, FileInfo, Row, file_error, split
+from toolgym.tools.sandbox.names import check_path, positive
+from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
+from toolgym.tools.sandbox.protocol.conversions import framed, stdin_fields
+from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.response_parsing import (
     NO_SESSION,
-    NoFileError,
+    FileCallError,
     NoRoomError,
     SessionGoneError,
     UnsupportedError,
     read_cell,
     read_content,
+    read_contents,
     read_exec,
+    read_files,
     read_nothing,
+    read_process,
     read_sessions,
+    read_started,
 )
 
 T = TypeVar("T")
@@ -42,6 +51,8 @@ OPENING = 60.0
 
 CLOSING = 10.0
 """Seconds for closing one."""
+
+RAW = "application/octet-stream"
 
 _log = logging.getLogger("toolgym.tools.sandbox")
 
@@ -99,29 +110,87 @@ class RemoteSession(Session):
             self._alive, self._gone = False, not self._checkpoints
         return result
 
-    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        body = json_body({"argv": check_argv(argv), "timeout": positive("timeout", timeout), "stdin": stdin})
+    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
+        if len(stdin) > MAX_INPUT:
+            return await self._exec_fed(command, stdin, timeout)
+        body = json_body({**_fields(command), **stdin_fields(stdin), "timeout": timeout})
         try:
-            return await self._ask(Request("POST", "/exec", body, timeout, repeatable=False), read_exec)
+            return await self.beside(Request("POST", "/exec", body, timeout, repeatable=False), read_exec)
+        except (SessionGoneError, FileCallError) as error:
+            return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
         except CallError as error:
-            return ExecutionResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+            if isinstance(error, UnsupportedError | NoRoomError):
+                raise error_for("no program can be started", error) from None
+            return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+
+    async def _exec_fed(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
+        """As `_exec`, for more input than one request may have."""
+        began = time.monotonic()
+        async with await self._start(command) as process:
+            try:
+                async with asyncio.timeout(timeout):
+                    await process.write_stdin(stdin, timeout=timeout)
+                    await process.close_stdin()
+                    state = await process.ask(ProcessRequest(until="exit", wait=timeout))
+            except TimeoutError:
+                state = await process.ask(ProcessRequest())
+            except SandboxError as error:
+                return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
+            output = (await process.ask(ProcessRequest(read=True))).output
+        status = ExecutionStatus.TIMEOUT if state.running else ExecutionStatus.OK
+        if state.code:
+            status = ExecutionStatus.KILLED if state.code < 0 else ExecutionStatus.ERROR
+        return ExecResult(
+            status,
+            stdout=output.text,
+            stderr=output.stderr.decode("utf-8", "replace"),
+            return_code=state.code,
+            duration=time.monotonic() - began,
+            stdout_truncated=output.stdout_truncated,
+            stderr_truncated=output.stderr_truncated,
+            stdout_bytes=output.stdout,
+            stderr_bytes=output.stderr,
+        )
+
+    async def _start(self, command: Command) -> RemoteProcess:
+        body = json_body({**_fields(command), "pty": command.pty})
+        try:
+            info = await self.beside(Request("POST", "/processes", body, OPENING, repeatable=False), read_started)
+        except CallError as error:
+            raise error_for("the program cannot be started", error) from None
+        return RemoteProcess(self, info)
 
     async def write_file(self, name: str, data: bytes) -> None:
-        path = f"/files/{quote(check_name(name), safe='')}"
-        request = Request("PUT", path, bytes(data), OPENING, content_type="application/octet-stream")
-        try:
-            await self._ask(request, read_nothing)
-        except CallError as error:
-            raise error_for(f"the file {name!r} cannot be written in the session", error) from None
+        path = f"/files/{quote(check_path(name), safe='')}"
+        request = Request("PUT", path, bytes(data), OPENING, content_type=RAW)
+        await self._ask_files(f"the file {name!r} cannot be written in the session", request, read_nothing)
 
     async def read_file(self, name: str) -> bytes:
-        path = f"/files/{quote(check_name(name), safe='')}"
+        request = Request("GET", f"/files/{quote(check_path(name), safe='')}", own=OPENING)
+        return await self._ask_files(f"the file {name!r} cannot be read in the session", request, read_content)
+
+    async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
+        repeatable = action in ("list", "stat", "walk")
+        body = json_body({"action": action, "path": name, **rest})
+        request = Request("POST", "/files", body, OPENING, repeatable=repeatable)
+        return await self._ask_files(f"{action} {name!r} fails in the session", request, read_files)
+
+    async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
+        request = Request("POST", "/pack", json_body({"path": name, "names": list(names)}), OPENING)
+        what = f"the folder {name!r} cannot be read in the session"
+        sizes, data = await self._ask_files(what, request, read_contents)
+        return split(sizes, data, len(names))
+
+    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+        body = framed({"path": name, "rows": rows}, data)
+        request = Request("POST", "/unpack", body, OPENING, content_type=RAW)
+        await self._ask_files(f"the folder {name!r} cannot be written in the session", request, read_nothing)
+
+    async def _ask_files(self, what: str, request: Request, read: Callable[[Reply], T]) -> T:
         try:
-            return await self._ask(Request("GET", path, own=OPENING), read_content)
-        except NoFileError:
-            raise FileNotFoundError(f"the session has no file {name!r}") from None
+            return await self._ask(request, read)
         except CallError as error:
-            raise error_for(f"the file {name!r} cannot be read in the session", error) from None
+            raise error_for(what, error) from None
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -138,7 +207,7 @@ class RemoteSession(Session):
         try:
             forks = await self._owner.opened(asking())
         except CallError as error:
-            raise error_for("the session cannot be forked", error) from None
+            raise error_for("the session cannot be forked", error, SessionForkError) from None
         if len(forks) != n:
             await asyncio.gather(*(one.close() for one in forks))
             raise SandboxError(f"the session cannot be forked: the server made {len(forks)} forks instead of {n}")
@@ -148,7 +217,7 @@ class RemoteSession(Session):
         try:
             await self._ask(Request("PUT", _checkpoint_path(name), b"", OPENING), read_nothing)
         except CallError as error:
-            raise error_for("the session cannot be forked", error) from None
+            raise error_for("the session cannot be forked", error, SessionForkError) from None
         self._checkpoints.pop(name, None)
         self._checkpoints[name] = None
 
@@ -182,31 +251,91 @@ class RemoteSession(Session):
             level = logging.WARNING if reachable else logging.DEBUG
             _log.log(level, "a remote session could not be closed, its server will: %s", error or "it took too long")
 
+    async def beside(self, request: Request, read: Callable[[Reply], T]) -> T:
+        """Return the server's answer to what need not wait for cells."""
+        return await self._call(request, read)
+
     async def _ask(self, request: Request, read: Callable[[Reply], T], *, dead_too: bool = False) -> T:
         """Return the server's answer. `dead_too`: also if the session has died, whose checkpoints are still there."""
         async with self._lock:
-            if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
-                raise SessionGoneError(NO_SESSION)
-            request = request._replace(path=f"/sessions/{self._id}{request.path}")
-            try:
-                found, _ = await self._owner.call(request, read, self.replica)
-            except CallError as error:
-                if error.unreached:
-                    self._alive, self._unreached = False, True
-                    raise SessionGoneError(str(error), unreached=True) from None
-                if isinstance(error, SessionGoneError):
-                    self._alive, self._gone = False, True
-                raise
-            return found
+            return await self._call(request, read, dead_too=dead_too)
+
+    async def _call(self, request: Request, read: Callable[[Reply], T], *, dead_too: bool = False) -> T:
+        if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
+            raise SessionGoneError(NO_SESSION)
+        request = request._replace(path=f"/sessions/{self._id}{request.path}")
+        try:
+            found, _ = await self._owner.call(request, read, self.replica)
+        except CallError as error:
+            if error.unreached:
+                self._alive, self._unreached = False, True
+                raise SessionGoneError(str(error), unreached=True) from None
+            if isinstance(error, SessionGoneError):
+                self._alive, self._gone = False, True
+            raise
+        return found
 
 
-def error_for(what: str, error: CallError) -> SandboxError:
+class RemoteProcess(Process):
+    """A program in the background of a `RemoteSession`."""
+
+    def __init__(self, session: RemoteSession, info: ProcessInfo) -> None:
+        self._session, self._path, self._pid = session, f"/processes/{info.process}", info.pid
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    async def ask(self, request: ProcessRequest) -> ProcessState:
+        if self._closed:
+            raise SandboxError("the handle of the process is closed")
+        body = json_body(
+            {
+                **stdin_fields(request.data),
+                "close_stdin": request.close_stdin,
+                "size": request.size,
+                "signal": request.signal,
+                "until": request.until,
+                "wait": request.wait,
+                "read": request.read,
+            }
+        )
+        # What was read is gone, and what was written would be written twice.
+        repeatable = not (request.data or request.read or request.signal)
+        asked = Request("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)
+        try:
+            return await self._session.beside(asked, read_process)
+        except CallError as error:
+            raise error_for("the process cannot be asked", error) from None
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._session.beside(Request("DELETE", self._path, own=OPENING), read_nothing)
+        except SessionGoneError:
+            return
+        except CallError as error:
+            raise error_for("the process cannot be ended", error) from None
+
+
+def _fields(command: Command) -> dict[str, Any]:
+    return {"argv": command.argv, "cwd": command.cwd, "env": dict(command.env), "user": command.user}
+
+
+def error_for(
+    what: str, error: CallError, unsupported: type[SandboxUnsupportedError] = SandboxUnsupportedError
+) -> SandboxError:
     """Return the error for a call that failed, by what its caller can do."""
     text = f"{what}: {error}"
     if isinstance(error, SessionGoneError):
         return SessionLostError(text)
+    if isinstance(error, FileCallError):
+        return file_error(str(error), reason=error.reason)  # the server has said what
     if isinstance(error, UnsupportedError):
-        return SessionForkError(text)
+        return unsupported(text)
     if isinstance(error, NoRoomError) or error.busy:
         return SandboxBusyError(text)
     return SandboxUnavailableError(text) if error.unreached else SandboxError(text)

@@ -13,35 +13,44 @@ from aiohttp import web
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.sandbox.base import Sandbox
 from toolgym.tools.sandbox.protocol.messages import (
+    AskProcessRequest,
+    AskProcessResponse,
     CellRequest,
     CellResponse,
     CheckpointNames,
     CreateSessionRequest,
     ExecRequest,
     ExecResponse,
+    FilesRequest,
+    FilesResponse,
     ForkRequest,
     ForkResponse,
+    PackRequest,
+    ProcessInfo,
     RunCodeRequest,
     RunCodeResponse,
     RunJupyterRequest,
     RunJupyterResponse,
     SessionInfo,
+    StartProcessRequest,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
-from toolgym.tools.sandbox.server.session_api import SessionApi, made_sessions
+from toolgym.tools.sandbox.server.process_api import ProcessApi
+from toolgym.tools.sandbox.server.session_api import RAW, SessionApi, made_sessions
 from toolgym.tools.sandbox.server.sessions import NoSessionError, Sessions
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.openapi import describe
+from toolgym.tools.serving.openapi_page import render_page
 from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import RefusedError, answer
 
 PAGE = (
     "<!doctype html><title>toolgym sandbox</title><h1>toolgym sandbox</h1>"
-    '<p>SandboxFusion\'s API and stateful sessions. See <a href="/openapi.json">/openapi.json</a>.</p>'
+    '<p>SandboxFusion\'s API and stateful sessions. See <a href="docs">the description</a>.</p>'
 )
 
 DATASET_PATHS = {
@@ -55,7 +64,15 @@ DATASET_PATHS = {
 }
 """Paths of SandboxFusion's online judge. This server answers 501 there: the judge needs data sets."""
 
-RAW = "application/octet-stream"
+PACK = (
+    "Read several small files: 4 bytes of length (little endian), their sizes in JSON (-1: it cannot be read), and "
+    "their contents"
+)
+UNPACK = (
+    'Write several small files: 4 bytes of length (little endian), {"path": folder, "rows": [[name, "file" | "folder" '
+    '| "link" | "mode", mode, size | 0 | target | 0], ...]} in JSON, and their contents'
+)
+"""What the API's description says about bodies that are no JSON."""
 
 
 class Health(pydantic.BaseModel):
@@ -114,6 +131,7 @@ class SandboxApp(HttpApp):
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         self._executor = Executor(sandbox, config, languages, gate, metrics)
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions)
+        self._programs = ProcessApi(config, gate, metrics, self._sessions, self._api)
         self._languages = sorted(languages)
         self.add_routes(self._table())
 
@@ -151,7 +169,10 @@ class SandboxApp(HttpApp):
             return
 
     def _table(self) -> list[Route]:
-        api, here, run = self._api, self._here, self._executor
+        api, programs, here, run = self._api, self._programs, self._here, self._executor
+        cannot_open = "The network that it asks for is not to be had, or not allowed"
+        cannot_run = "It cannot be started"
+        cannot_do = "It cannot be done; `reason` says why"
         session = "/sessions/{id}"
         cannot_fork = "It is in a state that cannot be forked"
         fork_summary = "Fork a session, or one of its checkpoints; an empty body asks for one fork of the session"
@@ -172,7 +193,11 @@ class SandboxApp(HttpApp):
             ),
             Route(
                 "/sessions",
-                {"POST": Operation(self._create_session, "Open a session", CreateSessionRequest, SessionInfo, 201)},
+                {
+                    "POST": Operation(
+                        self._create_session, "Open a session", CreateSessionRequest, SessionInfo, 201, cannot_open
+                    )
+                },
                 runs=True,
             ),
             Route(
@@ -188,7 +213,35 @@ class SandboxApp(HttpApp):
             ),
             Route(
                 f"{session}/exec",
-                {"POST": Operation(here(api.exec), "Run a program in it", ExecRequest, ExecResponse)},
+                {
+                    "POST": Operation(
+                        here(programs.exec), "Run a program in it", ExecRequest, ExecResponse, 200, cannot_run
+                    )
+                },
+            ),
+            Route(
+                f"{session}/processes",
+                {
+                    "POST": Operation(
+                        here(programs.start),
+                        "Start a program in the background",
+                        StartProcessRequest,
+                        ProcessInfo,
+                        conflict=cannot_run,
+                    )
+                },
+            ),
+            Route(
+                f"{session}/processes/{{process}}",
+                {
+                    "POST": Operation(
+                        here(programs.ask),
+                        "Write to a program, signal it, wait for it, and read what it has printed",
+                        AskProcessRequest,
+                        AskProcessResponse,
+                    ),
+                    "DELETE": Operation(here(programs.end), "Kill a program and forget it", status=204),
+                },
             ),
             Route(
                 f"{session}/fork",
@@ -219,7 +272,44 @@ class SandboxApp(HttpApp):
                     "GET": Operation(here(api.read_file), "Read a file", None, RAW, conflict="It cannot be read"),
                 },
             ),
+            Route(
+                f"{session}/files",
+                {
+                    "POST": Operation(
+                        here(api.files),
+                        "List, describe, make, move or remove files and folders",
+                        FilesRequest,
+                        FilesResponse,
+                        conflict=cannot_do,
+                    )
+                },
+            ),
+            Route(
+                f"{session}/pack",
+                {
+                    "POST": Operation(
+                        here(api.pack),
+                        PACK,
+                        PackRequest,
+                        RAW,
+                        conflict=cannot_do,
+                    )
+                },
+            ),
+            Route(
+                f"{session}/unpack",
+                {
+                    "POST": Operation(
+                        here(api.unpack),
+                        UNPACK,
+                        RAW,
+                        status=204,
+                        conflict=cannot_do,
+                    )
+                },
+            ),
             Route("/", {"GET": Operation(self._index)}, public=True, while_draining=True),
+            Route("/docs", {"GET": Operation(self._docs)}, public=True, while_draining=True),
             Route(
                 "/v1/ping",
                 {"GET": Operation(self._ping, "Answer with pong", None, "application/json")},
@@ -298,5 +388,11 @@ class SandboxApp(HttpApp):
         }
         return answer(about, 503 if self.draining else 200)
 
+    async def _docs(self, call: Call) -> web.Response:
+        return web.Response(text=render_page(self._description()), content_type="text/html")
+
     async def _openapi(self, call: Call) -> web.Response:
-        return answer(describe("toolgym sandbox", self._version, self.routes, self._config.token is not None))
+        return answer(self._description())
+
+    def _description(self) -> dict[str, Any]:
+        return describe("toolgym sandbox", self._version, self.routes, self._config.token is not None)

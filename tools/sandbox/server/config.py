@@ -1,15 +1,6 @@
 """The server's settings, from a YAML file and from flags, checked before anything starts.
 
-```yaml
-host: 127.0.0.1
-port: 8080
-workers: 4
-max_concurrency: 64
-isolation: namespaces
-limits: {memory_mb: 2048, processes: 32}
-preload: [numpy, sympy]
-languages: [python, bash, cpp]
-```
+`toolgym serve sandbox --print-config` prints them all with their meanings, as a file that `--config` takes.
 """
 
 from __future__ import annotations
@@ -27,7 +18,9 @@ from toolgym.tools.sandbox.base import Limits
 from toolgym.tools.sandbox.local.host import processors
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
+from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD
+from toolgym.tools.sandbox.options import Network
 from toolgym.tools.serving.config import ServingConfig, Settings, load_settings
 
 TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
@@ -48,6 +41,9 @@ class LimitsConfig(Settings):
     output_bytes: PositiveInt = 1024 * 1024
 
 
+LimitsConfig.__doc__ = Limits.__doc__  # the meanings of its settings are written there
+
+
 class ServerConfig(ServingConfig):
     """Settings of `toolgym serve sandbox`: those of every server (`ServingConfig`), and its own.
 
@@ -60,11 +56,15 @@ class ServerConfig(ServingConfig):
         files_limit_mb: MiB of fetched files in one answer; what does not fit is left out, and the message says so.
         max_timeout: most seconds that a request may ask for.
         max_memory_mb: most MiB that a request may ask for.
+        max_disk_mb: most MiB of files that a session may ask for; so is the size of one file.
+        max_inodes: most files and folders that a session may ask for.
         isolation: weakest isolation level that is acceptable; None takes the strongest that the machine offers.
         network: what programs can reach: `off`, `loopback` (their own) or `host`.
+        max_network: the widest network that a session may ask for, `loopback` or `host`.
         limits: what one execution or session may use.
         preload: modules that the full template process has loaded.
         python: interpreter that runs Python programs; None: the server's.
+        packages: a folder with packages for programs, a subfolder for each language; None: there is none.
         languages: those that are offered; None: all that are installed.
     """
 
@@ -75,11 +75,15 @@ class ServerConfig(ServingConfig):
     files_limit_mb: pydantic.FiniteFloat = Field(64.0, gt=0)
     max_timeout: pydantic.FiniteFloat = Field(3600.0, gt=0)
     max_memory_mb: int = Field(4096, gt=0)
+    max_disk_mb: int = Field(2048, gt=0)
+    max_inodes: int = Field(200_000, gt=0)
     isolation: Level | None = None
-    network: Literal["off", "loopback", "host"] = "off"
+    network: Network = "off"
+    max_network: Literal["loopback", "host"] = "loopback"
     limits: LimitsConfig = LimitsConfig()
     preload: tuple[str, ...] = PRELOAD
     python: str | None = None
+    packages: str | None = None
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     @pydantic.field_validator("python")
@@ -88,6 +92,11 @@ class ServerConfig(ServingConfig):
         if python is not None and shutil.which(python) is None:
             raise ValueError("there is no such program; give the path of a Python interpreter")
         return python
+
+    @pydantic.field_validator("packages")
+    @classmethod
+    def _existing_folder(cls, folder: str | None) -> str | None:
+        return None if folder is None else check(folder)
 
     @pydantic.field_validator("languages")
     @classmethod

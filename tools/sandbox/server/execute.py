@@ -13,14 +13,15 @@ from aiohttp import web
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.names import fetchable, not_fetched
 from toolgym.tools.sandbox.options import SessionRequest
 from toolgym.tools.sandbox.protocol.conversions import run_code_response, run_jupyter_response
 from toolgym.tools.sandbox.protocol.messages import COMPILED, RunCodeRequest, RunJupyterRequest, RunJupyterResponse
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
-from toolgym.tools.sandbox.server.request_checks import run_request, session_request
+from toolgym.tools.sandbox.server.request_checks import refused, run_request, session_request
 from toolgym.tools.serving.admission import Gate
-from toolgym.tools.serving.json_bodies import parse, problem
+from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.routes import Call
 from toolgym.tools.serving.transport import MIB, answer
 
@@ -130,6 +131,8 @@ class Executor:
         try:
             async with asyncio.timeout(FILE_DEADLINE):
                 session = await self._sandbox.open_session(opening)
+        except ConfigError as error:
+            raise refused(error) from None
         except (SandboxError, OSError, TimeoutError) as error:
             _log.error("a session could not be opened: %s: %s", type(error).__name__, error)
             message = str(error) or "a session did not open in time"
@@ -158,14 +161,18 @@ class Executor:
     async def _fetch(self, session: Session, names: Sequence[str]) -> tuple[dict[str, bytes], str]:
         """Return the files that exist, and a note about files that cannot be read."""
         found: dict[str, bytes] = {}
-        notes = []
-        for name in names:
-            if not session.alive or sum(map(len, found.values())) > self._files_limit:
+        names, refused_names = fetchable(names, absolute=True)
+        notes = [not_fetched(refused_names)] if refused_names else []
+        for at, name in enumerate(names):
+            if not session.alive:
+                break  # with all its files; the answer tells of the interpreter's end
+            if sum(map(len, found.values())) > self._files_limit:
+                notes.append(f"{len(names) - at} more files were asked for, and an answer has no room for them")
                 break
             try:
                 async with asyncio.timeout(FILE_DEADLINE):
                     found[name] = await session.read_file(name.removeprefix("/tmp/"))
-            except FileNotFoundError:
+            except (FileNotFoundError, IsADirectoryError):  # as SandboxFusion does
                 continue
             except (ConfigError, SandboxError, OSError, TimeoutError) as error:
                 notes.append(str(error) or f"reading {name!r} took too long")
@@ -206,7 +213,7 @@ async def _answered(running: Awaitable[Result], patience: float, failed: Callabl
     except TimeoutError:
         message = f"the sandbox did not answer within {patience:g} s"
     except ConfigError as error:
-        raise problem((), str(error)) from None
+        raise refused(error) from None
     except (SandboxError, OSError) as error:
         message = f"{type(error).__name__}: {error}"
     _log.error("a program or cell could not be run: %s", message)

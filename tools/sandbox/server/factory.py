@@ -19,8 +19,10 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         require=config.isolation,
         limits=config.sandbox_limits,
         network=config.network,
+        allow_host_network=config.max_network == "host",
         preload=config.preload,
         python=config.python,
+        packages=config.packages,
         max_running="unlimited",
         templates=max(1, processors.available() // 2 // config.workers),
     )

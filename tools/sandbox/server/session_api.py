@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -14,29 +16,37 @@ from toolgym.tools.errors import (
     ConfigError,
     SandboxBusyError,
     SandboxError,
+    SandboxFileError,
     SandboxUnsupportedError,
+    SessionLostError,
     UnknownNameError,
 )
 from toolgym.tools.sandbox.base import Sandbox, Session
-from toolgym.tools.sandbox.names import OptionError
-from toolgym.tools.sandbox.protocol.conversions import cell_response, exec_response
+from toolgym.tools.sandbox.files import Row, reason_of
+from toolgym.tools.sandbox.names import OptionError, check_path
+from toolgym.tools.sandbox.protocol.conversions import cell_response, framed, unframed
 from toolgym.tools.sandbox.protocol.messages import (
     CellRequest,
     CheckpointNames,
     CreateSessionRequest,
-    ExecRequest,
+    FileEntry,
+    FilesRequest,
+    FilesResponse,
     ForkRequest,
     ForkResponse,
+    PackRequest,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
-from toolgym.tools.sandbox.server.request_checks import check_limits, session_request
+from toolgym.tools.sandbox.server.request_checks import check_limits, refused, session_request
 from toolgym.tools.sandbox.server.sessions import Entry, Sessions
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
 from toolgym.tools.serving.routes import Call
 from toolgym.tools.serving.transport import RefusedError, answer
+
+RAW = "application/octet-stream"
 
 
 class SessionApi:
@@ -101,7 +111,7 @@ class SessionApi:
                     async with asyncio.timeout(FILE_DEADLINE):
                         await entry.session.drop_checkpoint(label)
                 except (SandboxError, OSError, TimeoutError) as error:
-                    raise await self._failed(entry, error) from None
+                    raise await self.failed(entry, error) from None
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
@@ -129,7 +139,9 @@ class SessionApi:
         try:
             return await self._sessions.add(opening, n, cells)
         except ConfigError as error:
-            raise problem((), str(error)) from None
+            raise refused(error) from None
+        except SandboxUnsupportedError as error:
+            raise RefusedError(409, str(error), reason="unsupported") from None
         except (SandboxError, OSError, TimeoutError) as error:
             raise RefusedError(503, str(error) or "a session did not open in time", {"Retry-After": "1"}) from None
 
@@ -144,25 +156,9 @@ class SessionApi:
                 async with asyncio.timeout(request.timeout + GRACE):
                     result = await entry.session.run_cell(request.code, timeout=request.timeout)
             except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(entry, error) from None
+                raise await self.failed(entry, error) from None
         self._metrics.ran("/sessions/{id}/cells", result.status.value)
         return answer(cell_response(result))
-
-    async def exec(self, call: Call) -> web.Response:
-        """Run a program beside the interpreter."""
-        request = parse(ExecRequest, call.body)
-        check_limits(request, self._config, "timeout")
-        async with self._sessions.use(call.params["id"]) as entry, self._gate.slot() as waited:
-            self._metrics.queued(waited)
-            try:
-                async with asyncio.timeout(request.timeout + GRACE):
-                    result = await entry.session.exec(request.argv, timeout=request.timeout, stdin=request.stdin)
-            except ConfigError as error:
-                raise problem(("argv",), str(error)) from None
-            except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(entry, error) from None
-        self._metrics.ran("/sessions/{id}/exec", result.status.value)
-        return answer(exec_response(result))
 
     async def write_file(self, call: Call) -> web.Response:
         """Write a file: the body is its content."""
@@ -174,22 +170,60 @@ class SessionApi:
         """Read a file: the answer is its content."""
         async with self._file(call) as (session, name):
             content = await session.read_file(name)
-        return web.Response(body=content, content_type="application/octet-stream")
+        return web.Response(body=content, content_type=RAW)
+
+    async def files(self, call: Call) -> web.Response:
+        """Do something with a file or folder."""
+        request = parse(FilesRequest, call.body)
+        by_action: dict[str, dict[str, Any]] = {
+            "move": {"to": _path(request.to, "to") if request.action == "move" else None},
+            "mkdir": {"parents": request.parents, "exist_ok": request.exist_ok},
+            "remove": {"recursive": request.recursive},
+        }
+        rest = by_action.get(request.action, {})
+        path = _path(request.path, "path")
+        async with self._using_files(call) as session:
+            found = await session._act(request.action, path, rest)
+        return answer(FilesResponse(files=[FileEntry(**asdict(one)) for one in found]))
+
+    async def pack(self, call: Call) -> web.Response:
+        """Read several files: the answer is their sizes and contents."""
+        request = parse(PackRequest, call.body)
+        path = _path(request.path, "path")
+        async with self._using_files(call) as session:
+            contents = await session._pack(path, request.names)
+        sizes = [-1 if content is None else len(content) for content in contents]
+        data = b"".join(content for content in contents if content is not None)
+        return web.Response(body=framed(sizes, data), content_type=RAW)
+
+    async def unpack(self, call: Call) -> web.Response:
+        """Make folders, links and files below a folder: the body holds their rows and contents."""
+        path, rows, data = _rows(call.body)
+        async with self._using_files(call) as session:
+            await session._unpack(path, rows, data)
+        return web.Response(status=204)
 
     @contextlib.asynccontextmanager
     async def _file(self, call: Call) -> AsyncIterator[tuple[Session, str]]:
-        """Give the session and the file's name, which the session checks. Translates what goes wrong to answers."""
+        """Give the session and the file's name, which the session checks."""
         name = _unquoted(call.params["name"])
+        async with self._using_files(call) as session:
+            yield session, name
+
+    @contextlib.asynccontextmanager
+    async def _using_files(self, call: Call) -> AsyncIterator[Session]:
+        """Give the session. Translates what goes wrong with its files to answers."""
         async with self._sessions.use(call.params["id"]) as entry:
             try:
                 async with asyncio.timeout(FILE_DEADLINE):
-                    yield entry.session, name
-            except FileNotFoundError:
-                raise RefusedError(404, f"the session has no file {name!r}", reason="no_file") from None
+                    yield entry.session
+            except SandboxFileError as error:
+                missing = isinstance(error, FileNotFoundError)
+                raise RefusedError(404 if missing else 409, str(error), reason=reason_of(error)) from None
             except ConfigError as error:
                 raise _bad_name(str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:
-                raise await self._failed(entry, error, of_file=True) from None
+                raise await self.failed(entry, error, of_file=True) from None
 
     async def info(self, call: Call) -> web.Response:
         """Tell about a session. That is no call: it goes on being idle."""
@@ -200,7 +234,7 @@ class SessionApi:
         await self._sessions.remove(call.params["id"])
         return web.Response(status=204)
 
-    async def _failed(self, entry: Entry, error: Exception, *, of_file: bool = False) -> RefusedError:
+    async def failed(self, entry: Entry, error: Exception, *, of_file: bool = False) -> RefusedError:
         """Return the answer for a failure of the sandbox. A session that does not answer is closed.
 
         How far the call came is unknown, so the status is one that clients do not retry.
@@ -210,6 +244,12 @@ class SessionApi:
             error: what happened.
             of_file: whether the call was about a file: if the session goes on, the file is to blame.
         """
+        if isinstance(error, SandboxUnsupportedError):
+            return RefusedError(409, str(error), reason="unsupported")
+        if isinstance(error, SandboxBusyError):
+            return RefusedError(409, str(error), reason="no_room")
+        if isinstance(error, SessionLostError):
+            return RefusedError(404, str(error), reason="no_session")
         if isinstance(error, TimeoutError):
             await self._sessions.remove(entry.name)
             return RefusedError(500, "the sandbox did not answer in time; the session is closed")
@@ -232,6 +272,33 @@ def _unquoted(raw: str) -> str:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:
         raise _bad_name("A name should be valid UTF-8") from None
+
+
+def _path(name: str | None, field: str) -> str:
+    try:
+        return check_path(name or "")
+    except OptionError as error:
+        raise problem((field,), str(error)) from None
+
+
+def _rows(body: bytes) -> tuple[str, list[Row], bytes]:
+    """Return the folder, the rows and the contents of a body of several files, checked."""
+    try:
+        head, data = unframed(body)
+        path, rows = head["path"], [_row(*row) for row in head["rows"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise problem((), f"The body should be a head and contents: {error}"[:500]) from None
+    if sum(row.rest for row in rows if row.kind == "file" and isinstance(row.rest, int)) != len(data):
+        raise problem((), "The contents should have the sizes that the head says")
+    return _path(path, "path"), rows, data
+
+
+def _row(name: Any, kind: Any, mode: Any, rest: Any) -> Row:
+    check_path(name)
+    fine = kind in ("file", "folder", "link", "mode") and type(mode) is int and 0 <= mode <= 0o7777
+    if not fine or not (isinstance(rest, str) if kind == "link" else type(rest) is int and rest >= 0):
+        raise ValueError(f"no row: {name!r}")
+    return Row(name, kind, mode, rest)
 
 
 def _bad_name(message: str) -> InvalidRequestError:

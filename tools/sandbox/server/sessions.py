@@ -11,11 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.sandbox.base import Session
+from toolgym.tools.sandbox.processes import Process
 from toolgym.tools.sandbox.protocol.messages import SessionInfo
 from toolgym.tools.serving.admission import BusyError
 
 MAX_WAITING = 32
 """Calls that may wait for one session."""
+
+MAX_BESIDE = 128
+"""Calls about programs that may be under way in one session."""
 
 CLOSE_DEADLINE = 10.0
 """Seconds to wait for a session to close."""
@@ -34,15 +38,27 @@ class NoSessionError(ToolgymError):
 
 
 class Entry:
-    """One open session and what is known about it."""
+    """One open session and what is known about it.
+
+    Attributes:
+        pending: calls that run in it or wait for that.
+        beside: calls about its programs that are under way; they wait for no other call.
+        processes: its programs in the background, by id.
+    """
 
     def __init__(self, name: str, session: Session, cells: int = 0) -> None:
         self.name = name
         self.session = session
         self.cells = cells
         self.made = self.used = time.monotonic()
-        self.pending = 0
+        self.pending = self.beside = 0
+        self.processes: dict[str, Process] = {}
         self.lock = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self.pending or self.beside)
 
     @property
     def over(self) -> bool:
@@ -144,6 +160,26 @@ class Sessions:
             if entry.over and self._entries.get(name) is entry:
                 await self._end(entry)
 
+    @contextlib.asynccontextmanager
+    async def use_beside(self, name: str) -> AsyncIterator[Entry]:
+        """Use a session for a call that need not wait for others.
+
+        Raises:
+            NoSessionError: there is none of that id.
+            BusyError: there are too many such calls.
+        """
+        entry = self.find(name)
+        if entry.beside >= MAX_BESIDE:
+            raise BusyError(f"{MAX_BESIDE} calls about programs of this session are under way: no more are taken", 1)
+        entry.beside += 1
+        try:
+            yield entry
+        finally:
+            entry.beside -= 1
+            entry.used = time.monotonic()
+            if entry.over and self._entries.get(name) is entry:
+                await self._end(entry)
+
     def find(self, name: str) -> Entry:
         """Return the session of that id. Raises NoSessionError."""
         entry = self._entries.get(name)
@@ -163,7 +199,7 @@ class Sessions:
             alive=entry.session.alive,
             cells=entry.cells,
             age=now - entry.made,
-            idle=0.0 if entry.pending else now - entry.used,
+            idle=0.0 if entry.busy else now - entry.used,
             idle_timeout=self._idle_timeout,
         )
 
@@ -182,6 +218,6 @@ class Sessions:
         while True:
             await asyncio.sleep(min(5.0, self._idle_timeout / 4))
             too_old = time.monotonic() - self._idle_timeout
-            idle = [entry for entry in self._entries.values() if not entry.pending and entry.used < too_old]
-            dead = [entry for entry in self._entries.values() if not entry.pending and entry.over]
+            idle = [entry for entry in self._entries.values() if not entry.busy and entry.used < too_old]
+            dead = [entry for entry in self._entries.values() if not entry.busy and entry.over]
             await asyncio.gather(*(self._end(entry) for entry in {*idle, *dead}))

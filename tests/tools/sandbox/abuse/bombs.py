@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from abuse.program import LIMITS, NAMESPACES, Outcome, Program, abuse, at_most, both, ended, held, prints, second
+from tests.tools.sandbox.abuse.program import (
+    LIMITS,
+    NAMESPACES,
+    Outcome,
+    Program,
+    abuse,
+    at_most,
+    both,
+    ended,
+    held,
+    prints,
+    second,
+)
 from toolgym.tools.sandbox.base import ExecutionStatus
 
 SLACK_MB = 512

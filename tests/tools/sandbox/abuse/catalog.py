@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abuse.bombs import BOMBS
-from abuse.deadlines import DEADLINES
-from abuse.escapes import ESCAPES
-from abuse.network import NETWORK
-from abuse.odd import DESCRIPTORS, ODD, SIGNALS
-from abuse.privacy import LEFTOVERS, RANDOMNESS, SECRETS, WRITES
-from abuse.program import Program
-from abuse.useful import USEFUL
+from tests.tools.sandbox.abuse.bombs import BOMBS
+from tests.tools.sandbox.abuse.deadlines import DEADLINES
+from tests.tools.sandbox.abuse.escapes import ESCAPES
+from tests.tools.sandbox.abuse.network import NETWORK
+from tests.tools.sandbox.abuse.odd import DESCRIPTORS, ODD, SIGNALS
+from tests.tools.sandbox.abuse.privacy import LEFTOVERS, RANDOMNESS, SECRETS, WRITES
+from tests.tools.sandbox.abuse.program import Program
+from tests.tools.sandbox.abuse.useful import USEFUL
 
 PROGRAMS: dict[str, Program] = {}
 for _program in (

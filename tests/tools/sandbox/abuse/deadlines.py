@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abuse.program import PRELUDE, Judge, Program, abuse, both, ended, held
+from tests.tools.sandbox.abuse.program import PRELUDE, Judge, Program, abuse, both, ended, held
 from toolgym.tools.sandbox.base import ExecutionStatus
 
 _timed_out = ended(ExecutionStatus.TIMEOUT, within=4.5)

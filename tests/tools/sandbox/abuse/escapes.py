@@ -5,7 +5,7 @@ A call counts as open when the kernel let it through, even if it then failed for
 
 from __future__ import annotations
 
-from abuse.program import Program, abuse
+from tests.tools.sandbox.abuse.program import Program, abuse
 
 _NUMBERS = """
 NR = {

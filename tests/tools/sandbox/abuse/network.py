@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abuse.program import Program, abuse
+from tests.tools.sandbox.abuse.program import Program, abuse
 
 _CONNECT = """
 import socket

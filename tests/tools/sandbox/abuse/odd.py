@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import re
 
-from abuse.program import LIMITS, PRELUDE, Outcome, Program, abuse, at_most, both, brief, ended, held, prints, second
+from tests.tools.sandbox.abuse.program import (
+    LIMITS,
+    PRELUDE,
+    Outcome,
+    Program,
+    abuse,
+    at_most,
+    both,
+    brief,
+    ended,
+    held,
+    prints,
+    second,
+)
 from toolgym.tools.sandbox.base import ExecutionStatus
 
 OK, ERROR, KILLED = ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED
@@ -164,7 +177,7 @@ for name in ("NOFILE", "NPROC", "FSIZE", "CPU", "CORE"):
         opened(name, "is not limited")
     try:
         resource.setrlimit(kind, (hard + 1, hard + 1) if hard >= 0 else (hard, hard))
-        if hard >= 0:
+        if hard >= 0 and resource.getrlimit(kind)[1] > hard:
             opened(name, "could be raised")
     except (OSError, ValueError):
         pass
@@ -341,7 +354,9 @@ ODD: tuple[Program, ...] = (
         "no_core_file",
         "odd",
         PRELUDE + "open('x', 'w').close()\nsignal.signal(11, signal.SIG_DFL)\n"
-        "import resource\nif resource.getrlimit(resource.RLIMIT_CORE)[1] != 0: opened('core files')",
+        # 1 is what stops a handler that cores are piped to as well, and no core is so small.
+        "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1): opened('core files')",
         judge=held,
         bare="either",
     ),

@@ -5,7 +5,7 @@ No program knows a secret: it prints what it can read, and the runner looks for 
 
 from __future__ import annotations
 
-from abuse.program import PRELUDE, Outcome, Program, abuse, brief, held, second
+from tests.tools.sandbox.abuse.program import PRELUDE, Outcome, Program, abuse, brief, held, second
 
 _NEIGHBOUR = """
 import time

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from abuse.scene import Scene
+from tests.tools.sandbox.abuse.scene import Scene
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits
 
 LEVELS = ("namespaces", "uid", "landlock")

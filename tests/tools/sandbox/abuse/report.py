@@ -16,9 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from abuse.catalog import PROGRAMS
+from tests.tools.sandbox.abuse.catalog import PROGRAMS
 
 TITLES = {
     "bombs": "Bombs: processes, threads, memory, disk, output",

@@ -23,13 +23,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from abuse.cage import Cage
-from abuse.catalog import PROGRAMS
-from abuse.program import LIMITS, SAME, Outcome, Program
-from abuse.scene import ENVIRONMENT_SECRET, Scene, marked
-from abuse.surroundings import SURROUNDINGS, enter
+from tests.tools.sandbox.abuse.cage import Cage
+from tests.tools.sandbox.abuse.catalog import PROGRAMS
+from tests.tools.sandbox.abuse.program import LIMITS, SAME, Outcome, Program
+from tests.tools.sandbox.abuse.scene import ENVIRONMENT_SECRET, Scene, marked
+from tests.tools.sandbox.abuse.surroundings import SURROUNDINGS, enter
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.sandbox import ProcessSandbox
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox

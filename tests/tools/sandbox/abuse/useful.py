@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abuse.program import NAMESPACES, Program, prints
+from tests.tools.sandbox.abuse.program import NAMESPACES, Program, prints
 
 
 def _works(name: str, code: str, text: str = "fine\n", **rest: object) -> Program:

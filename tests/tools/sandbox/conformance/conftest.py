@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from sandbox_makers import BRANCHING, FORKING, ISOLATED, LEVELS, LIMITS, MAKERS, SHARED
+from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, FORKING, ISOLATED, LEVELS, LIMITS, MAKERS, SHARED
 
 SAME_CHILDREN = {
     "test_limits.py": {"test_memory_of_one_call"},

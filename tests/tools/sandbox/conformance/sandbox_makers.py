@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from abuse.scene import marked
-from served import serving
-
+from tests.tools.sandbox.abuse.scene import marked
+from tests.tools.sandbox.served import serving
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox import ProcessSandbox, RemoteSandbox, SharedSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits, Sandbox, Session

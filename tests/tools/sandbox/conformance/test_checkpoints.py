@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 
 import pytest
-from abuse.scene import Scene
-from sandbox_makers import BRANCHING, ISOLATED, LIMITS, MAKERS, gone, named, seen
 
+from tests.tools.sandbox.abuse.scene import Scene
+from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, ISOLATED, LIMITS, MAKERS, gone, named, seen
 from toolgym.tools.errors import (
     ForkNotSupportedError,
     SandboxBusyError,

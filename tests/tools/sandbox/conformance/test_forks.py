@@ -10,8 +10,8 @@ import sys
 import time
 
 import pytest
-from sandbox_makers import BRANCHING, ISOLATED, MAKERS, forked
 
+from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, ISOLATED, MAKERS, forked
 from toolgym.tools.errors import SandboxError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
-from sandbox_makers import ERROR, ISOLATED, LEVELS, MAKERS, OK
 
+from tests.tools.sandbox.conformance.sandbox_makers import ERROR, ISOLATED, LEVELS, MAKERS, OK
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox

@@ -6,7 +6,8 @@ What is the same in Jupyter's own kernel is compared with it in `test_like_jupyt
 from __future__ import annotations
 
 import pytest
-from sandbox_makers import ERROR, OK, TIMEOUT
+
+from tests.tools.sandbox.conformance.sandbox_makers import ERROR, OK, TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from sandbox_makers import ISOLATED, MAKERS, SHARED
 
+from tests.tools.sandbox.conformance.sandbox_makers import ISOLATED, MAKERS, SHARED
 from toolgym.tools.errors import ConfigError, SandboxUnsupportedError
 from toolgym.tools.sandbox import ProcessSandbox, RunOptions, RunRequest, SessionOptions, SessionRequest
 

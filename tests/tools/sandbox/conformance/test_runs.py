@@ -6,9 +6,9 @@ import asyncio
 import shutil
 
 import pytest
-from abuse.scene import Scene
-from sandbox_makers import ERROR, LEVELS, MAKERS, OK, TIMEOUT, gone, named, seen
 
+from tests.tools.sandbox.abuse.scene import Scene
+from tests.tools.sandbox.conformance.sandbox_makers import ERROR, LEVELS, MAKERS, OK, TIMEOUT, gone, named, seen
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from abuse.scene import Scene, marked
-from sandbox_makers import gone, named, seen
 
-from toolgym.tools.errors import SandboxError
+from tests.tools.sandbox.abuse.scene import Scene, marked
+from tests.tools.sandbox.conformance.sandbox_makers import gone, named, seen
+from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox import ProcessSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus
 
@@ -128,3 +128,55 @@ async def test_children_of_a_session_die_with_it(forking):
     assert marked(mark)
     await session.close()
     assert await gone(mark)
+
+
+async def test_a_session_outlives_its_launcher(forking):
+    """Programs are started by a process of the session's own user, which can kill it."""
+    async with await forking.session() as session:
+        other = await session.start("sleep 60")
+        killer = await session.start("read line; kill -9 $PPID; sleep 60")
+        await killer.write_stdin("now\n")
+        assert (await killer.wait(20), await other.wait(20)) == (-9, -9)
+        assert (await session.exec(["echo", "again"])).stdout == "again\n"
+        assert (await session.run_cell("1")).result == "1"
+
+
+async def test_a_launcher_that_does_not_kill_in_time_costs_its_session(forking):
+    async with await forking.session() as neighbour, await forking.session() as session:
+        result = await asyncio.wait_for(session.exec("kill -STOP $PPID; sleep 60", timeout=0.3), 30)
+        assert result.status is ExecutionStatus.TIMEOUT
+        assert not (await session.run_cell("1")).alive
+        assert (await neighbour.exec(["echo", "fine"])).stdout == "fine\n"
+
+
+async def test_programs_die_with_their_session(forking):
+    mark = Scene().mark
+    session = await forking.session()
+    python = f"import os, time\nos.setsid()\n{named(mark)}time.sleep(60)"
+    background = await session.start(["python3", "-c", f"import os\nos.fork() or exec({python!r})\nos.wait()"])
+    assert await seen(mark)
+    await session.close()
+    assert await gone(mark)
+    await background.close()
+
+
+async def test_cancelling_a_program_kills_it(forking):
+    mark = Scene().mark
+    async with await forking.session() as session:
+        call = asyncio.create_task(session.exec(["python3", "-c", named(mark) + "import time; time.sleep(60)"]))
+        assert await seen(mark)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await gone(mark)
+        assert (await session.exec(["true"])).ok
+
+
+async def test_a_session_runs_so_many_programs_and_no_more(forking):
+    async with await forking.session() as session:
+        started = [await session.start(["true"]) for _ in range(64)]
+        with pytest.raises(SandboxBusyError, match="64 programs"):
+            await session.start(["true"])
+        for process in started:
+            await process.close()
+        assert (await session.exec(["true"])).ok

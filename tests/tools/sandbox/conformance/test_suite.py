@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import pytest_asyncio
-from sandbox_makers import BRANCHING, CAP, FORKING, ISOLATED, MAKERS, SHARED
 
-from toolgym.testing import ForkSuite, RunSuite, SessionSuite
+from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, CAP, FORKING, ISOLATED, MAKERS, SHARED
+from toolgym.testing import ForkSuite, ProgramSuite, RunSuite, SessionSuite
 from toolgym.testing.suite import Suite
 
 
@@ -39,6 +39,17 @@ class TestSessions(SessionSuite):
         return {**MAKERS, **SHARED}[request.param]
 
 
+class TestPrograms(ProgramSuite):
+    loop_scope = "module"
+    output_bytes = CAP
+
+    @pytest.fixture
+    def sandbox(self, isolated, request):
+        name = request.node.callspec.params["isolated"]
+        self.programs, self.terminals = name in FORKING, name in BRANCHING
+        return isolated
+
+
 class TestForks(ForkSuite):
     loop_scope = "module"
 
@@ -57,7 +68,11 @@ class TestShared(Suite):
     test_none_stands_for_the_default = RunSuite.test_none_stands_for_the_default
     test_sessions_take_files = SessionSuite.test_sessions_take_files
     test_sessions_take_variables = SessionSuite.test_sessions_take_variables
-    sessions = variables = True
+    test_exec_takes_a_folder_variables_and_bytes = ProgramSuite.test_exec_takes_a_folder_variables_and_bytes
+    test_a_program_in_the_background = ProgramSuite.test_a_program_in_the_background
+    test_files_and_folders = ProgramSuite.test_files_and_folders
+    test_a_folder_goes_there_and_back = ProgramSuite.test_a_folder_goes_there_and_back
+    sessions = variables = programs = True
 
     @pytest_asyncio.fixture(loop_scope="module", scope="module", params=SHARED)
     @classmethod

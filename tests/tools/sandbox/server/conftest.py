@@ -11,16 +11,12 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from served import serving
-
 from tests.processes import end_with_the_tests
+from tests.tools.sandbox.served import serving
 from toolgym.tools.sandbox.local import LocalSandbox
 
 

@@ -281,7 +281,9 @@ async def test_metrics(serve, http):
     async with http.get(f"{service.url}/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         families = [line.split()[2] for line in (await response.text()).splitlines() if line.startswith("# TYPE")]
-    assert len(families) == len(set(families)) == 9
+    assert len(families) == len(set(families))
+    assert len([name for name in families if name.startswith("toolgym_sandbox_")]) == 10
+    assert "process_resident_memory_bytes" in families
 
 
 async def test_a_gate_loses_no_slot_when_those_who_wait_give_up():

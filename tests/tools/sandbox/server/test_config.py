@@ -8,8 +8,9 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.server.config import LimitsConfig, load_config
+from toolgym.tools.sandbox.server.config import LimitsConfig, ServerConfig, load_config
 from toolgym.tools.serving.config import is_loopback
+from toolgym.tools.serving.settings_file import meanings, settings_file
 
 
 def test_flags_win_over_the_file(tmp_path):
@@ -18,6 +19,23 @@ def test_flags_win_over_the_file(tmp_path):
     config = load_config(file, {"port": 4321, "host": None})
     assert (config.port, config.max_queue, config.host, config.languages) == (4321, 7, "127.0.0.1", ("python", "bash"))
     assert config.sandbox_limits == Limits(memory_mb=100)
+
+
+def test_the_printed_settings_are_taken_back(tmp_path):
+    given = {"port": 4321, "workers": 3, "network": "loopback", "isolation": "landlock", "languages": ["python"]}
+    config = load_config(flags={**given, "limits": {"cores": 0.5}, "token": "s3sam3"})
+    text = settings_file(config, "toolgym serve sandbox")
+    assert "s3sam3" not in text
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    assert load_config(file, {"token": "s3sam3"}) == config
+    assert "\n# max_concurrency: " in text  # it follows the machine where the file is read
+    assert "\nworkers: 3\n" in text
+
+
+@pytest.mark.parametrize("model", [ServerConfig, LimitsConfig])
+def test_every_setting_says_what_it_means(model):
+    assert [name for name in model.model_fields if not meanings(model).get(name)] == []
 
 
 def test_the_limits_defaults_are_the_sandboxs():

@@ -17,12 +17,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from golden.catalog import CASES
-from golden.compare import differing
-from golden.play import ask
-
+from tests.tools.sandbox.server.golden.catalog import CASES
+from tests.tools.sandbox.server.golden.compare import differing
+from tests.tools.sandbox.server.golden.play import ask
 from toolgym.tools.sandbox.local.host.isolation import Level, choose
 
 FOLDER = Path(__file__).parent / "golden"

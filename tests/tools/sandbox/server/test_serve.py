@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -183,12 +184,16 @@ async def test_several_workers(command, settings, http):
     end = time.monotonic() + 20
     while len({(await health(url))["worker"] for _ in range(20)}) < 2:
         assert time.monotonic() < end
+    async with http.get(f"{url}/metrics") as response:
+        found = re.findall(r'^toolgym_sandbox_worker_restarts_total{worker="\d"} (\S+)$', await response.text(), re.M)
+    assert sorted(found) == ["0.0", "1.0"]
     statuses = {}
     for name in sessions:
         statuses.setdefault(name.partition("-")[0], set()).add((await ask(name))[0])
     assert sorted(statuses.values(), key=sorted) == [{200}, {404}]
     code, log = await asyncio.to_thread(server.stop)
     assert (code, "is replaced" in log) == (0, True)
+    assert log.startswith("starting the sandbox server with 2 workers")
 
 
 async def test_sessions_overflow_into_other_workers(command, settings):
@@ -201,6 +206,7 @@ async def test_sessions_overflow_into_other_workers(command, settings):
         assert made == [201, 201, 201, 201, 429]
 
 
+@pytest.mark.long
 async def test_a_stuck_worker_is_replaced(monkeypatch, caplog):
     monkeypatch.setattr(supervisor, "SILENCE", 3.0)  # instead of half a minute
     said = []
@@ -226,6 +232,10 @@ async def test_the_token_comes_from_the_environment_and_goes_nowhere_else(comman
     server = command("--config", settings(), "--host", "0.0.0.0", TOOLGYM_SANDBOX_TOKEN="open-sesame")
     url = server.url.replace("0.0.0.0", "127.0.0.1")
     assert (await post(http, url))[0] == 401
+    for path, expected in {"/": 200, "/docs": 200, "/readyz": 200, "/openapi.json": 401, "/metrics": 401}.items():
+        async with http.get(url + path) as response:
+            assert response.status == expected
+            assert "open-sesame" not in await response.text()
     for process in psutil.Process(server.process.pid).children(recursive=True):
         assert "open-sesame" not in " ".join(process.cmdline())
         assert b"open-sesame" not in Path(f"/proc/{process.pid}/environ").read_bytes()
@@ -233,6 +243,19 @@ async def test_the_token_comes_from_the_environment_and_goes_nowhere_else(comman
         body = {"code": "import os; print(os.environ)", "language": "python"}
         status, answer = await post(client, url, body)
     assert (status, "sesame" in answer["run_result"]["stdout"]) == (200, False)
+
+
+def test_the_settings_are_printed_as_a_file(monkeypatch, capsys, tmp_path):
+    flags = ["--port", "4321", "--access-log", "requests", "--log-level", "warning"]
+    monkeypatch.setattr("sys.argv", ["toolgym", "serve", "sandbox", *flags, "--print-config"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    file = tmp_path / "server.yaml"
+    file.write_text(capsys.readouterr().out)
+    config = load_config(file)
+    assert (config.port, config.access_log, config.log_level) == (4321, "requests", "warning")
+    assert config == load_config(flags={"port": 4321, "access_log": "requests", "log_level": "warning"})
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
+from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
 from toolgym.tools.sandbox.local.broker.runs import Runs
 from toolgym.tools.sandbox.local.broker.session_fork import MAX_REASON, Forks
+from toolgym.tools.sandbox.local.broker.sleepers import Sleepers
 from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig, Watchdog
 from toolgym.tools.sandbox.local.kernel import landlock, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
@@ -43,7 +45,7 @@ go on writing to the same socket."""
 MAX_BACKLOG = 8 * 1024 * 1024
 """Bytes that may wait for the host before further files are read."""
 
-PACKED = ("cell", "exec", "read", "write")
+PACKED = ("cell", "files", "read", "write", "pack", "unpack")
 """Requests that a session answers with a packed answer; to all others it sends notes."""
 
 MAX_FORK_FAILURES = 3
@@ -62,6 +64,7 @@ class Broker:
         can_fork: whether programs may start processes.
         monitor: how children are watched.
         pinned: how many pages are copied at each fork; see `prefaulted_pages`.
+        slow: what keeps others from it.
     """
 
     def __init__(
@@ -75,22 +78,29 @@ class Broker:
         can_fork: bool,
         monitor: MonitorConfig,
         pinned: int,
+        slow: str,
     ) -> None:
         self._spec, self._want_warm, self._can_fork, self._monitor = spec, warm, can_fork, monitor
-        self._pinned = pinned
+        self._pinned, self._slow = pinned, slow
         self._fork_failures = 0
         self._watchdog = Watchdog(monitor)
+        self._sleepers = Sleepers(monitor.proc, self._watchdog)
         self._reactor = Reactor()
         operations: Mapping[str, Callable[[Any], None]] = {
             "run": self._run,
             "open": self._open,
             "cell": self._ask_session,
-            "exec": self._ask_session,
+            "files": self._ask_session,
             "read": self._ask_session,
             "write": self._ask_session,
+            "pack": self._ask_session,
+            "unpack": self._ask_session,
+            "start": self._start,
+            "process": self._ask_process,
             "fork": self._ask_session,
             "close": self._close,
             "cancel": self._cancel,
+            "look": self._find_asleep,
         }
         self._host = HostLink(host, self._reactor, operations, lambda: self._pool.kill_all())
         self._deadlines: Deadlines[Channel] = Deadlines()
@@ -98,6 +108,7 @@ class Broker:
         self._runs = Runs(self._host, self._pool, self._deadlines, spec, monitor)
         self._sessions: dict[str, Channel] = {}
         self._forks = Forks(self._host, self._reactor, spec.hardening, monitor.proc, self._adopt, self._drop)
+        self._processes = Processes(self._host, self._reactor, spec.output_bytes, self._drop)
         self._ended: dict[str, tuple[Status, str]] = {}  # sessions that ended between two requests: how, and why
         self._asked: set[Channel] = set()  # of the sessions' channels: all that have a request, and some that had one
 
@@ -109,9 +120,11 @@ class Broker:
         gc.disable()
         self._host.send({"ready": True, "pid": os.getpid(), "layers": self._layers()})
         while True:
+            self._host.flush()
             self._fork_ahead()
             fetches = self._runs.fetching and self._host.backlog < MAX_BACKLOG
             patience = self._patience()
+            self._host.flush()
             self._reactor.turn(0.0 if fetches else patience)
             if fetches:
                 self._runs.fetch_more()
@@ -122,8 +135,10 @@ class Broker:
             "landlock": landlock.abi() if hardening.landlock is not None else 0,
             "seccomp": hardening.filter is not None,
             "fresh_proc": hardening.fresh_proc,
+            "terminals": hardening.terminals,
             "watched": self._watchdog.watches,
             "pinned": self._pinned,
+            "slow": self._slow,
             "cgroup": cgroups.layers if cgroups is not None else None,
         }
 
@@ -139,17 +154,18 @@ class Broker:
         """Do what is due. Returns how many seconds the next wait may take; None: for ever."""
         for channel in self._deadlines.due():
             self._on_deadline(channel)
-        until = self._deadlines.patience()
-        waits = [] if until is None else [until]
+        waits = [until for until in (self._processes.patience(), self._deadlines.patience()) if until is not None]
         if self._watchdog.watches and (self._runs.running or self._sessions):
             if self._watchdog.is_due():
                 self._asked = {channel for channel in self._asked if channel.request}
                 busy = {channel.child: None for channel in (*self._runs.running.values(), *self._asked)}
+                busy.update(dict.fromkeys(self._processes.busy))
                 for child, kill in self._watchdog.look(busy, self._sessions):
                     for channel in child.channels:
                         channel.blame(kill.reason, kill.detail)
                     child.kill()
-            waits.append(self._watchdog.pace(bool(self._runs.running or self._asked)))
+            active = self._runs.running or self._asked or any(self._processes.busy)
+            waits.append(self._watchdog.pace(bool(active)))
         return min(waits, default=None)
 
     # ------------------------------------------------------------------ requests
@@ -183,20 +199,45 @@ class Broker:
 
     def _ask_session(self, request: dict[str, Any]) -> None:
         """Pass a request on to its session."""
-        channel = self._sessions.get(request["session"])
-        if channel is None:
-            status, detail = self._ended.pop(request["session"], ("sandbox_error", "no such session"))
-            self._host.answer(request, {"status": status, "alive": False, "message": detail})
-            return
-        if channel.request is not None:
-            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": "the session is busy"})
+        channel = self._session_of(request)
+        if channel is None or not self._is_free(channel, request):
             return
         channel.begin(request)
         self._asked.add(channel)
         if request["op"] == "fork":
+            self._processes.retire_launcher(channel)
             channel.copying.fork = Fork(request, channel)
         channel.send(request)
         self._deadlines.arm(channel, request["timeout"])
+
+    def _start(self, request: dict[str, Any]) -> None:
+        """Start a program in a session."""
+        channel = self._session_of(request)
+        if channel is None or (not self._processes.can_start(channel) and not self._is_free(channel, request)):
+            return
+        self._processes.start(channel, request)
+        if channel.request is request:
+            self._asked.add(channel)
+            self._deadlines.arm(channel, request["timeout"])
+
+    def _ask_process(self, request: dict[str, Any]) -> None:
+        channel = self._session_of(request)
+        if channel is not None:
+            self._processes.ask(channel, request)
+
+    def _session_of(self, request: dict[str, Any]) -> Channel | None:
+        """The channel of a request's session. Where there is none, the request is answered."""
+        channel = self._sessions.get(request["session"])
+        if channel is None:
+            status, detail = self._ended.pop(request["session"], ("sandbox_error", "no such session"))
+            self._host.answer(request, {"status": status, "alive": False, "message": detail})
+        return channel
+
+    def _is_free(self, channel: Channel, request: dict[str, Any]) -> bool:
+        """Whether a session has no request. Where it has one, the new one is answered."""
+        if channel.request is not None:
+            self._host.answer(request, {"status": "sandbox_error", "alive": True, "message": "the session is busy"})
+        return channel.request is None
 
     def _close(self, request: dict[str, Any]) -> None:
         channel = self._sessions.get(request["session"])
@@ -211,9 +252,13 @@ class Broker:
             channel.killed = Kill(KillReason.CANCELLED)
             channel.child.kill()
             return
+        if self._processes.cancel(request["of"]):
+            return
         for channel in self._sessions.values():
             if channel.request is not None and channel.request.get("id") == request["of"]:
                 channel.request["cancelled"] = True
+                if channel.request["op"] == "start":
+                    return  # it waits for a launcher, which the session's next program needs too
                 fork = channel.copying.fork
                 if fork is not None:
                     self._forks.cancel(fork)  # the session itself goes on
@@ -222,6 +267,11 @@ class Broker:
                 else:
                     self._on_deadline(channel)
                 return
+
+    def _find_asleep(self, request: dict[str, Any]) -> None:
+        channels = (*self._runs.running.values(), *self._asked)
+        requests = [(one.request["id"], one) for one in channels if one.request is not None]
+        self._host.answer(request, self._sleepers.look([*requests, *self._processes.waited_for()]))
 
     # ------------------------------------------------------------------ children
 
@@ -301,6 +351,8 @@ class Broker:
             raise ValueError("a note without a request")
         elif request["op"] == "run":
             self._runs.on_note(channel, request, note)
+        elif request["op"] == "start":
+            self._processes.on_note(channel, request, note)
         elif channel.copying.fork is not None:
             self._pool.await_fork(channel.child)
             self._forks.on_note(channel.copying.fork, channel, note)
@@ -334,7 +386,7 @@ class Broker:
         if channel.request is None:
             return
         progress = channel.progress
-        if channel.session and channel.request["op"] in ("cell", "exec") and not progress.last_warning:
+        if channel.session and channel.request["op"] == "cell" and not progress.last_warning:
             # A cell that has hardly begun may still ignore interrupts: it gets another one.
             young = time.monotonic() - progress.started < YOUNG
             progress.interrupted, progress.last_warning = True, not young
@@ -370,6 +422,7 @@ class Broker:
             # No request waits for the news: the session's next one gets it.
             self._ended[channel.session] = status, detail or "the session ended between two calls"
         self._settle(channel, {"status": status, "alive": False, "message": detail})
+        self._processes.end(channel, status, detail)
         channel.signal(signal.SIGKILL)
         channel.free()
         if channel in channel.child.channels:

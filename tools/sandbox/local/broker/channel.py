@@ -155,6 +155,7 @@ class Channel:
         self.run = RunState()
         self.copying = CopyState(handle=handle)
         self._outbox = bytearray()
+        self._is_blocked = False
 
     def begin(self, request: dict[str, Any]) -> None:
         """Start on a request, or on the next step of one: the clock and the output start anew."""
@@ -189,7 +190,9 @@ class Channel:
                 self._outbox.clear()
                 return
             del self._outbox[:sent]
-        self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+        if self._is_blocked != bool(self._outbox):
+            self._is_blocked = not self._is_blocked
+            self._reactor.change(self.control.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_blocked else 0))
 
     def send_descriptors(self, *fds: int) -> None:
         """Send descriptors, with one byte, to an end that waits for nothing else."""
@@ -225,49 +228,40 @@ class Channel:
         Raises:
             ValueError: descriptors came along. There is no room for any, so the kernel has dropped them.
         """
-        try:
-            data, _, flags, _ = self.control.recvmsg(READ_SIZE)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-        if flags & socket.MSG_CTRUNC:
-            raise ValueError("a child sent descriptors, and is never asked for any")
-        return data
+        return receive(self.control)
 
     # ------------------------------------------------------------------ output
 
-    def read_output(self, stream: int) -> None:
-        """Read what a pipe has. A child that floods it is killed."""
+    def read_output(self, stream: int) -> bool:
+        """Read what a pipe has. A child that floods it is killed. Returns whether there may be more."""
         fd = self.pipes.get(stream, -1)
         if fd < 0:
-            return
+            return False
         capture = self.progress.output[stream]
         for _ in range(READS_PER_TURN):
             try:
                 data = os.read(fd, READ_SIZE)
             except BlockingIOError:
-                return
+                return False
             except OSError:
                 data = b""
             if not data:
                 self._close_pipe(stream)
-                return
+                return False
             capture.add(data)
             if capture.flooded and self.killed is None:
                 self.killed = Kill(KillReason.OUTPUT_LIMIT)
                 self.child.kill()
-                return
+                return False
             if len(data) < READ_SIZE:
-                return
+                return False
+        return True
 
     def drain(self) -> None:
         """Read all that both pipes have."""
         for stream, capture in self.progress.output.items():
-            before = -1
-            while before != capture.total and not capture.flooded:
-                before = capture.total
-                self.read_output(stream)
+            while not capture.flooded and self.read_output(stream):
+                pass
 
     def outputs(self) -> Output:
         """The part of an answer that holds what was printed, and how long it took."""
@@ -313,6 +307,19 @@ class Channel:
         if fd >= 0:
             self._reactor.unwatch(fd)
             os.close(fd)
+
+
+def receive(control: socket.socket) -> bytes | None:
+    """Read from a control socket; see `Channel.receive`."""
+    try:
+        data, _, flags, _ = control.recvmsg(READ_SIZE)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+    if flags & socket.MSG_CTRUNC:
+        raise ValueError("a child sent descriptors, and is never asked for any")
+    return data
 
 
 class Child:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
 
 from toolgym.tools.sandbox.local.kernel import syscalls
 
-MAX_FETCH = 32 * 1024 * 1024
-"""Bytes of one file that is fetched."""
-
-MAX_FETCH_TOTAL = 256 * 1024 * 1024
-"""Bytes of all files together that one run fetches."""
+MAX_TOTAL = 256 * 1024 * 1024
+"""Bytes of all files together that one run fetches. How large one may be is a limit of the program that wrote it."""
 
 READ_SIZE = 4 * 1024 * 1024
 """Bytes of one read."""
+
+MAX_REASONS = 100
+"""Files that are left out with a reason."""
 
 
 class Fetch:
@@ -30,27 +31,45 @@ class Fetch:
 
     Attributes:
         found: names and sizes, in bytes, of those that have been read, in order.
+        left_out: why a file that exists is left out, a phrase each.
     """
 
     def __init__(self, folder: int, home: str, names: Sequence[str]) -> None:
         self.found: list[tuple[str, int]] = []
+        self.left_out: list[str] = []
         self._open: list[tuple[str, int, int]] = []
-        together = 0
+        self._room = MAX_TOTAL
         for name in dict.fromkeys(names) if folder >= 0 else ():
             try:
                 inside = name.removeprefix("/tmp/")
                 fd = syscalls.open_beneath(folder, inside if inside != name else os.path.join(home, name))
-            except OSError:
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                linked = error.errno in (errno.ELOOP, errno.EXDEV)
+                self._leave_out(name, "is a link, or behind one" if linked else os.strerror(error.errno or 0))
                 continue
             about = os.fstat(fd)
-            fits = about.st_size <= min(MAX_FETCH, MAX_FETCH_TOTAL - together)
-            if not stat.S_ISREG(about.st_mode) or not fits:
+            if why := self._why_not(about):
+                self._leave_out(name, why)
                 os.close(fd)
                 continue
-            together += about.st_size
+            self._room -= about.st_size
             self._open.append((name, fd, about.st_size))
         self._open.reverse()
         self._size = 0
+
+    def _why_not(self, about: os.stat_result) -> str:
+        """What keeps a file from being fetched; empty: nothing."""
+        if not stat.S_ISREG(about.st_mode):
+            return "is not a plain file"
+        if about.st_size > self._room:
+            return f"has {about.st_size} bytes, and all files together may have {MAX_TOTAL}"
+        return ""
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if len(self.left_out) < MAX_REASONS:
+            self.left_out.append(f"{name[:200]!r} {why}")
 
     def read(self) -> bytes:
         """The next bytes of the files; empty: there are no more, and all files are closed."""

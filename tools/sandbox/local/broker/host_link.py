@@ -31,14 +31,15 @@ class HostLink:
     ) -> None:
         self._socket, self._reactor, self._operations, self._on_end = end, reactor, operations, on_end
         self._decoder = frames.Decoder()
+        self._data: dict[int, bytes] = {}
         self._outbox = bytearray()
+        self._is_blocked = False
         end.setblocking(False)
         reactor.watch(end.fileno(), self._on_event)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message, as far as the socket takes it now, and the rest when there is room."""
+        """Send a message with the next `flush`."""
         self._outbox += frames.encode(message)
-        self._flush()
 
     @property
     def backlog(self) -> int:
@@ -51,12 +52,12 @@ class HostLink:
         Args:
             number: id of the request.
             data: the bytes.
-            more: whether other bytes follow first; otherwise these go out with the answer, which comes now.
+            more: whether other bytes follow first; then these go out now.
         """
         self._outbox += frames.data_chunk_head(number, len(data))
         self._outbox += data
         if more:
-            self._flush()
+            self.flush()
 
     def answer(self, request: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         """Answer a request."""
@@ -64,7 +65,7 @@ class HostLink:
 
     def _on_event(self, event: int) -> None:
         if event & select.EPOLLOUT:
-            self._flush()
+            self.flush()
         if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
         try:
@@ -77,7 +78,9 @@ class HostLink:
             self._end()
         for request in self._decoder.feed(data):
             if isinstance(request, frames.DataChunk):
-                continue  # the host sends none
+                self._data[request.number] = request.data
+                continue
+            frames.put_data(request, self._data.pop(request.get("id", 0), b""))
             self.handle(request)
 
     def handle(self, request: dict[str, Any]) -> None:
@@ -93,8 +96,11 @@ class HostLink:
         finally:
             os._exit(0)
 
-    def _flush(self) -> None:
-        waiting = len(self._outbox)
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it now, and the rest when there is room.
+
+        The broker calls it once a turn: answers that came together go out together.
+        """
         while self._outbox:
             try:
                 sent = self._socket.send(self._outbox)
@@ -103,7 +109,6 @@ class HostLink:
             except OSError:
                 self._end()
             del self._outbox[:sent]
-        if self._outbox:
-            self._reactor.change(self._socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
-        elif waiting:
-            self._reactor.change(self._socket.fileno(), select.EPOLLIN)
+        if self._is_blocked != bool(self._outbox):
+            self._is_blocked = not self._is_blocked
+            self._reactor.change(self._socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_blocked else 0))

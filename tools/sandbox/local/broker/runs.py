@@ -164,6 +164,7 @@ class Runs:
             "rss": max(0, rss_kb * 1024 - self._monitor.shared_pages * memory.PAGE),
             "compiled": compiled,
             "files": [],
+            "left_out": [],
             **channel.outputs(),
         }
         if request.get("fetch"):
@@ -184,7 +185,7 @@ class Runs:
             self._host.forward(request["id"], data)
             return
         self._fetches.pop(0)
-        answer["files"] = fetch.found
+        answer["files"], answer["left_out"] = fetch.found, fetch.left_out
         self._host.answer(request, answer)
 
 

@@ -20,8 +20,8 @@ from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
 from toolgym.tools.sandbox.local.child import program
 from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls
 from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
-from toolgym.tools.sandbox.local.kernel.harden import Hardening
-from toolgym.tools.sandbox.local.kernel.landlock import Ruleset, abi
+from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
+from toolgym.tools.sandbox.local.kernel.landlock import SCOPED_SINCE, Ruleset, abi
 from toolgym.tools.sandbox.local.kernel.syscall_batch import high_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec, Zygote
@@ -113,6 +113,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         can_fork=config["level"] != "landlock",
         monitor=monitor,
         pinned=handshake["pinned"],
+        slow=handshake["slow"],
     )
     _filter_calls(namespaces=config["level"] == "namespaces")
     broker.serve()
@@ -166,9 +167,9 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
     zygote = Zygote(broker, replace(spec, hardening=replace(spec.hardening, data_pages=private)))
     program.prepare()
     _unload_ourselves()
-    pinned = zygote.calibrate(proc)
+    pinned, slow = zygote.calibrate(proc)
     _filter_calls(namespaces=config["level"] == "namespaces")
-    ready: ZygoteReady = {"resident": resident, "pinned": pinned}
+    ready: ZygoteReady = {"resident": resident, "pinned": pinned, "slow": slow}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
 
@@ -248,9 +249,9 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
         RAYON_NUM_THREADS=str(config["processors"]),
         JE_ARROW_MALLOC_CONF="background_thread:false",  # pyarrow, which pandas loads where it is installed
         PYTHONDONTWRITEBYTECODE="1",
-        NODE_PATH="/usr/local/lib/node_modules:/usr/lib/node_modules:/usr/share/nodejs",  # what is installed for all
         OPENSSL_CONF="/dev/null",  # Node and git end where they may not read the system's settings
         GIT_CONFIG_NOSYSTEM="1",
+        **config["variables"],
     )
 
 
@@ -273,7 +274,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         readable = ["/"] if namespaces else config["read_only"]
         ruleset = Ruleset(
             readable,
-            [f"/dev/{name}" for name in jail.DEVICES],
+            [f"/dev/{name}" for name in (*jail.DEVICES, *(("tty",) if namespaces else ()))],
             [os.path.dirname(fork_mounts.BASE)] if namespaces else (),
         )
     child_filter = None
@@ -291,7 +292,9 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         )
     return Hardening(
         namespaces=namespaces,
-        own_network=network == "loopback",
+        # Before its ABI 6, Landlock does not keep abstract sockets apart, and a network does.
+        own_network=network == "loopback" or (namespaces and network == "off" and abi() < SCOPED_SINCE),
+        loopback=network == "loopback",
         fresh_proc=namespaces and jailed.fresh_proc,
         landlock=ruleset,
         filter=child_filter,
@@ -305,6 +308,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         data_pages=0,  # known once the libraries are loaded
         proc=jailed.host_proc,
         proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
+        terminals=namespaces and _has_terminals(),
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
     )
 
@@ -320,6 +324,16 @@ def _proc_options() -> str | None:
         return None  # before Linux 5.8
     syscalls.detach("/w")
     return _ONLY_OWN
+
+
+def _has_terminals() -> bool:
+    """Whether a file system of terminals can be mounted here."""
+    try:
+        syscalls.mount("devpts", "/w", "devpts", syscalls.MS_NOSUID, TERMINALS)
+    except OSError:
+        return False
+    syscalls.detach("/w")
+    return True
 
 
 def _filter_calls(*, namespaces: bool) -> None:

@@ -131,7 +131,7 @@ class Watchdog:
     def _too_much_memory(self, child: Child) -> bool:
         if self._monitor.cgroups is not None:
             return self._monitor.cgroups.overrun(child.slot)
-        pid = self._number(child)
+        pid = self.number(child)
         used = memory.used_bytes(self._monitor.proc, pid, self._monitor.shared_pages) if pid else 0
         return used > child.memory_mb << 20
 
@@ -139,7 +139,7 @@ class Watchdog:
         began = time.monotonic()
         if began < child.counted + child.counting / (ALARM_SHARE if alarm else DISK_SHARE):
             return False
-        pid = self._number(child)
+        pid = self.number(child)
         processes = memory.tree(self._monitor.proc, pid) if pid else []
         owner = self._monitor.first_uid + child.slot if self._monitor.first_uid else 0
         over = disk.over_limit(child.folder, most_bytes, most_files, self._monitor.proc, processes, owner=owner)
@@ -147,7 +147,7 @@ class Watchdog:
         child.counting = child.counted - began
         return over
 
-    def _number(self, child: Child) -> int:
+    def number(self, child: Child) -> int:
         """The child's number in the monitor's /proc; 0: unknown."""
         if self._monitor.same_numbers:
             return child.pid

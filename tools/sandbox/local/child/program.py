@@ -5,7 +5,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import atexit
-import base64
 import builtins
 import ctypes
 import errno
@@ -30,6 +29,7 @@ from toolgym.tools.sandbox.local.kernel import harden, syscalls
 from toolgym.tools.sandbox.local.protocol import frames
 
 SOURCE = "main.py"
+"""Name of the file that holds the program, unless the request gives another one."""
 
 # Plain numbers, and the functions of `_signal`: the module `signal` turns every argument and result into an enum.
 _INTERRUPT, _IGNORE = int(signal.SIGINT), int(signal.SIG_IGN)
@@ -82,37 +82,30 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     catch_interrupts()
     if request.get("env"):
         os.environ.update(request["env"])
+    _connect_stdin(request.get("stdin") or "")  # first: its file's name may be one of the program's files' too
     if request.get("files"):
         place_files(request["files"])
     if request.get("fetch"):
         run_report.announce_folder(base)
-    _connect_stdin(request.get("stdin") or "")
     harden.limit_cpu(request.get("cpu_seconds"))
     if request.get("argv"):
         _run_command(request)
-    _run_python(request["code"], request.get("files") or ())
+    _run_python(request["code"], request.get("source", SOURCE), request.get("files") or ())
 
 
-def place_files(files: Mapping[str, str]) -> None:
-    """Write base64 files into the working folder. The host has checked their names."""
+def place_files(files: Mapping[str, bytes]) -> None:
+    """Write files into the working folder. The host has checked their names."""
     for name, data in files.items():
         folder = os.path.dirname(name)
         if folder:
             os.makedirs(folder, exist_ok=True)
         with open(name, "wb") as file:
-            file.write(base64.b64decode(data))
+            file.write(data)
 
 
 def catch_interrupts() -> None:
     """Make SIGINT a `KeyboardInterrupt` again: the template process ignores it, and programs would inherit that."""
     _signal.signal(_INTERRUPT, _signal.default_int_handler)
-
-
-def note_interrupts() -> list[int]:
-    """Have SIGINT only append to the list that is returned. (Programs do not inherit that.)"""
-    noted: list[int] = []
-    _signal.signal(_INTERRUPT, lambda number, _: noted.append(number))
-    return noted
 
 
 def ignore_interrupts() -> None:
@@ -194,8 +187,10 @@ def fresh_main(name: str) -> types.ModuleType:
     return main
 
 
-def _run_python(code: str, files: Iterable[str]) -> NoReturn:
-    name = os.path.abspath(SOURCE)
+def _run_python(code: str, source: str, files: Iterable[str]) -> NoReturn:
+    name = os.path.abspath(source)
+    if source != SOURCE:
+        sys.orig_argv[1] = source
     namespace = fresh_main(name).__dict__
     _unload_shadowed(files)
     namespace["__loader__"] = importlib.machinery.SourceFileLoader("__main__", name)
@@ -205,14 +200,14 @@ def _run_python(code: str, files: Iterable[str]) -> NoReturn:
     place = depth.frame_place()
     here = place.value
     try:
-        with open(SOURCE, "wb") as file:
+        with open(source, "wb") as file:
             file.write(code.encode("utf-8", "surrogatepass"))
-        linecache.cache[SOURCE] = (lambda: code,)  # for a program that has changed its folder
+        linecache.cache[source] = (lambda: code,)  # for a program that has changed its folder
         # The interpreter's way to run a file: unlike the others, it reports errors in the source as such.
-        file_pointer = _open_c_file(SOURCE.encode(), b"rb")
+        file_pointer = _open_c_file(source.encode(), b"rb")
         if file_pointer is None:
-            raise OSError(f"{SOURCE} cannot be opened")
-        program = file_pointer, SOURCE.encode(), _FILE_INPUT, namespace, namespace, 1, None
+            raise OSError(f"{source} cannot be opened")
+        program = file_pointer, source.encode(), _FILE_INPUT, namespace, namespace, 1, None
         depth.reset_depth()
         place.value = None
         _run_c_file(*program)

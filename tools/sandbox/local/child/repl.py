@@ -1,19 +1,15 @@
-"""The interpreter of a session: answers the requests for cells, programs, files and forks."""
+"""The interpreter of a session: answers the requests for cells, files and forks."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import errno
 import os
-import signal
-import stat
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from toolgym.tools.sandbox.local.child import fork_renewal, notebook, program
+from toolgym.tools.sandbox.local.child import fork_renewal, launcher, notebook, program, session_files
 from toolgym.tools.sandbox.local.kernel import harden
 from toolgym.tools.sandbox.local.protocol import answer_codec, frames
 
@@ -38,12 +34,17 @@ class Repl:
     def __init__(self) -> None:
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._near_copies = False
-        self._copies: list[int] = []
+        self._forks: list[int] = []
+        self._home, self._environment = os.getcwd(), dict(os.environ)
+        files = session_files.SessionFiles(self._home)
         self._operations: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
             "cell": self._notebook.run,
-            "exec": self._exec,
-            "read": self._read,
-            "write": self._write,
+            "launch": self._launch,
+            "files": files.act,
+            "read": files.read,
+            "write": files.write,
+            "pack": files.pack,
+            "unpack": files.unpack,
             "fork": self._fork,
         }
 
@@ -54,8 +55,8 @@ class Repl:
             request = frames.receive(harden.CONTROL_FD)
             if request is None:
                 os._exit(0)
-            self._reap_copies()
-            if self._near_copies and request["op"] in ("cell", "exec"):
+            self._reap_forks()
+            if self._near_copies and request["op"] in ("cell", "launch"):
                 with contextlib.suppress(OSError):  # where this fails, it failed in every copy too, and none is alive
                     fork_renewal.separate()  # once for all copies made since code last ran here
                 self._near_copies = False
@@ -68,49 +69,29 @@ class Repl:
                 sys.stdout.flush()
                 sys.stderr.flush()
             program.ignore_interrupts()
-            frame = frames.encode(answer) if request["op"] == "fork" else frames.encode_answer(_pack(answer))
+            frame = (
+                frames.encode(answer) if request["op"] in ("fork", "launch") else frames.encode_answer(_pack(answer))
+            )
             frames.send_all(harden.CONTROL_FD, frame)
 
-    # ------------------------------------------------------------------ programs and files
+    # ------------------------------------------------------------------ programs
 
-    def _exec(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        data = (request.get("stdin") or "").encode("utf-8", "surrogatepass")
-        interrupts = program.note_interrupts()  # an interrupt during the start would leave the program running
+    def _launch(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fork the launcher, which runs the session's programs. Its control socket comes over this session's."""
+        frames.send_all(harden.CONTROL_FD, frames.encode({"ends": True}))
+        (control,) = fork_renewal.receive_descriptors(1)
+        pid = -1
         try:
-            process = subprocess.Popen(request["argv"], stdin=subprocess.PIPE, start_new_session=True)
-        except OSError as error:
-            print(f"{request['argv'][0]}: {error.strerror}", file=sys.stderr)
-            return {"status": 127}
-        try:
-            program.catch_interrupts()
-            if interrupts:
-                raise KeyboardInterrupt
-            process.communicate(data)
-        except KeyboardInterrupt:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started, except what has left its process group
-            process.wait()
-            return {"status": None}
-        return {"status": process.returncode}
-
-    def _write(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not request["at"]:
-            _check_regular(request["name"], missing_is_fine=True)
-            program.place_files({request["name"]: request["data"]})
-            return {}
-        with open(request["name"], "r+b") as file:
-            file.seek(request["at"])
-            file.write(base64.b64decode(request["data"]))
-        return {}
-
-    def _read(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            _check_regular(request["name"])
-            with open(request["name"], "rb") as file:
-                file.seek(request["at"])
-                return {"data": file.read(request["most"])}
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, _NotRegularError):
-            return {"absent": True}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads: they stay here
+                pid = os.fork()
+        finally:
+            if pid:
+                os.close(control)
+        if pid == 0:
+            launcher.run(control, self._home, self._environment)
+        self._forks.append(pid)
+        return {"done": True}
 
     # ------------------------------------------------------------------ fork
 
@@ -136,40 +117,24 @@ class Repl:
                 fork_renewal.become_copy(*ends)
                 self._notebook.be_copy()
                 self._near_copies = False
-                self._copies = []
+                self._forks = []
             except BaseException as error:  # noqa: BLE001  a copy that is not complete must not go on
                 with contextlib.suppress(BaseException):
                     frames.send_all(harden.CONTROL_FD, frames.encode({"failed": _describe(error)}))
                 os._exit(1)
             return {"ready": True}  # goes out on the new control socket: the copy is in place
         self._near_copies = True
-        self._copies.append(pid)
+        self._forks.append(pid)
         frames.send_all(harden.CONTROL_FD, frames.encode({"forked": pid}))
         return {"done": True}
 
-    def _reap_copies(self) -> None:
-        """Reap the copies that have ended: they are children of this process, and count as processes until then."""
-        for pid in [*self._copies]:
+    def _reap_forks(self) -> None:
+        """Reap the copies and launchers that have ended: they are this process's children, and count until then."""
+        for pid in [*self._forks]:
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
                     continue
-            self._copies.remove(pid)
-
-
-class _NotRegularError(OSError):
-    """The name is of a pipe, which would wait for its other end, or of a socket, a device or a folder."""
-
-
-def _check_regular(name: str, *, missing_is_fine: bool = False) -> None:
-    """Raises _NotRegularError where the name is of anything but a regular file, FileNotFoundError where of nothing."""
-    try:
-        mode = os.stat(name).st_mode
-    except FileNotFoundError:
-        if missing_is_fine:
-            return
-        raise
-    if not stat.S_ISREG(mode):
-        raise _NotRegularError(errno.EINVAL, "not a regular file", name)
+            self._forks.remove(pid)
 
 
 def _describe(error: BaseException) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -123,19 +125,34 @@ def _groups() -> str:
     return f"v{place.version}: {', '.join(place.folders)}" if place is not None else f"none ({why})"
 
 
-def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
+def missing(level: Level, layers: Mapping[str, Any], network: str) -> Iterator[str]:
     """Yield what a template process found that it cannot do, a sentence each.
 
     Args:
         level: the level in use.
         layers: what the template reported when it was ready.
+        network: what programs reach.
     """
     if not layers["landlock"]:
         yield "the kernel has no Landlock"
     if level is Level.NAMESPACES and not layers["fresh_proc"]:
         yield "parts of /proc are masked here, so programs get none, and forks share mapped files, folders and memory"
-    if level is Level.NAMESPACES and layers["landlock"] < 6:
+    if level is Level.NAMESPACES and layers["landlock"] < landlock.SCOPED_SINCE:
         yield "this kernel's Landlock does not keep signals inside; forks of one session could kill each other"
+    if network == "host" and layers["landlock"] < landlock.SCOPED_SINCE:
+        yield "this kernel's Landlock does not keep abstract sockets inside, so programs reach those of the host"
+    if level is Level.NAMESPACES:
+        yield "outside of their namespaces programs are one user, and share its quotas of pipes and sent descriptors"
+    if level is Level.LANDLOCK:
+        yield "programs are one user, and share its quotas of pipes, sent descriptors, pending signals and inotify"
+    if _cores_are_handled():
+        yield "core dumps are limited to 0, so the machine's handler gets crashed programs; allow 1 byte (`ulimit -Hc`)"
+    if level is Level.NAMESPACES and not layers["terminals"]:
+        yield "no file system of terminals can be mounted here, so programs of a session have none (`pty`)"
+    if level is Level.UID:
+        yield "programs of a session have no terminals (`pty`): those of the host are shared by all its users"
+    if level is Level.LANDLOCK:
+        yield "sessions cannot start programs"
     if layers["cgroup"] is None:
         why = cgroup.find()[1]
         if layers["watched"]:
@@ -148,6 +165,13 @@ def missing(level: Level, layers: Mapping[str, Any]) -> Iterator[str]:
         yield f"{tempfile.gettempdir()} is mounted noexec, so what compilers make does not run; name another in TMPDIR"
     if level is not Level.NAMESPACES:
         yield "no file system of its own, so disk space and inodes are watched and not limited by the kernel"
+
+
+def _cores_are_handled() -> bool:
+    """Return whether a program's crash runs the machine's handler of cores: it does where 1 byte is not allowed."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/core_pattern") as file:
+        return file.read(1) in "|@" and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0
+    return False
 
 
 def choose(require: str | None, level: str | None) -> Level:

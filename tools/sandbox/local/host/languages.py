@@ -6,11 +6,15 @@ import glob
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+from toolgym.tools.sandbox.local.host import packages
 from toolgym.tools.sandbox.local.kernel.jail import SYSTEM_PATHS
 from toolgym.tools.sandbox.local.protocol.messages import Program
+from toolgym.tools.sandbox.names import OptionError, unused_stem
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 """Search path for programs, on the host and in the sandbox."""
@@ -28,7 +32,8 @@ class Language:
 
     In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
     it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{processors}` is
-    the number that is reported to the program.
+    the number that is reported to the program. `{main}`, which names of files may hold too, is `main`, or another word
+    where one of the caller's files has such a name. `{jars}` and `{go_module}` come from `packages`.
 
     Attributes:
         name: as callers give it.
@@ -42,6 +47,7 @@ class Language:
         env: variables for the commands.
         begins: text that is put in front of a program without it.
         named_by_class: whether the file has the name of the program's public class, where it has one.
+        makes: names of what the commands put beside it.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Language:
     env: tuple[tuple[str, str], ...] = ()
     begins: str = ""
     named_by_class: bool = False
+    makes: tuple[str, ...] = ()
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -70,7 +77,15 @@ class Language:
         least = "uid" if self.compile and not self.alone and self.level == "landlock" else self.level
         return LEVELS.index(level) <= LEVELS.index(least)
 
-    def request(self, code: str, memory_mb: int, level: str, processors: int = 1) -> Program:
+    def request(
+        self,
+        code: str,
+        memory_mb: int,
+        level: str,
+        processors: int = 1,
+        files: Mapping[str, bytes] = MappingProxyType({}),
+        folder: str | None = None,
+    ) -> Program:
         """Return what a request says of a program.
 
         A compiler gets `COMPILER_MB` where the program itself may use less.
@@ -80,22 +95,33 @@ class Language:
             memory_mb: what it may use.
             level: the isolation level.
             processors: how many are reported to it, see `processors.reported`.
+            files: what the caller puts beside it.
+            folder: where packages are; None: there are none.
+
+        Raises:
+            OptionError: one of the files has the name that the language wants for the program itself.
         """
-        run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
-        argv = [_fitted(word, memory_mb, processors) for word in run]
-        compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
-        if compile_mb > memory_mb:
-            argv = ["sh", "-c", f'ulimit -d {memory_mb << 10} && exec "$@"', "sh", *argv]
         source = self.source
         if self.named_by_class and (found := _PUBLIC_CLASS.search(code)):
             source = found[1] + os.path.splitext(source)[1]
+        code = code if self.begins.strip() in code else self.begins + code
+        if files.get(source, code.encode("utf-8", "surrogatepass")) != code.encode("utf-8", "surrogatepass"):
+            said = f"the file {source!r} has the name that {self.name} wants for the program itself; give it another"
+            raise OptionError(said, "files", source)
+        stem = unused_stem((source, *self.makes), files)
+        names = {"go_module": packages.go_module(folder), "jars": packages.jars(folder), "main": stem}
+        run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
+        argv = [_fitted(word, names, memory_mb, processors) for word in run]
+        compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
+        if compile_mb > memory_mb:
+            argv = ["sh", "-c", f'ulimit -d {memory_mb << 10} && exec "$@"', "sh", *argv]
         return {
-            "code": code if self.begins.strip() in code else self.begins + code,
-            "source": source,
+            "code": code,
+            "source": source.replace("{main}", stem),
             "argv": argv,
-            "compile": [_fitted(word, compile_mb, processors) for word in compiler],
+            "compile": [_fitted(word, names, compile_mb, processors) for word in compiler],
             "compile_memory_mb": compile_mb,
-            "env": {name: _fitted(value, memory_mb, processors) for name, value in self.env},
+            "env": {name: _fitted(value, names, memory_mb, processors) for name, value in self.env},
         }
 
 
@@ -104,11 +130,12 @@ _PUBLIC_CLASS = re.compile(
 )
 
 
-def _fitted(text: str, memory_mb: int, processors: int) -> str:
-    """Return a word of a command with its numbers filled in."""
+def _fitted(text: str, names: Mapping[str, str], memory_mb: int, processors: int) -> str:
+    """Return a word of a command with its names and numbers filled in."""
     heap = max(16, memory_mb * 3 // 5)
     stack = max(1, min(16, memory_mb // 64))
-    for name, value in (("heap", heap), ("start", heap // 4), ("stack", stack), ("processors", processors)):
+    numbers = {"heap": heap, "start": heap // 4, "stack": stack, "processors": processors}
+    for name, value in {**names, **numbers}.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text
 
@@ -127,8 +154,8 @@ def _lacks(need: str) -> str:
 _JARS = "/usr/local/share/java"
 """Where archives for all Java programs can be put, for example `javatuples`, which some benchmarks' programs need."""
 
-_CLASSES = ("-cp", f".:*:{_JARS}/*")
-"""The working folder, the archives that were given along with the program, and those that are installed."""
+_CLASSES = ("-cp", f".:*:{_JARS}/*{{jars}}")
+"""The working folder, the archives that were given along with the program, those that are installed, and packages."""
 
 _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
@@ -150,6 +177,9 @@ def _shell(script: str) -> tuple[str, ...]:
 
 _GO_ENV = (("GOFLAGS", "-p=4"),)
 
+_GO_FOLDER = ".{main}-go"
+"""Go's folder for temporary files."""
+
 
 def _go(command: str) -> tuple[str, ...]:
     """Return a command of Go's.
@@ -158,10 +188,11 @@ def _go(command: str) -> tuple[str, ...]:
     library does not come compiled, and compiling it for each program takes ten seconds. After one
     `GODEBUG=installgoroot=all go install std` it is in Go's own folder, and the command looks for it there.
     """
-    return _shell(f'mkdir -p .go-tmp && TMPDIR="$PWD/.go-tmp" GODEBUG=installgoroot=all exec {command}')
+    folder = _GO_FOLDER
+    return _shell(f'{{go_module}}mkdir -p {folder} && TMPDIR="$PWD/{folder}" GODEBUG=installgoroot=all exec {command}')
 
 
-_CSHARP = """cat >.assertions.cs <<X
+_CSHARP = """cat >.{main}-assertions.cs <<X
 class FailedAssertion : System.Diagnostics.DefaultTraceListener {
     public override void Fail(string message, string detail) {
         System.Console.Out.Flush();
@@ -171,19 +202,19 @@ class FailedAssertion : System.Diagnostics.DefaultTraceListener {
     }
 }
 X
-cat >main.exe.config <<X
+cat >{main}.exe.config <<X
 <configuration><system.diagnostics><trace><listeners>
-<clear/><add name="assertions" type="FailedAssertion, main"/>
+<clear/><add name="assertions" type="FailedAssertion, {main}"/>
 </listeners></trace></system.diagnostics></configuration>
 X
-exec mcs -d:DEBUG -out:main.exe main.cs .assertions.cs"""
+exec mcs -d:DEBUG -out:{main}.exe {main}.cs .{main}-assertions.cs"""
 """Mono by itself goes on after an assertion that failed; .NET ends the program, with this code."""
 
 
 def _typescript() -> tuple[str, ...]:
     """Node with what `tsx` loads into it; `tsx` itself needs a socket, which not every level allows."""
     loader = os.path.join(os.path.dirname(os.path.realpath(shutil.which("tsx", path=SEARCH_PATH) or "")), "loader.mjs")
-    return ("node", "--import", loader, "main.ts") if os.path.exists(loader) else ("tsx", "main.ts")
+    return ("node", "--import", loader, "{main}.ts") if os.path.exists(loader) else ("tsx", "{main}.ts")
 
 
 def _first(*names: str) -> str:
@@ -194,20 +225,38 @@ def _first(*names: str) -> str:
 _D = _first("dmd", "ldmd2", "gdmd")
 
 
+_PROGRAM = ("{main}",)
+
+
 def _table(*languages: Language) -> dict[str, Language]:
     return {language.name: language for language in languages}
 
 
 LANGUAGES = _table(
-    Language("bash", "main.sh", ("bash", "main.sh"), needs=("bash",)),
+    Language("bash", "{main}.sh", ("bash", "{main}.sh"), needs=("bash",)),
     Language(
-        "cpp", "main.cpp", ("./main",), ("g++", "-std=c++17", "-O1", "main.cpp", "-o", "main", *_CRYPTO), ("g++",)
+        "cpp",
+        "{main}.cpp",
+        ("./{main}",),
+        ("g++", "-std=c++17", "-O1", "{main}.cpp", "-o", "{main}", *_CRYPTO),
+        ("g++",),
+        makes=_PROGRAM,
     ),
-    Language("c", "main.c", ("./main",), ("gcc", "-O1", "main.c", "-o", "main", "-lm"), ("gcc",)),
-    Language("nodejs", "main.js", ("node", "main.js"), needs=("node",)),
-    Language("js", "main.js", ("node", "main.js"), needs=("node",)),
-    Language("typescript", "main.ts", _typescript(), needs=("tsx", "node"), level="uid"),
-    Language("go", "main.go", ("./main",), _go("go build -o main main.go"), ("go",), env=_GO_ENV),
+    Language(
+        "c", "{main}.c", ("./{main}",), ("gcc", "-O1", "{main}.c", "-o", "{main}", "-lm"), ("gcc",), makes=_PROGRAM
+    ),
+    Language("nodejs", "{main}.js", ("node", "{main}.js"), needs=("node",)),
+    Language("js", "{main}.js", ("node", "{main}.js"), needs=("node",)),
+    Language("typescript", "{main}.ts", _typescript(), needs=("tsx", "node"), level="uid"),
+    Language(
+        "go",
+        "{main}.go",
+        ("./{main}",),
+        _go("go build -o {main} {main}.go"),
+        ("go",),
+        env=_GO_ENV,
+        makes=(*_PROGRAM, _GO_FOLDER),
+    ),
     Language(
         "java",
         "Main.java",
@@ -216,53 +265,82 @@ LANGUAGES = _table(
         ("java", "javac"),
         ("java", *_JAVA_FLAGS, "-ea", *_CLASSES, "Main.java"),
     ),
-    Language("rust", "main.rs", ("./main",), ("rustc", "-o", "main", "main.rs"), ("rustc",)),
-    Language("perl", "main.pl", ("perl", "main.pl"), needs=("perl",)),
-    Language("ruby", "main.rb", ("ruby", "main.rb"), needs=("ruby",)),
-    Language("lua", "main.lua", ("lua", "main.lua"), needs=("lua",)),
-    Language("php", "main.php", ("php", "-f", "main.php"), needs=("php",), begins="<?php "),
-    Language("R", "main.R", ("Rscript", "main.R"), needs=("Rscript",), level="uid"),
+    Language("rust", "{main}.rs", ("./{main}",), ("rustc", "-o", "{main}", "{main}.rs"), ("rustc",), makes=_PROGRAM),
+    Language("perl", "{main}.pl", ("perl", "{main}.pl"), needs=("perl",)),
+    Language("ruby", "{main}.rb", ("ruby", "{main}.rb"), needs=("ruby",)),
+    Language("lua", "{main}.lua", ("lua", "{main}.lua"), needs=("lua",)),
+    Language("php", "{main}.php", ("php", "-f", "{main}.php"), needs=("php",), begins="<?php "),
+    Language("R", "{main}.R", ("Rscript", "{main}.R"), needs=("Rscript",), level="uid"),
     Language(
         "csharp",
-        "main.cs",
-        ("mono", "main.exe"),
+        "{main}.cs",
+        ("mono", "{main}.exe"),
         _shell(_CSHARP),
         ("mcs", "mono"),
         level="namespaces",
         env=(("MONO_GC_PARAMS", "max-heap-size={heap}m"),),  # or, out of memory, it ends with code 0
+        makes=("{main}.exe", "{main}.exe.config", ".{main}-assertions.cs"),
     ),
     Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",), level="uid"),
-    Language("julia", "main.jl", ("julia", "main.jl"), needs=("julia",)),
-    Language("kotlin_script", "main.kts", ("kotlin", "main.kts"), needs=("kotlin",), level="uid"),
-    Language("swift", "main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main"), ("swiftc",)),
-    Language("racket", "main.rkt", ("racket", "main.rkt"), needs=("racket",)),
-    Language("D_ut", "main.d", ("./main",), (_D, "-unittest", "main.d", "-of=main"), (_D,)),
+    Language("julia", "{main}.jl", ("julia", "{main}.jl"), needs=("julia",)),
+    Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid"),
+    Language(
+        "swift", "{main}.swift", ("./{main}",), ("swiftc", "{main}.swift", "-o", "{main}"), ("swiftc",), makes=_PROGRAM
+    ),
+    Language("racket", "{main}.rkt", ("racket", "{main}.rkt"), needs=("racket",)),
+    Language(
+        "D_ut",
+        "{main}.d",
+        ("./{main}",),
+        (_D, "-unittest", "{main}.d", "-of={main}"),
+        (_D,),
+        makes=(*_PROGRAM, "{main}.o"),
+    ),
     Language(
         "verilog",
-        "main.sv",
-        ("vvp", "-n", "main.vvp"),
-        ("iverilog", "-g2012", "-o", "main.vvp", "main.sv"),
+        "{main}.sv",
+        ("vvp", "-n", "{main}.vvp"),
+        ("iverilog", "-g2012", "-o", "{main}.vvp", "{main}.sv"),
         ("iverilog", "vvp"),
+        makes=("{main}.vvp",),
     ),
-    Language("lean", "main.lean", ("lean", "main.lean"), needs=("lean",)),
-    Language("pytest", "test_main.py", ("python", "-m", "pytest", "-q", "test_main.py")),
-    Language("go_test", "main_test.go", _go("go test main_test.go"), needs=("go",), level="uid", env=_GO_ENV),
+    Language("lean", "{main}.lean", ("lean", "{main}.lean"), needs=("lean",)),
+    Language("pytest", "test_{main}.py", ("python", "-m", "pytest", "-q", "test_{main}.py")),
+    Language(
+        "go_test",
+        "{main}_test.go",
+        _go("go test {main}_test.go"),
+        needs=("go",),
+        level="uid",
+        env=_GO_ENV,
+        makes=(_GO_FOLDER,),
+    ),
     Language(
         "junit",
         "MainTest.java",
-        ("java", *_JAVA_FLAGS, "-ea", "-jar", _JUNIT, "--class-path", ".:*", "--scan-class-path", "--disable-banner"),
+        (
+            "java",
+            *_JAVA_FLAGS,
+            "-ea",
+            "-jar",
+            _JUNIT,
+            "--class-path",
+            ".:*",
+            "--scan-class-path",
+            "--disable-banner",
+        ),
         _shell(f"exec javac {' '.join(_JAVAC_FLAGS)} -cp '{_CLASSES[1]}:{_JUNIT}' *.java"),
         ("java", "javac", _JUNIT),
         named_by_class=True,
     ),
     Language(
         "jest",
-        "main.test.js",
-        _shell("[ -e package.json ] || echo {} >package.json; exec jest --runInBand --no-cache main.test.js"),
+        "{main}.test.js",
+        _shell("[ -e package.json ] || echo {} >package.json; exec jest --runInBand --no-cache {main}.test.js"),
         needs=("jest",),
         level="uid",
     ),
-    Language("sql", "main.sql", ("sqlite3", ":memory:", ".read main.sql"), needs=("sqlite3",)),
+    Language("sql", "{main}.sql", ("sqlite3", ":memory:", ".read {main}.sql"), needs=("sqlite3",)),
 )
 """Every language but Python, which the template runs itself."""
 

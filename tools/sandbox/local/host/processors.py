@@ -33,14 +33,14 @@ def _quotas() -> Iterator[float]:
     Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst` and `Documentation/scheduler/sched-bwc.rst`.
     """
     for kind, controller, file in (("cgroup2", "", "cpu.max"), ("cgroup", "cpu", "cpu.cfs_quota_us")):
-        for folder in _groups(kind, controller):
+        for folder in control_groups(kind, controller):
             with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # `max` is no number
                 quota, *period = map(int, (folder / file).read_text().split())
                 if quota > 0:
                     yield quota / (period[0] if period else int((folder / "cpu.cfs_period_us").read_text()))
 
 
-def _groups(kind: str, controller: str) -> Iterator[Path]:
+def control_groups(kind: str, controller: str) -> Iterator[Path]:
     """Yield the folders of the control group that this process is in, and of those above it."""
     with contextlib.suppress(OSError, KeyError):
         own = cgroup_mounts.own_groups()[controller]

@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
+import functools
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-from toolgym.tools.errors import ConfigError, SandboxUnavailableError
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxBusyError,
+    SandboxClosedError,
+    SandboxUnavailableError,
+    SandboxUnsupportedError,
+    named_keywords,
+)
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
-from toolgym.tools.sandbox.local.host import languages, processors
+from toolgym.tools.sandbox.local.host import languages, memory, processors
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
+from toolgym.tools.sandbox.local.host.packages import check
+from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, MEMORY_SHARE, RUNNING_EACH, Places
+from toolgym.tools.sandbox.local.host.room import check_room
 from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions
 from toolgym.tools.sandbox.local.host.template_pool import (
     MOST_TEMPLATES,
-    Network,
     TemplatePool,
     absolute,
     enterable,
 )
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError
 from toolgym.tools.sandbox.local.protocol import messages
-from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
+from toolgym.tools.sandbox.options import Network, RunRequest, SessionRequest
 
 PRELOAD = ("numpy", "sympy", "pandas", "scipy")
 """What the full template loads, as far as it is installed."""
+
+PYTHON_SOURCE = "{main}.py"
+"""Name of the file that holds a Python program."""
 
 TRIES = 5
 """How often a run is sent when its template process is lost under it.
 
 Where processes are killed at random, seven a second, one loss in thirty is followed by another one of the same run:
 three tries were too few once in 30,000 executions."""
+
+
+MOST_POOLS = 8
+"""Sets of template processes for sessions with limits or a network of their own; beyond that an idle one makes room."""
+
+
+_NO_LOOPBACK = "network='loopback' needs the level 'namespaces', and this is {!r}"
 
 
 class LocalSandbox(Sandbox):
@@ -53,11 +73,16 @@ class LocalSandbox(Sandbox):
         level: exactly this level.
         limits: what one execution or session may use.
         network: `off`; `loopback`, a network of its own inside; or `host`.
+        allow_host_network: whether a session may ask for the network `host`, where the sandbox's is another.
         preload: modules of the full template; those that are not installed are left out with a line in the log.
         python: interpreter to run programs with, for example that of another virtual environment: a path, or a name to
             look up in PATH. Default: this one.
-        max_running: executions and cells at once; `"unlimited"`: no limit, for a caller that has one of its own.
-            Default: four per processor.
+        packages: a folder with packages for programs, readable for all; see `docs/sandboxfusion.md`.
+        max_running: executions and cells at once, those that sleep included; `"unlimited"`: no limit, nor one of those
+            that compute, for a caller that has limits of its own. Default: 32 per processor, and no more than fit
+            into half of the memory (of the machine, or of this process's control groups), with an eighth of
+            `limits.memory_mb` each.
+        max_computing: how many of them may compute. Default: four per processor.
         templates: most template processes of each kind; the next is started when all there are have `CROWDED` requests
             each, or `SESSIONS_EACH` times as many sessions. Default: one per two processors, and at most
             `MOST_TEMPLATES`.
@@ -68,6 +93,7 @@ class LocalSandbox(Sandbox):
         ConfigError: an argument is not known or out of range.
     """
 
+    @named_keywords
     def __init__(
         self,
         *,
@@ -75,35 +101,50 @@ class LocalSandbox(Sandbox):
         level: str | None = None,
         limits: Limits | None = None,
         network: Network = "off",
+        allow_host_network: bool = False,
         preload: Sequence[str] = PRELOAD,
         python: str | None = None,
+        packages: str | None = None,
         max_running: int | Literal["unlimited"] | None = None,
+        max_computing: int | None = None,
         templates: int | None = None,
         warm: int = 2,
     ) -> None:
+        if isinstance(preload, str):
+            raise ConfigError(f"preload must be a list of modules, got {preload!r}")
         if network not in ("off", "loopback", "host"):
             raise ConfigError(f"network must be 'off', 'loopback' or 'host', got {network!r}")
         self.limits = limits or Limits()
         self._level = choose(require, level)
-        if network == "loopback" and self._level is not Level.NAMESPACES:
-            raise SandboxUnavailableError(
-                f"network='loopback' needs the level 'namespaces', and this is {self._level.value!r}"
-            )
+        if not self._has_network(network):
+            raise SandboxUnavailableError(_NO_LOOPBACK.format(self._level.value))
+        self._network: Network = network
+        self._may_use_host = allow_host_network or network == "host"
         self._python = absolute(python) if python else sys.executable
+        self._packages = None if packages is None else check(packages)
         if self._level is Level.UID:
             self._level = enterable(self._python, level, require)
         cores = processors.available()
-        self._limiter = None if max_running == "unlimited" else LocalRateLimiter(max_running or 4 * cores)
-        self._templates = TemplatePool(
+        self._make_pool = functools.partial(
+            TemplatePool,
             level=self._level,
-            network=network,
-            limits=self.limits,
             python=self._python,
             preload=preload,
+            packages=self._packages,
             count=templates or max(1, min(MOST_TEMPLATES, cores // 2)),
             warm=max(0, warm),
         )
-        self._sessions = OpenSessions(self._limiter, int(self.limits.file_mb * (1 << 20)), self._level)
+        self._templates = self._make_pool(network=network, limits=self.limits)
+        self._others: dict[tuple[Limits, Network], TemplatePool] = {}
+        self._places: Places | None = None
+        if max_running != "unlimited":
+            computing = COMPUTING_EACH * cores if max_computing is None else max_computing
+            if max_running is None:
+                max_running = max(computing, min(RUNNING_EACH * cores, _fitting(self.limits)))
+            self._places = Places(max_running, computing, self._look, self._loop)
+        elif max_computing is not None:
+            raise ConfigError("max_computing has no meaning beside max_running='unlimited'; leave one of them out")
+        self._sessions = OpenSessions(self._places, self._level)
 
     @property
     def level(self) -> Level:
@@ -127,7 +168,7 @@ class LocalSandbox(Sandbox):
     @property
     def template_ids(self) -> list[int]:
         """Process ids of the template processes that run."""
-        return self._templates.process_ids
+        return [pid for pool in (self._templates, *self._others.values()) for pid in pool.process_ids]
 
     @property
     def open_sessions(self) -> int:
@@ -147,16 +188,19 @@ class LocalSandbox(Sandbox):
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
         found = languages.find(request.language)
+        check_room(self.limits, request.files, code=request.code, stdin=request.stdin)
+        names, refused = fetchable(request.fetch_files, absolute=True)
         memory = request.memory_mb if request.memory_mb is not None else self.limits.memory_mb
         message: messages.RunRequest = {
             "op": "run",
             "code": request.code,
+            "source": f"{unused_stem([PYTHON_SOURCE], request.files)}.py",
             "timeout": request.timeout,
             "memory_mb": memory,
             "cpu_seconds": self.limits.cpu_seconds,
             "stdin": request.stdin,
-            "files": _encode_files(request.files),
-            "fetch": list(request.fetch_files),
+            "files": _bytes(request.files),
+            "fetch": names,
             "env": dict(request.env),
         }
         patience = request.timeout + GRACE
@@ -166,33 +210,37 @@ class LocalSandbox(Sandbox):
                     f"language {request.language!r} cannot run at the level {self._level.value!r}, which allows "
                     + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
                 )
-            wanted = found.request(request.code, memory, self._level, processors.reported(self.limits))
+            reported = processors.reported(self.limits)
+            wanted = found.request(request.code, memory, self._level, reported, request.files, self._packages)
             compile_timeout = request.compile_timeout or request.timeout
             environment = {**wanted["env"], **request.env}
             message = {**message, **wanted, "env": environment, "compile_timeout": compile_timeout}
             patience += compile_timeout
             if found.name == "pytest":
-                message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", found.source]
-        async with self._limiter.permit() if self._limiter else contextlib.nullcontext():
+                message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", wanted["source"]]
+        async with self._places.permit() if self._places else contextlib.nullcontext() as place:
             for _ in range(TRIES):
                 choosing = self._templates.for_code(request.code) if found is None else self._templates.bare()
                 template = await choosing
                 try:
-                    answer = await template.request(message, patience=patience)
+                    answer = await template.request(message, patience=patience, place=place)
                 except TemplateLostError:
                     continue
-                return _execution_result(answer)
+                return _execution_result(answer, refused)
         return ExecutionResult(
             ExecutionStatus.SANDBOX_ERROR, message=f"the template process was lost {TRIES} times while running this"
         )
 
     async def open_session(self, request: SessionRequest) -> LocalSession:
         """See `Sandbox.open_session`. With `hint`, code that names no preloaded module gets a bare template, sooner."""
+        asked = {one: getattr(request, one) for one in ("file_mb", "disk_mb", "inodes")}
+        limits = replace(self.limits, **{one: value for one, value in asked.items() if value is not None})
+        check_room(limits, request.files)
         name = uuid.uuid4().hex
         message: messages.OpenRequest = {
             "op": "open",
             "session": name,
-            "files": _encode_files(request.files),
+            "files": _bytes(request.files),
             "env": dict(request.env),
             "memory_mb": request.memory_mb if request.memory_mb is not None else self.limits.memory_mb,
             "timeout": START_SESSION,
@@ -200,7 +248,8 @@ class LocalSandbox(Sandbox):
         why = ""
         for _ in range(TRIES):
             hint = request.hint
-            template = await (self._templates.full() if hint is None else self._templates.for_code(hint))
+            pool = await self._pool(limits, request.network or self._network)
+            template = await (pool.full() if hint is None else pool.for_code(hint))
             try:
                 answer = await template.request(message, patience=START_SESSION + GRACE)
             except TemplateLostError:
@@ -210,17 +259,72 @@ class LocalSandbox(Sandbox):
                 template.send(messages.CloseRequest(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
-                return self._sessions.add(template, name)
+                return self._sessions.add(template, name, limits.file_mb << 20)
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
 
     async def close(self) -> None:
         self._sessions.end_all()
-        await shielded(self._templates.close())  # half closed, it would leave processes unreaped and folders behind
+        if self._places is not None:
+            await self._places.close()
+        # Half closed, it would leave processes unreaped and folders behind.
+        await shielded(asyncio.gather(*(pool.close() for pool in self._pools)))
+
+    @property
+    def _pools(self) -> list[TemplatePool]:
+        return [self._templates, *self._others.values()]
+
+    async def _look(self) -> float:
+        return sum(await asyncio.gather(*(pool.look() for pool in self._pools)))
+
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        return next((pool.loop for pool in self._pools if pool.loop is not None), None)
+
+    async def _pool(self, limits: Limits, network: Network) -> TemplatePool:
+        """Return the templates of sessions with these limits and this network.
+
+        Raises:
+            SandboxUnsupportedError: there is no such network at this level, or it is not allowed.
+            SandboxBusyError: there are too many other kinds of sessions.
+        """
+        if (limits, network) == (self.limits, self._network):
+            return self._templates
+        if network == "host" and not self._may_use_host:
+            raise SandboxUnsupportedError(
+                "the network 'host' is not allowed to sessions here: make the sandbox with allow_host_network=True"
+            )
+        if not self._has_network(network):
+            raise SandboxUnsupportedError(_NO_LOOPBACK.format(self._level.value))
+        pool = self._others.get((limits, network))
+        if pool is None:
+            if len(self._others) >= MOST_POOLS:
+                await self._drop_idle_pool()
+            if self._templates.closed:
+                raise SandboxClosedError("the sandbox is closed")
+            pool = self._others.setdefault((limits, network), self._make_pool(network=network, limits=limits))
+        return pool
+
+    async def _drop_idle_pool(self) -> None:
+        for key, pool in self._others.items():
+            if pool.idle:
+                del self._others[key]
+                await shielded(pool.close())
+                return
+        raise SandboxBusyError(
+            f"{MOST_POOLS} kinds of sessions, with limits or networks of their own, are open already"
+        )
+
+    def _has_network(self, network: Network) -> bool:
+        return network != "loopback" or self._level is Level.NAMESPACES
 
 
-def _encode_files(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: base64.b64encode(data).decode() for name, data in files.items()}
+def _fitting(limits: Limits) -> int:
+    """How many executions fit into half of the memory."""
+    return int(memory.available() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
+
+
+def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: bytes(data) for name, data in files.items()}
 
 
 def _fetched(found: Sequence[tuple[str, int]], data: bytes) -> dict[str, bytes]:
@@ -232,7 +336,8 @@ def _fetched(found: Sequence[tuple[str, int]], data: bytes) -> dict[str, bytes]:
     return files
 
 
-def _execution_result(answer: Mapping[str, Any]) -> ExecutionResult:
+def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> ExecutionResult:
+    """Return the result in an answer. `refused` says of names that were not even asked for why."""
     status = ExecutionStatus(answer["status"])
     code = answer.get("code")
     ended_itself = status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED)
@@ -249,6 +354,7 @@ def _execution_result(answer: Mapping[str, Any]) -> ExecutionResult:
             stdout_truncated=compiled["stdout_truncated"],
             stderr_truncated=compiled["stderr_truncated"],
         )
+    left_out = [*refused, *answer.get("left_out", ())]
     if status is ExecutionStatus.COMPILE_ERROR and compilation is not None:
         return ExecutionResult(
             status=status,
@@ -266,7 +372,7 @@ def _execution_result(answer: Mapping[str, Any]) -> ExecutionResult:
         duration=float(answer.get("duration", 0.0)),
         stdout_truncated=bool(answer.get("stdout_truncated")),
         stderr_truncated=bool(answer.get("stderr_truncated")),
-        message=str(answer.get("message", "")),
+        message="; ".join(text for text in (str(answer.get("message", "")), not_fetched(left_out)) if text),
         cpu_seconds=answer.get("cpu"),
         memory_bytes=answer.get("rss"),
         files=_fetched(answer.get("files") or (), answer.get("raw", b"")),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
+import json
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.concurrency.deadline import shielded
@@ -18,24 +19,29 @@ from toolgym.tools.errors import (
     SessionForkError,
     SessionLostError,
 )
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.files import BATCH, FileAction, FileInfo, Row, file_error, read_listing, split
 from toolgym.tools.sandbox.local.host.isolation import Level
+from toolgym.tools.sandbox.local.host.places import Place, Places
+from toolgym.tools.sandbox.local.host.programs import LocalProcess, Programs
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
 from toolgym.tools.sandbox.local.protocol import answer_codec
 from toolgym.tools.sandbox.local.protocol.messages import (
     CloseRequest,
-    ExecRequest,
+    FileRequest,
+    FilesRequest,
+    PackRequest,
     ReadRequest,
     SessionRequest,
+    StartRequest,
+    UnpackRequest,
     WriteRequest,
 )
-from toolgym.tools.sandbox.names import check_argv, check_name, positive
+from toolgym.tools.sandbox.names import check_path, positive
+from toolgym.tools.sandbox.processes import Command
 
 CHUNK = 4 * 1024 * 1024
 """Bytes of a file that are read or written in one step: other sessions have their turn in between."""
-
-MAX_CODE = 1 << 31
-"""Beyond this no number is the code of a process that ended."""
 
 START_SESSION = 30.0
 """Seconds that opening or forking a session may take."""
@@ -50,30 +56,32 @@ class OpenSessions:
     """The open sessions of one sandbox, and what they share.
 
     Args:
-        limiter: gives permits to run; None: they run without.
-        max_file_bytes: largest file that can be read.
+        places: admits what runs code; None: everything is admitted.
         level: their isolation level, which decides whether they can be forked.
     """
 
-    def __init__(self, limiter: LocalRateLimiter | None, max_file_bytes: int, level: Level) -> None:
-        self.limiter, self.max_file_bytes, self.level = limiter, max_file_bytes, level
+    def __init__(self, places: Places | None, level: Level) -> None:
+        self.places, self.level = places, level
         self._open: set[LocalSession] = set()
+        self._lock = threading.Lock()  # a session may end in another thread than that of the sandbox
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, template: TemplateProcess, name: str) -> LocalSession:
-        """Return the session of that name, which is open in a template process."""
-        session = LocalSession(self, template, name)
-        self._open.add(session)
-        template.sessions += 1
+    def add(self, template: TemplateProcess, name: str, max_file_bytes: int) -> LocalSession:
+        """Return the session of that name, which is open in a template process. `max_file_bytes`: of one file."""
+        session = LocalSession(self, template, name, max_file_bytes)
+        with self._lock:
+            self._open.add(session)
+            template.sessions += 1
         return session
 
     def discard(self, session: LocalSession) -> None:
         """Forget a session that has ended. Doing so twice is fine."""
-        if session in self._open:
-            self._open.remove(session)
-            session.template.sessions -= 1
+        with self._lock:
+            if session in self._open:
+                self._open.remove(session)
+                session.template.sessions -= 1
 
     def end_all(self) -> None:
         """Mark all as ended, for a sandbox whose template processes end."""
@@ -88,11 +96,14 @@ class LocalSession(Session):
         template: the process in which it lives.
     """
 
-    def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str) -> None:
+    def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str, max_file_bytes: int) -> None:
         self._owner, self.template, self._id = owner, template, name
         self._alive = True
         self._closed = False
-        self._lock = asyncio.Lock()
+        self._launched = False
+        self._lock = _OneAtATime()
+        self._max_file_bytes = max_file_bytes
+        self._programs = Programs(self, owner.level, bool(template.layers.get("terminals")), owner.places)
         self._checkpoints: dict[str, LocalSession] = {}
 
     @property
@@ -133,35 +144,53 @@ class LocalSession(Session):
             message=str(answer.get("message", "")),
         )
 
-    async def exec(self, argv: Sequence[str], *, timeout: float = 30.0, stdin: str = "") -> ExecutionResult:
-        request: ExecRequest = {
-            "op": "exec",
-            "session": self._id,
-            "argv": check_argv(argv),
-            "stdin": stdin,
-            "timeout": positive("timeout", timeout),
-        }
+    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
+        return await self._programs.exec(command, stdin, timeout)
+
+    async def _start(self, command: Command) -> LocalProcess:
+        return await self._programs.start(command)
+
+    async def launch(self, request: StartRequest) -> dict[str, Any]:
+        """Return the answer to starting a program. The first one waits for a cell that runs: see `child.launcher`."""
+        if self._launched:
+            answer = await self.request(request, START_SESSION + GRACE)
+            if answer["status"] != "sandbox_error" or not answer.get("alive"):
+                return answer
         async with self._lock:
-            answer = await self._ask(request)
-        inner = answer.get("answer") or {}
-        said = inner.get("status")
-        code = said if type(said) is int and abs(said) < MAX_CODE else None
-        status = ExecutionStatus(answer["status"])
-        if status is ExecutionStatus.OK and code != 0:
-            status = ExecutionStatus.KILLED if code is not None and code < 0 else ExecutionStatus.ERROR
-        return ExecutionResult(
-            status=status,
-            stdout=answer.get("stdout", ""),
-            stderr=answer.get("stderr", ""),
-            return_code=code,
-            duration=float(answer.get("duration", 0.0)),
-            stdout_truncated=bool(answer.get("stdout_truncated")),
-            stderr_truncated=bool(answer.get("stderr_truncated")),
-            message=str(answer.get("message", "")),
-        )
+            answer = await self.request(request, START_SESSION + GRACE, settle=GRACE)
+        self._launched = bool(answer.get("alive"))
+        return answer
+
+    async def request(
+        self, request: SessionRequest, patience: float, *, settle: float = 0.0, place: Place | None = None
+    ) -> dict[str, Any]:
+        """Return the template's answer. What the session sent is under `answer`."""
+        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
+        if not self.alive:
+            self.end()
+            return gone
+        try:
+            answer = await self.template.request(request, patience=patience, settle=settle, place=place)
+        except TemplateLostError:
+            answer = {**gone, "message": "the template process of the session was lost"}
+        if answer.get("answered"):
+            try:
+                answer["answer"] = answer_codec.unpack(answer.pop("raw", b""))
+            except (ValueError, RecursionError):
+                # The program wrote these bytes in place of the interpreter.
+                self.template.send(CloseRequest(op="close", session=self._id))
+                answer = {**answer, "status": "killed", "alive": False}
+        if not answer.get("alive"):
+            self.end()
+        return answer
+
+    def send(self, request: SessionRequest) -> None:
+        """Send a request without waiting for its answer."""
+        if self.alive:
+            self.template.send(request)
 
     async def write_file(self, name: str, data: bytes) -> None:
-        check_name(name)
+        check_path(name)
         async with self._lock:
             for at in range(0, max(len(data), 1), CHUNK):
                 request: WriteRequest = {
@@ -169,16 +198,13 @@ class LocalSession(Session):
                     "session": self._id,
                     "name": name,
                     "at": at,
-                    "data": base64.b64encode(data[at : at + CHUNK]).decode(),
+                    "data": bytes(data[at : at + CHUNK]),
                     "timeout": START_SESSION,
                 }
-                answer = await self._ask(request)
-                failed = (answer.get("answer") or {}).get("failed")
-                if failed or answer["status"] != "ok":
-                    raise self._error(f"the file {name!r} cannot be written in the session", answer, failed)
+                await self._ask_files(f"the file {name!r} cannot be written in the session", request)
 
     async def read_file(self, name: str) -> bytes:
-        check_name(name)
+        check_path(name)
         parts: list[bytes] = []
         size = 0
         async with self._lock:
@@ -191,21 +217,69 @@ class LocalSession(Session):
                     "most": CHUNK,
                     "timeout": START_SESSION,
                 }
-                answer = await self._ask(request)
-                inner = answer.get("answer") or {}
-                data = inner.get("data")
-                if inner.get("absent"):
-                    raise FileNotFoundError(f"the session has no file {name!r}")
+                what = f"the file {name!r} cannot be read in the session"
+                data = (await self._ask_files(what, request)).get("data")
                 if not isinstance(data, bytes):
-                    failed = inner.get("failed")
-                    raise self._error(f"the file {name!r} cannot be read in the session", answer, failed)
+                    raise SandboxError(f"{what}: its program answered in place of its interpreter")
                 parts.append(data)
                 size += len(data)
-                if size > self._owner.max_file_bytes:  # not a file but a device, or the program made the bytes up
-                    most = f"{self._owner.max_file_bytes} bytes allowed"
+                if size > self._max_file_bytes:  # not a file but a device, or the program made the bytes up
+                    most = f"{self._max_file_bytes} bytes allowed"
                     raise SandboxError(f"the file {name!r} in the session has more than the {most}")
                 if len(data) < CHUNK:
                     return b"".join(parts)
+
+    async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
+        request: FilesRequest = {
+            "op": "files",
+            "session": self._id,
+            "what": action,
+            "name": name,
+            "rest": dict(rest),
+            "timeout": START_SESSION,
+        }
+        async with self._lock:
+            answer = await self._ask_files(f"{action} {name!r} fails in the session", request)
+        try:
+            return read_listing(json.loads(answer.get("data") or b"[]"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SandboxError(f"what the session says about its files makes no sense: {error}"[:200]) from None
+
+    async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
+        request: PackRequest = {
+            "op": "pack",
+            "session": self._id,
+            "name": name,
+            "names": list(names),
+            "most": 2 * BATCH,
+            "timeout": START_SESSION,
+        }
+        async with self._lock:
+            answer = await self._ask_files(f"the folder {name!r} cannot be read in the session", request)
+        return split(answer.get("sizes"), answer.get("data"), len(names))
+
+    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+        request: UnpackRequest = {
+            "op": "unpack",
+            "session": self._id,
+            "name": name,
+            "rows": [(row.name, row.kind, row.mode, row.rest) for row in rows],
+            "data": data,
+            "timeout": START_SESSION,
+        }
+        async with self._lock:
+            await self._ask_files(f"the folder {name!r} cannot be written in the session", request)
+
+    async def _ask_files(self, what: str, request: FileRequest) -> dict[str, Any]:
+        """Return what the session answers to a request about files, while the caller holds the lock."""
+        answer = await self._ask(request)
+        inner = answer.get("answer") or {}
+        failed, number = inner.get("failed"), inner.get("errno")
+        if type(number) is int and answer["status"] == "ok":
+            raise file_error(f"{what}: {_valid(str(failed))}", code=number)
+        if failed or answer["status"] != "ok":
+            raise self._error(what, answer, failed)
+        return inner
 
     async def _fork(self, name: str | None, n: int) -> list[Session]:
         """See `Session.fork`. Each fork gets copies of /tmp and /dev/shm, as they are now, in its own file system.
@@ -273,6 +347,7 @@ class LocalSession(Session):
 
     async def _fork_once(self) -> LocalSession:
         into = uuid.uuid4().hex
+        self._launched = False  # its next program is for a new launcher
         try:
             answer = await self._ask({"op": "fork", "session": self._id, "into": into, "timeout": START_SESSION})
         except asyncio.CancelledError:
@@ -281,7 +356,7 @@ class LocalSession(Session):
         if answer["status"] != "ok":
             why = f"{answer['status']}: {answer.get('message', '')}".removesuffix(": ")
             raise self._error("the session cannot be forked", answer, why)
-        return self._owner.add(self.template, into)
+        return self._owner.add(self.template, into, self._max_file_bytes)
 
     def _error(self, what: str, answer: dict[str, Any], why: object = None) -> SandboxError:
         """Return the error for a request that failed, by what its caller can do."""
@@ -293,27 +368,23 @@ class LocalSession(Session):
         return SandboxBusyError(text) if _NO_PROCESS in text else SandboxError(text)
 
     async def _ask(self, request: SessionRequest) -> dict[str, Any]:
-        """Return the template's answer, while the caller holds the lock. What the session sent is under `answer`."""
-        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
-        if not self.alive:
-            self.end()
-            return gone
-        runs_code, limiter = request["op"] in ("cell", "exec"), self._owner.limiter
-        try:
-            async with limiter.permit() if runs_code and limiter else contextlib.nullcontext():
-                answer = await self.template.request(request, patience=request["timeout"] + GRACE, settle=GRACE)
-        except TemplateLostError:
-            answer = {**gone, "message": "the template process of the session was lost"}
-        if answer.get("answered"):
-            try:
-                answer["answer"] = answer_codec.unpack(answer.pop("raw", b""))
-            except (ValueError, RecursionError):
-                # The program wrote these bytes in place of the interpreter.
-                self.template.send(CloseRequest(op="close", session=self._id))
-                answer = {**answer, "status": "killed", "alive": False}
-        if not answer.get("alive"):
-            self.end()
-        return answer
+        """As `request`, while the caller holds the lock; a cell waits for a place."""
+        places = self._owner.places if request["op"] == "cell" else None
+        async with places.permit() if places else contextlib.nullcontext() as place:
+            return await self.request(request, request["timeout"] + GRACE, settle=GRACE, place=place)
+
+
+class _OneAtATime:
+    """As `asyncio.Lock`, for tasks of any loops."""
+
+    def __init__(self) -> None:
+        self._limiter = LocalRateLimiter(1)
+
+    async def __aenter__(self) -> None:
+        self._lease = await self._limiter.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lease.release()
 
 
 def _cell_error(value: object) -> CellError | None:

@@ -17,14 +17,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import SandboxClosedError, SandboxUnavailableError
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.local.host import languages, processors
+from toolgym.tools.sandbox.local.host import languages, packages, processors
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, missing
-from toolgym.tools.sandbox.local.host.template_process import TemplateProcess, runtime_paths
+from toolgym.tools.sandbox.local.host.template_process import TemplateLostError, TemplateProcess, runtime_paths
 from toolgym.tools.sandbox.local.kernel import cgroup, folders, jail, users
+from toolgym.tools.sandbox.options import Network
 
 WARM_CODE = {
     "sympy": (
@@ -45,13 +47,9 @@ CROWDED = 4
 SESSIONS_EACH = 8
 """Open sessions that count as one request: they stay with their template, and end with it."""
 
-Network = Literal["off", "loopback", "host"]
-
 _log = logging.getLogger("toolgym.tools.sandbox")
 
-_SLOW = (
-    "the sandbox's programs start a little slower than they could: io_uring is not allowed, or too little locked memory"
-)
+_SLOW = "the sandbox's programs start a little slower than they could"
 _said: set[str] = set()
 
 
@@ -64,8 +62,12 @@ class TemplatePool:
         limits: of one execution or session.
         python: absolute path of the interpreter.
         preload: modules of the full ones, as far as they are installed.
+        packages: a folder with packages for programs; None: there is none.
         count: most template processes of each kind.
         warm: children that each keeps ready.
+
+    Attributes:
+        loop: its event loop; None: none has been started yet.
     """
 
     def __init__(
@@ -76,11 +78,12 @@ class TemplatePool:
         limits: Limits,
         python: str,
         preload: Sequence[str],
+        packages: str | None,
         count: int,
         warm: int,
     ) -> None:
         self._level, self._network, self._limits, self._python = level, network, limits, python
-        self._preload, self._warm = tuple(preload), warm
+        self._preload, self._packages, self._warm = tuple(preload), packages, warm
         self._kinds: dict[str, list[TemplateProcess | None]] = {"bare": [None] * count, "full": [None] * count}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._starting: Counter[tuple[str, int]] = Counter()
@@ -89,7 +92,7 @@ class TemplatePool:
         self._installed: tuple[str, ...] | None = None
         self._paths: tuple[str, ...] = ()
         self._work = ""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._layers: Mapping[str, Any] = {}
 
@@ -107,8 +110,19 @@ class TemplatePool:
             network=self._network,
             cgroup=f"v{self._layers['cgroup']['version']}" if controllers else None,
             controllers=tuple(controllers),
-            missing=tuple(missing(self._level, self._layers)),
+            missing=tuple(missing(self._level, self._layers, self._network)),
         )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether no template has anything to do, or is about to."""
+        running = [one for kind in self._kinds.values() for one in kind if one is not None]
+        return not any(self._starting.values()) and not any(one.busy or one.sessions for one in running)
 
     @property
     def process_ids(self) -> list[int]:
@@ -138,6 +152,15 @@ class TemplatePool:
         """Return a template with all libraries that there are. Raises as `for_code`."""
         return await self._get("full" if self._preload else "bare")
 
+    async def look(self) -> float:
+        """Tell the place of each execution whether it sleeps. Returns the seconds of a processor that it took."""
+        running = [one for kind in self._kinds.values() for one in kind if one is not None and one.alive]
+        looks = await asyncio.gather(*(one.look() for one in running), return_exceptions=True)
+        for found in looks:
+            if isinstance(found, BaseException) and not isinstance(found, TemplateLostError):
+                raise found
+        return sum(found for found in looks if isinstance(found, float))
+
     async def close(self) -> None:
         """End all template processes. None is started any more."""
         self._closed = True
@@ -157,9 +180,9 @@ class TemplatePool:
         loop = asyncio.get_running_loop()
         if self._closed:
             raise SandboxClosedError("the sandbox is closed")
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
+        if self.loop is None:
+            self.loop = loop
+        elif self.loop is not loop:
             raise SandboxClosedError("a LocalSandbox belongs to one event loop; use a SharedSandbox for several")
         row = self._kinds[kind]
         if index is None:
@@ -195,10 +218,10 @@ class TemplatePool:
 
     async def _start(self, kind: str) -> TemplateProcess:
         if self._installed is None:
-            self._paths = await asyncio.to_thread(runtime_paths, self._python)
-            self._installed = await asyncio.to_thread(_installed, self._python, self._preload)
+            self._paths = await in_thread(runtime_paths, self._python)
+            self._installed = await in_thread(_installed, self._python, self._preload)
         if self._level is not Level.NAMESPACES:
-            await asyncio.to_thread(folders.sweep)
+            await in_thread(folders.sweep)
         if self._level is not Level.NAMESPACES and not self._work:
             # Without awaiting: two templates that start at once would make two folders, and one would be left behind.
             self._work = _work_folder()
@@ -207,7 +230,8 @@ class TemplatePool:
             "level": self._level.value,
             "network": self._network,
             "limits": asdict(self._limits),
-            "read_only": [*jail.SYSTEM_PATHS, *self._paths],
+            "read_only": [*jail.SYSTEM_PATHS, *self._paths, *([self._packages] if self._packages else ())],
+            "variables": packages.variables(self._packages),
             "preload": preload,
             "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
             "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
@@ -218,7 +242,7 @@ class TemplatePool:
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)
-        place, why = await asyncio.to_thread(cgroup.find)
+        place, why = await in_thread(cgroup.find)
         if self._limits.cores is not None and (place is None or "cpu" not in place.folders):
             raise SandboxUnavailableError(
                 f"limits.cores={self._limits.cores} needs a control group with the cpu controller, and none can be "
@@ -234,9 +258,9 @@ class TemplatePool:
         if text not in _said:
             _said.add(text)
             _log.info("%s (%s)", text, self.isolation)
-        if not template.layers["pinned"] and _SLOW not in _said:
+        if template.layers["slow"] and _SLOW not in _said:
             _said.add(_SLOW)
-            _log.info(_SLOW)
+            _log.info("%s: %s", _SLOW, template.layers["slow"])
         return template
 
 

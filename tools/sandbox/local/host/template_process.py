@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import itertools
@@ -13,15 +14,17 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
 from toolgym.tools.errors import SandboxUnavailableError
+from toolgym.tools.sandbox.local.host.outbox import Outbox
+from toolgym.tools.sandbox.local.host.places import Place
 from toolgym.tools.sandbox.local.kernel import syscalls, users
 from toolgym.tools.sandbox.local.kernel.cgroup import Group
 from toolgym.tools.sandbox.local.protocol import frames
-from toolgym.tools.sandbox.local.protocol.messages import CancelRequest, HostRequest
+from toolgym.tools.sandbox.local.protocol.messages import CancelRequest, HostRequest, LookRequest
 
 START_TIMEOUT = 120.0
 """Seconds that a template may take to load its libraries."""
@@ -67,6 +70,9 @@ class TemplateLostError(Exception):
 class TemplateProcess:
     """Owns one template process.
 
+    It belongs to the event loop that starts it. `request` and `send` may be called on any loop and in any thread: what
+    is asked is written there, and answers are read on the process's own loop and handed over.
+
     Args:
         python: the interpreter to run it with.
         config: see `startup.main`; `socket` and `cgroup` are filled in here.
@@ -87,7 +93,10 @@ class TemplateProcess:
         self._line: _Line | None = None
         self._first: asyncio.Future[dict[str, Any]] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._places: dict[int, Place] = {}
         self._pieces: dict[int, list[bytes]] = {}
+        self._outbox: Outbox | None = None
+        self._mailboxes: dict[asyncio.AbstractEventLoop, list[dict[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self.layers: dict[str, Any] = {}
         self.pid = 0
@@ -144,7 +153,10 @@ class TemplateProcess:
             self.pid = self._process.pid
             loop = asyncio.get_running_loop()
             self._first = loop.create_future()
-            _, self._line = await loop.create_connection(lambda: _Line(self._on_message, self._on_loss), sock=ours)
+            self._outbox = Outbox(ours.dup(), loop)
+            _, self._line = await loop.create_connection(
+                lambda: _Line(self._on_message, self._on_read, self._on_loss), sock=ours
+            )
             async with asyncio.timeout(START_TIMEOUT):
                 first = await self._first
             if "refused" in first:
@@ -157,6 +169,8 @@ class TemplateProcess:
                 self._first.cancel()
             if self._line is None:
                 ours.close()
+                if self._outbox is not None:
+                    self._outbox.close()
             await asyncio.shield(self.close())
             if isinstance(error, OSError | TimeoutError):
                 raise SandboxUnavailableError(f"the sandbox's template process cannot start: {error}") from error
@@ -169,7 +183,9 @@ class TemplateProcess:
         self._words.seek(0)
         return self._words.read().decode("utf-8", "replace").strip()[-2000:]
 
-    async def request(self, message: HostRequest, *, patience: float, settle: float = 0.0) -> dict[str, Any]:
+    async def request(
+        self, message: HostRequest, *, patience: float, settle: float = 0.0, place: Place | None = None
+    ) -> dict[str, Any]:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
 
         Args:
@@ -177,6 +193,7 @@ class TemplateProcess:
             patience: seconds after which the template counts as stuck and is killed.
             settle: when cancelled, seconds to wait until the template has given up, so that the next request does not
                 find it busy.
+            place: of the execution; `look` tells it whether the execution sleeps.
 
         Returns:
             The answer; under `raw`, the bytes that came ahead of it, where some did.
@@ -184,32 +201,55 @@ class TemplateProcess:
         Raises:
             TemplateLostError: there is no answer and will be none.
         """
-        if not self.alive or self._line is None:
+        if not self.alive or self._outbox is None:
             raise TemplateLostError
+        loop = asyncio.get_running_loop()
         number = next(self._numbers)
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._waiting[number] = future
+        overdue = loop.call_later(patience, self._on_overdue, future)
+        if place is not None:
+            self._places[number] = place
         try:
             message["id"] = number
-            self._line.transport.write(frames.encode(message))
-            async with asyncio.timeout(patience):
-                return await future
-        except TimeoutError:
-            self.kill()
-            raise TemplateLostError from None
+            self._outbox.write(b"".join(frames.encode_request(number, message)))
+            if not self.alive:  # lost meanwhile: nothing fails this future any more
+                raise TemplateLostError
+            return await future
         except asyncio.CancelledError:
             if self.alive and future.cancelled():
                 cancel: CancelRequest = {"op": "cancel", "of": number}
-                self._line.transport.write(frames.encode(cancel))
+                self._outbox.write(frames.encode(cancel))
                 if settle:
-                    future = self._waiting[number] = asyncio.get_running_loop().create_future()
+                    future = self._waiting[number] = loop.create_future()
                     await asyncio.wait({future}, timeout=settle)
             raise
         finally:
+            overdue.cancel()
             self._waiting.pop(number, None)
+            self._places.pop(number, None)
             self._pieces.pop(number, None)
             if future.done() and not future.cancelled():
                 future.exception()  # retrieved, so that asyncio does not log it for a caller that has gone
+
+    def _on_overdue(self, future: asyncio.Future[dict[str, Any]]) -> None:
+        if not future.done():
+            self.kill()
+            _fail(future)
+
+    async def look(self) -> float:
+        """Tell the place of each execution whether it sleeps. Returns the seconds of a processor that it took.
+
+        Raises:
+            TemplateLostError: as `request`.
+        """
+        if not self._places:
+            return 0.0
+        answer = await self.request(LookRequest(op="look"), patience=GRACE)
+        asleep = frozenset(answer["asleep"])
+        for number, place in [*self._places.items()]:  # sessions of other loops come and go meanwhile
+            place.note(asleep=number in asleep)
+        return float(answer["seconds"])
 
     def kill(self) -> None:
         """End the process and everything below it, at once."""
@@ -243,9 +283,9 @@ class TemplateProcess:
 
     def send(self, message: HostRequest) -> None:
         """Send a request without waiting for its answer."""
-        if self.alive and self._line is not None:
+        if self.alive and self._outbox is not None:
             message["id"] = next(self._numbers)
-            self._line.transport.write(frames.encode(message))
+            self._outbox.write(frames.encode(message))
 
     def _on_message(self, message: dict[str, Any] | frames.DataChunk) -> None:
         if isinstance(message, frames.DataChunk):
@@ -257,14 +297,38 @@ class TemplateProcess:
                 self._first.set_result(message)
             return
         future = self._waiting.get(message.get("id", 0))
+        if future is None:
+            return
+        pieces = self._pieces.pop(message["id"], None)
+        if pieces is not None:
+            message["raw"] = b"".join(pieces)
+        self.answered += 1
+        loop = future.get_loop()
+        if self._outbox is not None and loop is self._outbox.loop:
+            self._deliver(message)
+        else:
+            self._mailboxes.setdefault(loop, []).append(message)
+
+    def _on_read(self) -> None:
+        """Hand over what came for other loops, each of which is woken once."""
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for loop, messages in mailboxes.items():
+            with contextlib.suppress(RuntimeError):  # it is closed, and nothing waits on it any more
+                loop.call_soon_threadsafe(self._deliver_all, messages)
+
+    def _deliver_all(self, messages: Iterable[dict[str, Any]]) -> None:
+        for message in messages:
+            self._deliver(message)
+
+    def _deliver(self, message: dict[str, Any]) -> None:
+        """Give an answer to what waits for it, on the loop on which that waits. Meanwhile it may have gone."""
+        future = self._waiting.get(message["id"])
         if future is not None and not future.done():
-            self.answered += 1
-            pieces = self._pieces.pop(message["id"], None)
-            if pieces is not None:
-                message["raw"] = b"".join(pieces)
             future.set_result(message)
 
     def _on_loss(self) -> None:
+        if self._outbox is not None:
+            self._outbox.close()
         if self._first is not None and not self._first.done():
             said = self._last_words() or "it said nothing"
             if f"[Errno {errno.EAGAIN}]" in said:
@@ -282,29 +346,43 @@ class TemplateProcess:
             users.end_orphans(self._config["first_uid"], END_TIMEOUT)
 
     def _fail_waiting(self) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(TemplateLostError())
+        for future in [*self._waiting.values()]:
+            loop = future.get_loop()
+            if self._outbox is not None and loop is self._outbox.loop:
+                _fail(future)
+                continue
+            with contextlib.suppress(RuntimeError):  # it is closed, and nothing waits on it any more
+                loop.call_soon_threadsafe(_fail, future)
+
+
+def _fail(future: asyncio.Future[dict[str, Any]]) -> None:
+    if not future.done():
+        future.set_exception(TemplateLostError())
 
 
 class _Line(asyncio.Protocol):
-    """The host's end of the socket to a template. Delivers messages in the turn of the event loop in which they come.
+    """The host's end of the socket to a template, for reading. Delivers messages in the turn of the event loop in which
+    they come.
 
     Args:
         on_message: is called with each message.
+        on_read: is called behind the messages that came together.
         on_loss: is called once, when the template is gone or sent what cannot be read.
 
     Attributes:
-        transport: to write to.
+        transport: of the socket.
         lost: done when the socket is closed.
     """
 
     transport: asyncio.Transport
 
     def __init__(
-        self, on_message: Callable[[dict[str, Any] | frames.DataChunk], None], on_loss: Callable[[], None]
+        self,
+        on_message: Callable[[dict[str, Any] | frames.DataChunk], None],
+        on_read: Callable[[], None],
+        on_loss: Callable[[], None],
     ) -> None:
-        self._on_message, self._on_loss = on_message, on_loss
+        self._on_message, self._on_read, self._on_loss = on_message, on_read, on_loss
         self._decoder = frames.Decoder()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -317,6 +395,7 @@ class _Line(asyncio.Protocol):
                 self._on_message(message)
         except (ValueError, RecursionError):
             self.transport.abort()
+        self._on_read()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.lost.done():

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 
 from toolgym.tools.sandbox.local.kernel import syscalls
-from toolgym.tools.sandbox.local.kernel.harden import Hardening
+from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
 
 BASE = "/w/new"
 """Where the file system of a fork is mounted, in its copy of the namespace."""
@@ -60,6 +60,10 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
             syscalls.mount(path, f"{BASE}{path}", None, bind)
         syscalls.mount(f"{BASE}/tmp", f"{BASE}/root/tmp", None, bind)
         syscalls.mount(f"{BASE}/shm", f"{BASE}/root/dev/shm", None, bind)
+        if hardening.terminals:
+            syscalls.detach(f"{BASE}/root/dev/pts")
+            options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+            syscalls.mount("devpts", f"{BASE}/root/dev/pts", "devpts", options, TERMINALS)
         root = os.open(f"{BASE}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=hardening.proc)
         return ForkRoot(root, namespace)

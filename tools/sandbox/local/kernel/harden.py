@@ -13,8 +13,21 @@ from toolgym.tools.sandbox.local.kernel import seccomp, syscalls
 from toolgym.tools.sandbox.local.kernel.landlock import Ruleset
 from toolgym.tools.sandbox.local.kernel.syscall_batch import ANY, AT_FDCWD, IGNORE_ERRORS, SyscallBatch
 
+TERMINALS = "newinstance,ptmxmode=666,mode=620,max=64"
+"""Options of a child's own file system of terminals: no other child can open these."""
+
 CONTROL_FD = 3
 """Where a child finds its control socket."""
+
+NO_CORE = 1
+"""Bytes of a core dump. The kernel runs a handler that cores are piped to for every limit but this one, 0 included; and
+no core that goes to a file is so small. See core(5), and `vfs_coredump` in the kernel's `fs/coredump.c`."""
+
+PENDING_SIGNALS = 1024
+"""Signals that are queued, and timers. The kernel counts them for each user, and in each user namespace."""
+
+USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
+"""What a child may have of that for which the kernel has quotas for each user: with that of its namespace alone."""
 
 _MIB = 1 << 20
 _EMPTY_PATH = 0x1000
@@ -26,7 +39,8 @@ class Hardening:
 
     Attributes:
         namespaces: whether each child gets its own mount, ipc, uts, pid and user namespaces.
-        own_network: whether it also gets a network of its own with only a loopback device.
+        own_network: whether it also gets a network of its own, with only a loopback device.
+        loopback: whether that device is up.
         fresh_proc: whether to mount a /proc of its own.
         landlock: rules for files, or None where the kernel has none.
         filter: the child's seccomp filter, or None where seccomp is missing.
@@ -39,12 +53,14 @@ class Hardening:
         open_files: descriptors.
         data_pages: pages of private memory that the zygote has; children's limits come on top.
         proc_options: mount options of its /proc; None: the default ones.
+        terminals: whether each gets terminals of its own (at the level `namespaces`).
         below_tmp: folders below /tmp that the interpreter needs.
         proc: high descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
     """
 
     namespaces: bool
     own_network: bool
+    loopback: bool
     fresh_proc: bool
     landlock: Ruleset | None
     filter: bytes | None
@@ -58,6 +74,7 @@ class Hardening:
     data_pages: int
     proc: int
     proc_options: str | None = None
+    terminals: bool = False
     below_tmp: tuple[str, ...] = ()
 
     def batch(self, slot: int, folder: str) -> SyscallBatch:
@@ -89,17 +106,19 @@ class Hardening:
             self._change_user(batch, self.first_uid + slot, folder)
         batch.add("chdir", folder, about=folder)
         for kind, value in (
-            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_CORE, NO_CORE),
             (resource.RLIMIT_FSIZE, self.file_mb * _MIB),
             (resource.RLIMIT_NPROC, self.processes),
             (resource.RLIMIT_MEMLOCK, 0),
+            (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
             value = _allowed(kind, value)
             batch.add("prlimit64", 0, kind, struct.pack("QQ", value, value), 0, about=f"{kind}")
         batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.landlock is not None:
-            self.landlock.write(batch, writable, free, network=self.network)
+            terminals = ["/dev/pts"] if self.terminals else []
+            self.landlock.write(batch, writable, terminals, free, network=self.network)
         batch.add("close_range", free, (1 << 32) - 1, 0)  # only now, for the rules' descriptors were among them
         most = _allowed(resource.RLIMIT_NOFILE, self.open_files)
         files = struct.pack("QQ", most, most)
@@ -151,9 +170,12 @@ class Hardening:
                     batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
             batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
         batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")
+        if self.terminals:
+            options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+            batch.add("mount", "devpts", "/dev/pts", "devpts", options, TERMINALS, about="/dev/pts")
         if self.fresh_proc:
             batch.add("mount", "proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, self.proc_options, about="/proc")
-        if self.own_network:
+        if self.loopback:
             request = struct.pack("16sH14x", b"lo", syscalls.IFF_UP | syscalls.IFF_RUNNING)
             batch.add("socket", socket.AF_INET, socket.SOCK_DGRAM, 0, expect=free)
             batch.add("ioctl", free, syscalls.SIOCSIFFLAGS, request, about="lo")
@@ -165,6 +187,10 @@ class Hardening:
             batch.add("openat", self.proc, f"self/{name}", os.O_WRONLY, 0, expect=free, about=name)
             batch.add("write", free, text, len(text), expect=len(text), about=name)
             batch.add("close", free)
+        for name, most in USER_LIMITS.items():  # of that namespace; some containers mount /proc/sys read-only
+            batch.add("openat", self.proc, f"sys/user/{name}", os.O_WRONLY, 0, expect=IGNORE_ERRORS)
+            batch.add("write", free, str(most), len(str(most)), expect=IGNORE_ERRORS)
+            batch.add("close", free, expect=IGNORE_ERRORS)
 
     @staticmethod
     def _change_user(batch: SyscallBatch, uid: int, folder: str) -> None:

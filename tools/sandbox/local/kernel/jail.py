@@ -4,7 +4,7 @@
 /usr /lib …  the system's runtime, bound read-only
 (runtime)    the Python of the template process, bound read-only at its own path
 /etc         a handful of files made up here
-/dev         null, zero, full, random, urandom
+/dev         null, zero, full, random, urandom, tty; each child mounts its own pts here
 /proc        of the new pid namespace
 /tmp         each child mounts its own here
 """
@@ -208,13 +208,14 @@ def _build(root: str, handles: Mapping[str, int]) -> None:
     for path, handle in handles.items():
         _bind(handle, root + path)
         os.close(handle)
-    for folder in ("dev/shm", "tmp", "w/new", "proc", "etc"):
+    for folder in ("dev/shm", "dev/pts", "tmp", "w/new", "proc", "etc"):
         os.makedirs(f"{root}/{folder}", exist_ok=True)
-    for name in DEVICES:
+    for name in (*DEVICES, "tty"):
         target = f"{root}/dev/{name}"
         with open(target, "w"):
             pass
         syscalls.mount(f"/dev/{name}", target, None, syscalls.MS_BIND)
+    os.symlink("pts/ptmx", f"{root}/dev/ptmx")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
     for name, text in _ETC.items():

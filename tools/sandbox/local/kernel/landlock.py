@@ -58,7 +58,7 @@ class Ruleset:
     Args:
         read_only: files and folders that may be read and executed.
         devices: files that may be read and written.
-        writable: folders in which everything but devices may be made, changed and removed.
+        writable: folders in which everything but devices may be made, changed and removed; devices there may be used.
     """
 
     def __init__(self, read_only: Iterable[str], devices: Iterable[str] = (), writable: Iterable[str] = ()) -> None:
@@ -66,7 +66,8 @@ class Ruleset:
         self._handled = _ALL.get(self._abi, _ALL_SINCE_5)
         self._writable = self._handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
         self._rules = []
-        for paths, access in ((read_only, READ_ONLY), (devices, DEVICE), (writable, self._writable)):
+        with_devices = self._writable | _IOCTL_DEV
+        for paths, access in ((read_only, READ_ONLY), (devices, DEVICE), (writable, with_devices)):
             for path in paths:
                 if not os.path.exists(path):
                     continue
@@ -78,12 +79,15 @@ class Ruleset:
         """Descriptors of the files in the rules, which `write` needs."""
         return [fd for fd, _ in self._rules]
 
-    def write(self, batch: SyscallBatch, writable: Iterable[str], free: int, *, network: bool) -> None:
+    def write(
+        self, batch: SyscallBatch, writable: Iterable[str], devices: Iterable[str], free: int, *, network: bool
+    ) -> None:
         """Add to a batch the calls that restrict the calling process for good. They need no-new-privileges.
 
         Args:
             batch: where to add them.
             writable: further folders, opened by the batch, in which everything but devices may be made and removed.
+            devices: further folders of devices, likewise, that may be listed, read and written.
             free: the lowest descriptor that is free at that point of the batch.
             network: whether TCP is allowed; otherwise the kernel refuses bind and connect, since ABI 4.
         """
@@ -94,10 +98,12 @@ class Ruleset:
         batch.add("landlock_create_ruleset", attributes, size, 0, expect=free)
         for fd, access in self._rules:
             batch.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", access, fd), 0)
-        for folder in writable:
+        opened = [(folder, self._writable) for folder in writable]
+        opened += [(folder, (DEVICE | READ_DIR) & self._handled) for folder in devices]
+        for folder, access in opened:
             handle = free + 1
             batch.add("openat", AT_FDCWD, folder, os.O_PATH | os.O_CLOEXEC, 0, expect=handle, about=folder)
-            batch.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", self._writable, handle), 0)
+            batch.add("landlock_add_rule", free, _PATH_BENEATH, struct.pack("=Qi", access, handle), 0)
             batch.add("close", handle)
         batch.add("landlock_restrict_self", free, 0)
         batch.add("close", free)

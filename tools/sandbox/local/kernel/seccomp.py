@@ -14,7 +14,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from toolgym.tools.sandbox.local.kernel import syscalls
 from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch
@@ -123,6 +123,7 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "setdomainname": (171, 162),
     "sethostname": (170, 161),
     "setns": (308, 268),
+    "setrlimit": (160, 164),
     "settimeofday": (164, 170),
     "setxattr": (188, 5),
     "setxattrat": (463, 463),
@@ -152,16 +153,21 @@ _NUMBERS: dict[str, tuple[int, int]] = {
 }
 
 OUTER_NEEDS = ("mount", "umount2", "unshare", "setns", "sethostname", "memfd_create", "chroot")
-_OWN = (
-    ("prlimit64", 0), ("sched_setaffinity", 0), ("sched_setattr", 0), ("sched_setparam", 0), ("sched_setscheduler", 0),
-    ("setpriority", 1), ("ioprio_set", 1),
-)  # fmt: skip
-"""Calls that can change another process of the same user, and which argument names it; 0 is the caller."""
+_OWN = {
+    "prlimit64": (0,), "sched_setaffinity": (0,), "sched_setattr": (0,), "sched_setparam": (0,),
+    "sched_setscheduler": (0,), "setpriority": (0, 0), "ioprio_set": (1, 0),
+}  # fmt: skip
+"""Calls that can change another process of the same user, and the first arguments with which they change the caller.
+
+The last is the process, and 0 is the caller. The two of priorities have another one before it: with PRIO_USER or
+PRIO_PGRP, or their like, 0 is all processes of the caller's user or group.
+"""
 
 _TRUNCATING = ("truncate", "open", "openat", "openat2")
 _SIGNALLING = ("kill", "tgkill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _CHECKED = (
-    *(name for name, _ in _OWN), *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3",
+    "setrlimit",
+    *_OWN, *_TRUNCATING, *_SIGNALLING, "pidfd_send_signal", "fcntl", "clone", "clone3",
     "fallocate", "ioctl", "socket", "fork", "vfork",
 )  # fmt: skip
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
@@ -189,6 +195,7 @@ _OWN_ID = 0x7FEDCBA9
 """Stands for the process id of the process that installs the filter; greater than any real one."""
 _SIGNAL_OWNERS = (8, 15)
 """F_SETOWN and F_SETOWN_EX: which process gets a signal when a file is ready."""
+_RLIMIT_CORE = 4
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR = 0x40086602, 0x40087602, 0x401C5820
@@ -253,6 +260,7 @@ def child_filter(
     if not reserve:
         parts.append(_when("fallocate", _UNSUPPORTED))  # the C library then writes zeros, which takes time
     parts += [_when(name, _PRETEND) for name in frozen]
+    parts += [_keeping_core_limit("setrlimit", _ARG0_AT, None), _keeping_core_limit("prlimit64", _ARG1_AT, _ARG2_AT)]
     if not truncate:
         parts += [
             _when("truncate", _DENY),
@@ -265,8 +273,7 @@ def child_filter(
         parts.append(_when("pidfd_send_signal", _DENY))
         parts.append(_when_arg("fcntl", _ARG1_AT, [(_EQUAL, one) for one in _SIGNAL_OWNERS], deny_on_match=True))
     if own_only:
-        for name, argument in _OWN:
-            parts.append(_when_arg(name, _ARG0_AT + 8 * argument, [(_EQUAL, 0)], deny_on_match=False))
+        parts += [_unless_own(name, arguments) for name, arguments in _OWN.items()]
     denied = [name for name in OUTER_NEEDS if not (chroot and name == "chroot")]
     parts += [_deny(denied), _instruction(_RETURN, 0, 0, _ALLOW)]
     return b"".join(parts)
@@ -346,6 +353,38 @@ def _when_arg(name: str, offset: int, tests: list[tuple[int, int]], *, deny_on_m
         body.append(_instruction(operator, count - index, 0, value))
     body += [_instruction(_RETURN, 0, 0, otherwise), _instruction(_RETURN, 0, 0, on_match)]
     return _instruction(_EQUAL, 0, len(body), number) + b"".join(body)
+
+
+def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
+    """Refuse a call unless its first arguments are these."""
+    body = b""
+    for place, value in reversed([*enumerate(arguments)]):
+        left = len(body) // 8 + 1  # what follows, and the allowance
+        test = _instruction(_EQUAL, 0, left, value)
+        body = _instruction(_LOAD, 0, 0, _ARG0_AT + 8 * place) + test + body
+    body += _instruction(_RETURN, 0, 0, _ALLOW) + _instruction(_RETURN, 0, 0, _DENY)
+    return _instruction(_EQUAL, 0, len(body) // 8, _number(name)) + body
+
+
+def _keeping_core_limit(name: str, offset: int, given: int | None) -> bytes:
+    """Do nothing, and report success, where a call would change the limit of core dumps.
+
+    With a lower one than `harden.NO_CORE`, a program that crashes would be handed to the machine's handler of cores.
+
+    Args:
+        name: of the call.
+        offset: of the argument that names the limit.
+        given: offset of the argument that points to the new value; None: there always is one.
+    """
+    number = _number(name)
+    if number < 0:
+        return b""
+    ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if given is None else 5, _RLIMIT_CORE)]
+    if given is not None:
+        ask += [_instruction(_LOAD, 0, 0, given), _instruction(_EQUAL, 0, 2, 0)]
+        ask += [_instruction(_LOAD, 0, 0, given + 4), _instruction(_EQUAL, 1, 0, 0)]
+    ask += [_instruction(_RETURN, 0, 0, _PRETEND), _instruction(_LOAD, 0, 0, _NUMBER_AT)]
+    return _instruction(_EQUAL, 0, len(ask), number) + b"".join(ask)
 
 
 def _writing_to_truncate(name: str, offset: int) -> bytes:

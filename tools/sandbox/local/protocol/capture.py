@@ -42,11 +42,13 @@ class Capture:
         if excess > 0:
             del self._tail[:excess]
 
-    def text(self) -> str:
-        """What was kept, invalid UTF-8 replaced, with a note where the middle is missing."""
+    def content(self) -> bytes:
+        """What was kept, with a note where the middle is missing."""
         if not self.truncated:
-            return bytes(self._head + self._tail).decode("utf-8", errors="replace")
+            return bytes(self._head + self._tail)
         dropped = self.total - len(self._head) - len(self._tail)
-        head = self._head.decode("utf-8", errors="replace")
-        tail = self._tail.decode("utf-8", errors="replace")
-        return f"{head}\n... [{dropped} bytes cut] ...\n{tail}"
+        return b"".join((self._head, b"\n... [%d bytes cut] ...\n" % dropped, self._tail))
+
+    def text(self) -> str:
+        """As `content`, invalid UTF-8 replaced."""
+        return self.content().decode("utf-8", errors="replace")

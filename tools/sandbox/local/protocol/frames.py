@@ -31,6 +31,8 @@ MAX_ANSWER = 64 * 1024 * 1024
 
 _READ_SIZE = 64 * 1024
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class AnswerChunk(NamedTuple):
     """Some bytes of a child's answer.
@@ -82,8 +84,40 @@ class ForkReply(NamedTuple):
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """One frame."""
-    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    body = _to_json(message).encode("ascii")
     return HEADER.pack(len(body)) + body
+
+
+def encode_request(number: int, message: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """The parts of a host's request. Its bytes, under `data` and by name under `files`, come first, in one raw frame.
+
+    Args:
+        number: id of the request.
+        message: it, with its id. In its place goes a copy that has lengths instead of bytes.
+    """
+    short = dict(message)
+    parts = [*message.get("files", {}).values()]
+    if parts:
+        short["files"] = {name: len(data) for name, data in message["files"].items()}
+    if "data" in message:
+        parts.append(message["data"])
+        short["data"] = len(message["data"])
+    if not parts:
+        return (encode(short),)
+    return (data_chunk_head(number, sum(map(len, parts))), *parts, encode(short))
+
+
+def put_data(request: dict[str, Any], data: bytes) -> None:
+    """Put the bytes of a request, which `encode_request` has taken out, back into it."""
+    at = 0
+    if request.get("files"):
+        files = {}
+        for name, size in request["files"].items():
+            files[name] = data[at : at + size]
+            at += size
+        request["files"] = files
+    if "data" in request:
+        request["data"] = data[at : at + request["data"]] if at else data
 
 
 def encode_for_child(message: Mapping[str, Any]) -> bytes:
@@ -125,7 +159,7 @@ class Decoder:
             if length & _RAW:
                 yield DataChunk(_NUMBER.unpack_from(body)[0], body[_NUMBER.size :])
             else:
-                yield json.loads(body)
+                yield json.loads(str(body, "ascii"))  # of bytes, it would guess the encoding first
 
 
 class ChildDecoder:
@@ -211,6 +245,17 @@ def receive(fd: int) -> dict[str, Any] | None:
         data += more
     message: dict[str, Any] = marshal.loads(memoryview(data)[HEADER.size :])
     return message
+
+
+def requests(inbox: bytearray) -> Iterator[dict[str, Any]]:
+    """In a launcher: yield the broker's frames that are complete, and remove them from what was received."""
+    while len(inbox) >= HEADER.size:
+        end = HEADER.size + HEADER.unpack_from(inbox)[0]
+        if len(inbox) < end:
+            return
+        message: dict[str, Any] = marshal.loads(inbox[HEADER.size : end])
+        del inbox[:end]
+        yield message
 
 
 def _read_exactly(fd: int, count: int) -> bytes | None:

@@ -12,6 +12,10 @@
 | zygote | broker | `ZygoteReady` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
 | broker | child | `ChildRequest`, and `Go` | marshal frame |
 | child | broker | `ChildNote`; a session's answers, packed by `answer_codec` | JSON frame; raw frame |
+| broker | launcher | `LauncherRequest`; with a `LaunchProgram`, three descriptors | marshal frame |
+| launcher | broker | `LauncherNote` | JSON frame |
+
+The bytes of a host's request, `data` and the values of `files`, go ahead of it in one raw frame (`encode_request`).
 
 Template processes import this module for type checking only, so that it takes no memory there: a message is a plain
 dict on both sides, except a `ForkReply`, which is in `frames`. What a child sends is only of these types
@@ -48,8 +52,9 @@ class Program(TypedDict):
 class RunRequest(TypedDict):
     """Run one program in a child of its own.
 
-    `files` maps relative names to base64; `fetch` names files to send back. Without `argv` it is a Python program, and
-    otherwise it has the keys of a `Program`. Times are in seconds.
+    `files` maps relative names to contents; `fetch` names files to send back. The code is written to `source`, which is
+    the name of none of the files. Without `argv` it is a Python program, and otherwise it has the keys of a `Program`.
+    Times are in seconds.
     """
 
     op: Literal["run"]
@@ -59,7 +64,7 @@ class RunRequest(TypedDict):
     memory_mb: int
     cpu_seconds: NotRequired[float | None]
     stdin: NotRequired[str]
-    files: NotRequired[dict[str, str]]
+    files: NotRequired[dict[str, bytes]]
     fetch: NotRequired[list[str]]
     env: NotRequired[dict[str, str]]
     argv: NotRequired[list[str]]
@@ -81,7 +86,7 @@ class OpenRequest(TypedDict):
     session: str
     timeout: float
     memory_mb: int
-    files: NotRequired[dict[str, str]]
+    files: NotRequired[dict[str, bytes]]
     env: NotRequired[dict[str, str]]
     tries: NotRequired[int]
 
@@ -101,12 +106,52 @@ class CellRequest(_SessionRequest):
     code: str
 
 
-class ExecRequest(_SessionRequest):
-    """Run a program in the session's folder."""
+class StartRequest(_SessionRequest):
+    """Start a program beside the interpreter, and give it the name `process`, which the host chose.
 
-    op: Literal["exec"]
-    argv: list[str]
-    stdin: NotRequired[str]
+    Its standard input gets `data`, and ends with it where `eof` is true. `argv` that is one text is for a shell. `pty`:
+    rows and columns of its terminal; None: it has none. After `deadline` seconds it is killed.
+    """
+
+    op: Literal["start"]
+    process: str
+    argv: list[str] | str
+    cwd: str | None
+    env: dict[str, str]
+    pty: tuple[int, int] | None
+    deadline: float | None
+    data: NotRequired[bytes]
+    eof: bool
+
+
+class ProcessRequest(_SessionRequest):
+    """Do something with a program, in the order of these fields.
+
+    Write `data` to its standard input, close that (`eof`), set its terminal's `size` (rows and columns), send it a
+    `signal`; wait at most `wait` seconds until it has ended or, if that comes sooner, has printed something (`output`)
+    or taken all its input (`stdin`); `read` what it has printed since it was read last; `forget` it, if it has ended or
+    the request did not wait.
+    """
+
+    op: Literal["process"]
+    process: str
+    data: NotRequired[bytes]
+    eof: NotRequired[bool]
+    size: NotRequired[tuple[int, int]]
+    signal: NotRequired[int]
+    until: NotRequired[Literal["exit", "output", "stdin"]]
+    wait: NotRequired[float]
+    read: NotRequired[bool]
+    forget: NotRequired[bool]
+
+
+class FilesRequest(_SessionRequest):
+    """Do `what` with a file or folder; `rest` has further arguments."""
+
+    op: Literal["files"]
+    what: Literal["list", "stat", "walk", "mkdir", "move", "remove"]
+    name: str
+    rest: dict[str, Any]
 
 
 class ReadRequest(_SessionRequest):
@@ -119,12 +164,34 @@ class ReadRequest(_SessionRequest):
 
 
 class WriteRequest(_SessionRequest):
-    """Write base64 data into a file at position `at`; at 0 the file is made anew."""
+    """Write data into a file at position `at`; at 0 the file is made anew."""
 
     op: Literal["write"]
     name: str
     at: int
-    data: str
+    data: bytes
+
+
+class PackRequest(_SessionRequest):
+    """Read several files below the folder `name`, at most `most` bytes together."""
+
+    op: Literal["pack"]
+    name: str
+    names: list[str]
+    most: int
+
+
+class UnpackRequest(_SessionRequest):
+    """Make folders, links and files below the folder `name`.
+
+    A row is a name, a kind (`folder`, `link`, `file`, or `mode` to set no more than that), a mode, and what a link
+    points to or how many bytes a file has. `data` holds the files' contents one after another.
+    """
+
+    op: Literal["unpack"]
+    name: str
+    rows: list[tuple[str, str, int, Any]]
+    data: bytes
 
 
 class ForkRequest(_SessionRequest):
@@ -150,8 +217,16 @@ class CancelRequest(TypedDict):
     of: int
 
 
-SessionRequest = CellRequest | ExecRequest | ReadRequest | WriteRequest | ForkRequest
-HostRequest = RunRequest | OpenRequest | SessionRequest | CloseRequest | CancelRequest
+class LookRequest(TypedDict):
+    """Say which programs sleep."""
+
+    op: Literal["look"]
+    id: NotRequired[int]
+
+
+FileRequest = FilesRequest | ReadRequest | WriteRequest | PackRequest | UnpackRequest
+SessionRequest = CellRequest | StartRequest | ProcessRequest | FileRequest | ForkRequest
+HostRequest = RunRequest | OpenRequest | SessionRequest | CloseRequest | CancelRequest | LookRequest
 
 # ---------------------------------------------------------------------- broker to host
 
@@ -162,8 +237,10 @@ class Layers(TypedDict):
     landlock: int
     seccomp: bool
     fresh_proc: bool
+    terminals: bool
     watched: bool
     pinned: int
+    slow: str
     cgroup: dict[str, Any] | None
 
 
@@ -198,7 +275,10 @@ class CompilerOutput(Output):
 
 
 class RunAnswer(Output):
-    """How a run ended. Fetched files come before it as data chunks, one after another; `files` has names and sizes."""
+    """How a run ended. Fetched files come before it as data chunks, one after another; `files` has names and sizes.
+
+    `left_out` says of each file that exists and could not be fetched why.
+    """
 
     status: Status
     code: int | None
@@ -207,6 +287,7 @@ class RunAnswer(Output):
     rss: int
     compiled: CompilerOutput | None
     files: list[tuple[str, int]]
+    left_out: list[str]
 
 
 class SessionAnswer(TypedDict):
@@ -218,17 +299,62 @@ class SessionAnswer(TypedDict):
     answered: NotRequired[bool]
 
 
+class AsleepAnswer(TypedDict):
+    """The ids of the requests whose programs sleep, and how many seconds of a processor it took to find that out."""
+
+    asleep: list[int]
+    seconds: float
+
+
+class StartAnswer(SessionAnswer, total=False):
+    """Whether a program was started: its number in the session; or the `errno`, and whether `cwd` is to blame for it.
+
+    `busy`: there are too many programs.
+    """
+
+    pid: int
+    errno: int
+    folder: bool
+    busy: bool
+
+
+class ProcessAnswer(SessionAnswer):
+    """How a program is: whether it runs, its exit code (negative: a signal), and `why` it ended, if not by itself.
+
+    What was read came before it as data chunks: standard output and error, with these `sizes`, and whether the middle
+    of each was dropped. `unwritten`: bytes that it has not taken from its standard input yet.
+    """
+
+    running: bool
+    code: int | None
+    why: Status | None
+    unwritten: int
+    duration: float
+    sizes: list[int]
+    truncated: list[bool]
+
+
 # ---------------------------------------------------------------------- broker and zygote
 
 
 class ZygoteReady(TypedDict):
-    """The zygote has its libraries loaded. `resident`: its pages; `pinned`: how many are copied at each fork."""
+    """The zygote has its libraries loaded.
+
+    `resident`: its pages; `pinned`: how many are copied at each fork; `slow`: what keeps others from it.
+    """
 
     resident: int
     pinned: int
+    slow: str
 
 
 # ---------------------------------------------------------------------- broker to child
+
+
+class Launch(TypedDict):
+    """Fork a launcher."""
+
+    op: Literal["launch"]
 
 
 class BecomeSession(TypedDict):
@@ -236,7 +362,7 @@ class BecomeSession(TypedDict):
 
     op: Literal["session"]
     memory_mb: int
-    files: NotRequired[dict[str, str]]
+    files: NotRequired[dict[str, bytes]]
     env: NotRequired[dict[str, str]]
 
 
@@ -246,7 +372,7 @@ class Go(TypedDict):
     go: Literal[True]
 
 
-ChildRequest = RunRequest | BecomeSession | SessionRequest
+ChildRequest = RunRequest | BecomeSession | CellRequest | FileRequest | ForkRequest | Launch
 
 # ---------------------------------------------------------------------- child to broker
 
@@ -294,7 +420,7 @@ class SessionReady(TypedDict):
 
 
 class EndsWanted(TypedDict):
-    """A session that is to fork wants descriptors for its copy."""
+    """A session that is to fork wants descriptors for its copy, or for its launcher."""
 
     ends: Literal[True]
 
@@ -306,7 +432,7 @@ class Forked(TypedDict):
 
 
 class ForkDone(TypedDict):
-    """A session goes on after a fork."""
+    """A session goes on after a fork, or after it has made its launcher."""
 
     done: Literal[True]
 
@@ -320,6 +446,64 @@ class Failed(TypedDict):
 ChildNote = (
     Broken | Begins | Folder | Compiled | RunDone | SessionReady | EndsWanted | Forked | ForkDone | Failed
 )  # fmt: skip
+
+# ---------------------------------------------------------------------- broker and launcher
+
+
+class LaunchProgram(TypedDict):
+    """Start a program, to which this number belongs."""
+
+    op: Literal["start"]
+    number: int
+    argv: list[str] | str
+    cwd: str | None
+    env: dict[str, str]
+    pty: tuple[int, int] | None
+
+
+class SignalProgram(TypedDict):
+    """Send a signal to a program and its group; to kill it means to kill all of its session."""
+
+    op: Literal["signal"]
+    number: int
+    signal: int
+
+
+class SizeTerminal(TypedDict):
+    """Set the size of a program's terminal."""
+
+    op: Literal["size"]
+    number: int
+    rows: int
+    cols: int
+
+
+LauncherRequest = LaunchProgram | SignalProgram | SizeTerminal
+
+
+class ProgramStarted(TypedDict):
+    """A program runs; its number in the session."""
+
+    started: int
+    pid: int
+
+
+class ProgramFailed(TypedDict):
+    """A program cannot be started, and why; `folder`: its working folder is to blame."""
+
+    failed: int
+    errno: int
+    folder: bool
+
+
+class ProgramExited(TypedDict):
+    """A program ended: its exit code, negative for a signal."""
+
+    exited: int
+    code: int
+
+
+LauncherNote = ProgramStarted | ProgramFailed | ProgramExited
 
 # ---------------------------------------------------------------------- answers of a session, packed
 
@@ -341,21 +525,26 @@ class CellAnswer(TypedDict):
     display: list[dict[str, Any]]
 
 
-class ExecAnswer(TypedDict):
-    """A program's exit code, negative for a signal; None: it was interrupted."""
-
-    status: int | None
-
-
-class ReadAnswer(TypedDict, total=False):
-    """Bytes of a file, or that there is no such file."""
+class ReadAnswer(TypedDict):
+    """Bytes of a file, or a listing in JSON."""
 
     data: bytes
-    absent: Literal[True]
+
+
+class PackAnswer(ReadAnswer):
+    """Several files: their sizes, -1 for one that cannot be read, and their contents one after another."""
+
+    sizes: list[int]
+
+
+class FileFailed(Failed):
+    """What concerns a file failed; the number of the error."""
+
+    errno: int
 
 
 class WriteAnswer(TypedDict):
     """The bytes are written."""
 
 
-PackedAnswer = CellAnswer | ExecAnswer | ReadAnswer | WriteAnswer | Failed
+PackedAnswer = CellAnswer | ReadAnswer | PackAnswer | WriteAnswer | FileFailed | Failed

@@ -10,18 +10,19 @@ write to hardly any of a huge page's 512 pages, they become one huge page, with 
 one gets the 512 entries then, and a copy of that page alone.
 
 Source: the kernel's `Documentation/core-api/pin_user_pages.rst`, `Documentation/admin-guide/mm/pagemap.rst`,
-io_uring_register(2), and madvise(2) on MADV_COLLAPSE.
+io_uring_register(2), proc_pid_maps(5), and madvise(2) on MADV_COLLAPSE.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import resource
 import struct
 
 from toolgym.tools.sandbox.local.kernel import syscalls
-from toolgym.tools.sandbox.local.zygote import memory_maps
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY = 8
@@ -63,9 +64,12 @@ class PageSnapshot:
     def __init__(self, proc: int) -> None:
         self._pagemap = os.open("self/pagemap", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self._mappings = []
-        for mapping in memory_maps.mappings(proc):
-            if mapping.rights == "rw-p":
-                first, end = mapping.start // _PAGE, mapping.end // _PAGE
+        maps = os.open("self/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        with open(maps, encoding="utf-8", errors="replace") as lines:
+            mapped = [line.split(None, 2)[:2] for line in lines]
+        for addresses, rights in mapped:
+            if rights == "rw-p":
+                first, end = (int(address, 16) // _PAGE for address in addresses.split("-"))
                 self._mappings.append((first, first * _ENTRY, [mmap.mmap(-1, (end - first) * _ENTRY)]))
 
     def take(self) -> None:
@@ -102,6 +106,9 @@ class PageSnapshot:
 def pin(pages: set[int]) -> int:
     """Pin pages for the life of this process. Returns how many the system allowed; only speed depends on it.
 
+    The memory that may be locked is one sum for all processes of a user. Where too little of it is left for all of the
+    pages, half of them are tried, and so on.
+
     Args:
         pages: addresses divided by the size of a page.
     """
@@ -111,15 +118,41 @@ def pin(pages: set[int]) -> int:
             ranges[-1][1] += 1
         else:
             ranges.append([page, 1])
-    parameters = ctypes.create_string_buffer(_PARAMETERS)
-    ring = syscalls.syscall(_SETUP, 1, parameters)
+    ring = _ring()
     if ring < 0:
         return 0
-    registered = b"".join(struct.pack("QQ", first * _PAGE, count * _PAGE) for first, count in ranges[:MAX_RANGES])
-    if syscalls.syscall(_REGISTER, ring, _REGISTER_BUFFERS, registered, len(ranges[:MAX_RANGES])) < 0:
+    ranges = ranges[:MAX_RANGES]
+    while ranges:
+        registered = b"".join(struct.pack("QQ", first * _PAGE, count * _PAGE) for first, count in ranges)
+        if syscalls.syscall(_REGISTER, ring, _REGISTER_BUFFERS, registered, len(ranges)) >= 0:
+            return sum(count for _, count in ranges)
+        if ctypes.get_errno() != errno.ENOMEM:
+            break
+        ranges = ranges[: len(ranges) // 2]
+    os.close(ring)
+    return 0
+
+
+def why_not(pinned: int, wanted: int) -> str:
+    """What keeps pages from being pinned here, and what helps; empty: nothing does."""
+    if pinned >= wanted:
+        return ""
+    if not pinned:
+        ring = _ring()
+        if ring < 0:
+            return f"io_uring is not allowed ({os.strerror(ctypes.get_errno())})"
         os.close(ring)
-        return 0
-    return sum(count for _, count in ranges[:MAX_RANGES])
+    needed, allowed = wanted * _PAGE >> 10, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] >> 10
+    return (
+        f"a template process would lock {needed} KiB, and {pinned * _PAGE >> 10} KiB fit into what is left of "
+        f"RLIMIT_MEMLOCK, {allowed} KiB for all processes of its user together; raise it (`ulimit -l`, LimitMEMLOCK= "
+        "for systemd, `--ulimit memlock=` for docker)"
+    )
+
+
+def _ring() -> int:
+    """A descriptor of a new io_uring; negative: none is allowed."""
+    return int(syscalls.syscall(_SETUP, 1, ctypes.create_string_buffer(_PARAMETERS)))
 
 
 def collapse(places: list[range], written: set[int]) -> set[int]:

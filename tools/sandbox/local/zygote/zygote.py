@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
+import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,7 @@ from toolgym.tools.sandbox.local.kernel.harden import CONTROL_FD, Hardening
 from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch, move_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.frames import ForkReply
-from toolgym.tools.sandbox.local.zygote import first_process, memory_maps, prefaulted_pages
+from toolgym.tools.sandbox.local.zygote import first_process, prefaulted_pages
 
 _DESCRIPTORS = struct.Struct("3i")
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
@@ -99,10 +101,12 @@ class Zygote:
         self._drop_capabilities = spec.hardening.drop_capabilities()
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._thread_id = syscalls.thread_id_address()
+        alone = not spec.hardening.namespaces and not spec.hardening.first_uid
+        self._owned: list[int] | None = [] if alone else None
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
-    def calibrate(self, proc: int) -> int:
-        """Make forks cheaper, see `prefaulted_pages` and `memory_maps`.
+    def calibrate(self, proc: int) -> tuple[int, str]:
+        """Make forks cheaper, see `prefaulted_pages`.
 
         Two children show which pages children write to: one runs a program, and one becomes a session. Where a step
         fails, or the system does not allow it, everything works the same way, only slower.
@@ -111,18 +115,19 @@ class Zygote:
             proc: descriptor of a /proc that shows this process.
 
         Returns:
-            How many pages will be copied at each fork.
+            How many pages will be copied at each fork, and what keeps others from it; empty: nothing does.
         """
         gc.collect()
         syscalls.trim_heap()
         gc.freeze()
         gc.disable()
         with contextlib.suppress(OSError):
-            memory_maps.join(proc)
             written, places = zip(*(self._watch(proc, requests) for requests in _CALIBRATION), strict=True)
             huge = prefaulted_pages.collapse(places[-1], set.union(*written))
-            return prefaulted_pages.pin(set.intersection(*written) - huge)
-        return 0
+            pages = set.intersection(*written) - huge
+            pinned = prefaulted_pages.pin(pages)
+            return pinned, prefaulted_pages.why_not(pinned, len(pages))
+        return 0, "the pages that children write to cannot be seen in /proc"
 
     def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
         """Have a child carry out requests.
@@ -158,18 +163,42 @@ class Zygote:
             return snapshot.unshared(), snapshot.full()
 
     def serve(self) -> NoReturn:
-        """Serve until the broker closes its end."""
+        """Serve until the broker closes its end.
+
+        Where neither a namespace nor a user of their own tells whose the children are, this process kills those that a
+        broker which was killed leaves. The kernel's own signal at a parent's end does not suffice: a program can turn
+        that off.
+        """
+        if self._owned is not None:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
         try:
             while True:
                 slot, sent, _, _ = self._broker.recvmsg(16, _ANCILLARY_SIZE)
                 if not slot:
-                    os._exit(0)
+                    self._end()
                 descriptors = _DESCRIPTORS.unpack(sent[0][2])
                 self._broker.send(self._fork(int(slot), *descriptors).encode())
                 for fd in descriptors:
                     os.close(fd)
         except ConnectionError:  # the broker was killed
-            os._exit(0)
+            self._end()
+
+    def _end(self) -> NoReturn:
+        for fd in self._owned or ():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os._exit(0)
+
+    def _own(self, pid: int) -> None:
+        """Keep a handle of a child, which the broker reaps, and drop those of children that have ended."""
+        assert self._owned is not None
+        ended = select.poll()
+        for fd in self._owned:
+            ended.register(fd, select.POLLIN)
+        for fd, _ in ended.poll(0):
+            os.close(fd)
+            self._owned.remove(fd)
+        self._owned.append(os.pidfd_open(pid))
 
     def _fork(self, slot: int, control: int, out: int, err: int, *, sibling: bool = True) -> ForkReply:
         """Fork a child, as this process's sibling or not."""
@@ -184,6 +213,8 @@ class Zygote:
             pid = syscalls.fork_sibling(self._thread_id) if sibling else syscalls.fork()
             if pid == 0:
                 self._be_child(batch, slot, folder, control, out, err)
+            if self._owned is not None and sibling:
+                self._own(pid)
         except OSError as failure:
             error = str(failure)
         if self._inits is not None:

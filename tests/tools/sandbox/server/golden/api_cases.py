@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from golden.case import Case, b64, cells, code, raw
+from tests.tools.sandbox.server.golden.case import Case, b64, cells, code, raw
 
 FIELDS = [
     code("extra_field", unknown=1, another={"a": []}),

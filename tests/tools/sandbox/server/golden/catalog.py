@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from golden.api_cases import API
-from golden.case import Case
-from golden.other_cases import OTHER
-from golden.python_cases import PYTHON
+from tests.tools.sandbox.server.golden.api_cases import API
+from tests.tools.sandbox.server.golden.case import Case
+from tests.tools.sandbox.server.golden.other_cases import OTHER
+from tests.tools.sandbox.server.golden.python_cases import PYTHON
 
 CASES: dict[str, Case] = {}
 for _case in (*PYTHON, *OTHER, *API):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 
-from golden.case import b64, run
+from tests.tools.sandbox.server.golden.case import b64, run
 
 BASH = [
     run("hello", "echo hello", "bash"),

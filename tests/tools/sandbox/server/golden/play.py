@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from golden.case import Case
+from tests.tools.sandbox.server.golden.case import Case
 
 LONG = 4000
 """Characters from which on a text is kept as its length and hash."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from golden.case import b64, run
+from tests.tools.sandbox.server.golden.case import b64, run
 
 OUTPUT = [
     run("hello", "print('hello')"),

@@ -17,10 +17,10 @@ from typing import Any
 
 import aiohttp
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[5]))
 
-from golden.catalog import CASES
-from golden.play import Answer, ask
+from tests.tools.sandbox.server.golden.catalog import CASES
+from tests.tools.sandbox.server.golden.play import Answer, ask
 
 VERSIONS = (
     "import json, platform, subprocess\n"

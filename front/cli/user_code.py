@@ -1,0 +1,54 @@
+"""Modules of the user's own: envs as `module:Id`, and tools that a tool file names."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from toolgym.tools.errors import ConfigError, ToolgymError
+
+if TYPE_CHECKING:
+    from toolgym.envs.registry import EnvSpec
+
+
+def load_env(name: str) -> EnvSpec:
+    """Return what an env id stands for, importing what registers it.
+
+    Args:
+        name: an id, or `module:Id`.
+
+    Raises:
+        ConfigError: there is no such id or module, or importing the module failed.
+    """
+    from toolgym.envs.registry import spec
+
+    try:
+        return spec(name)
+    except ToolgymError:
+        raise
+    except Exception as error:
+        raise _broken(name.rpartition(":")[0], error) from error
+
+
+def import_module(name: str) -> None:
+    """Import a module that registers envs.
+
+    Raises:
+        ConfigError: there is no such module, or importing it failed.
+    """
+    from toolgym.envs.registry import import_module as load
+
+    try:
+        load(name, "--env asks for it")
+    except ToolgymError:
+        raise
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(module: str, error: Exception) -> ConfigError:
+    where = ""
+    if not isinstance(error, SyntaxError):  # that says where it is
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({last.filename}, line {last.lineno})"
+    return ConfigError(f"importing the module {module!r} failed: {type(error).__name__}: {error}{where}")

@@ -1,0 +1,56 @@
+"""What is said of a model or tokenizer that cannot be loaded, by its folder or by its name on the model hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from toolgym.tools.errors import missing_extra, nearest
+
+try:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+except ImportError as error:
+    raise missing_extra("rollout", "Loading a model", error) from error
+
+_NAME = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether there is no folder of that name, and the hub may have a model of it: `org/name`."""
+    return _NAME.fullmatch(name) is not None and not Path(name).is_dir()
+
+
+def why_not_loaded(source: object, error: BaseException) -> str:
+    """Say in one line why loading failed.
+
+    Args:
+        source: a folder or a hub name.
+        error: what the loader raised.
+    """
+    said = " ".join(str(error).split()) or type(error).__name__
+    folder = Path(str(source))
+    if folder.exists():
+        return said
+    siblings = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+    parts = [f"there is no such folder here{nearest(folder.name, siblings)}"]
+    if not _is_unreachable(error):
+        parts.append(f"the model hub's answer is: {said}")
+    else:
+        offline = constants.is_offline_mode()
+        parts.append("its files are not in the hub's cache on this machine")
+        parts.append(f"the model hub {constants.ENDPOINT} {_OFFLINE if offline else 'cannot be reached from here'}")
+    return "; ".join(parts)
+
+
+_OFFLINE = "is not asked, because HF_HUB_OFFLINE is set"
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    for _ in range(10):
+        if error is None:
+            return False
+        if isinstance(error, LocalEntryNotFoundError | ConnectionError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

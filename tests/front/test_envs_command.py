@@ -1,0 +1,78 @@
+"""`toolgym envs`, and envs in modules of the current folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(sys.executable).with_name("toolgym")
+"""What pip installs: unlike `python -m toolgym`, it does not have the current folder on its path by itself."""
+
+MODULE = """
+import toolgym
+toolgym.register("Towns-v0", "toolgym.envs.library.code_interpreter:CodeInterpreterEnv", description="Towns, by name.")
+"""
+
+
+def run(folder, *arguments, **env):
+    return subprocess.run(
+        [SCRIPT, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def test_each_id_is_a_line_and_a_module_of_the_current_folder_adds_its_own(tmp_path):
+    (tmp_path / "town_env.py").write_text(MODULE)
+    done = run(tmp_path, "envs", "--env", "town_env")
+    assert done.returncode == 0, done.stderr
+    names = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert sorted(names) == ["CodeInterpreter-v0", "town_env:Towns-v0"]
+    assert names["town_env:Towns-v0"].endswith("Towns, by name.")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("town_evn", "error: there is no module 'town_evn', did you mean 'town_env'?"),
+        ("broken", "error: importing the module 'broken' failed: SyntaxError: "),
+        ("needs", "error: importing the module 'needs' failed: ModuleNotFoundError: No module named 'no_such_thing' ("),
+        ("no module", "error: 'no module' is not the name of a module"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, capfd, name, said):
+    from toolgym.cli.app import main
+
+    (tmp_path / "town_env.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("x = (\n")
+    (tmp_path / "needs.py").write_text("import no_such_thing\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    for command in (["envs", "--env", name], ["rollout", "--env", f"{name}:Towns-v0"]):
+        monkeypatch.setattr("sys.argv", ["toolgym", *command])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 1
+        stderr = capfd.readouterr().err
+        assert stderr.startswith(said)
+        assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("toolgym ro", "rollout"), ("toolgym rollout --env Cod", "CodeInterpreter-v0"), ("toolgym serve sa", "sandbox")],
+)
+def test_a_shell_completes_commands_and_ids(tmp_path, words, offered):
+    done = run(
+        tmp_path, _TOOLGYM_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1)
+    )  # fmt: skip
+    assert done.stdout.split() == [offered]
+
+
+def test_completion_is_offered_by_the_command_and_not_by_its_parts(tmp_path):
+    assert "--install-completion" in run(tmp_path, "--help").stdout
+    for command in ("envs", "serve"):
+        assert "completion" not in run(tmp_path, command, "--help").stdout

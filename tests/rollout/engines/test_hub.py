@@ -1,0 +1,73 @@
+"""Models by their names on the hub. The hub's cache on this machine stands in for the hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from toolgym.rollout import load_tokenizer, open_engine, tiny_policy_path
+from toolgym.tools.errors import ConfigError
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+async def test_a_hub_that_is_switched_off_is_told(offline):
+    with pytest.raises(ConfigError) as told:
+        await open_engine("some-org/some-model")
+    assert "there is no such folder here; its files are not in the hub's cache" in str(told.value)
+    assert "HF_HUB_OFFLINE is set" in str(told.value)
+
+
+async def test_a_hub_that_cannot_be_reached_is_told(monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise OSError("We couldn't connect to the hub") from ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
+    with pytest.raises(ConfigError, match=r"the model hub https?://\S+ cannot be reached from here"):
+        await open_engine("some-org/some-model")
+
+
+async def test_a_mistyped_folder_names_the_nearest(offline, tmp_path, monkeypatch):
+    (tmp_path / "models" / "qwen").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder here, did you mean 'qwen'"):
+        await open_engine("models/qwn")
+    with pytest.raises(ConfigError, match="no such folder here, did you mean 'qwen'"):
+        load_tokenizer("models/qwn")
+
+
+async def test_a_folder_comes_before_the_hub(offline, tmp_path, monkeypatch):
+    shutil.copytree(tiny_policy_path(), tmp_path / "models" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    async with open_engine("models/tiny") as engine:
+        assert engine.context_length > 0
+
+
+@pytest.mark.long
+def test_a_name_goes_to_the_hubs_loader(tmp_path: Path):
+    model = tmp_path / "models--some-org--some-model"
+    shutil.copytree(tiny_policy_path(), model / "snapshots" / "abc")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("abc")
+    code = (
+        "import asyncio\n"
+        "from toolgym.rollout import open_engine\n"
+        "async def main():\n"
+        "    async with open_engine('some-org/some-model') as engine:\n"
+        "        print(engine.vocab_size > 0, engine.tokenizer.name_or_path)\n"
+        "asyncio.run(main())\n"
+    )
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
+    assert done.stdout == "True some-org/some-model\n", done.stderr

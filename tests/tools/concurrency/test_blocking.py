@@ -1,0 +1,189 @@
+"""Blocking functions beside the event loop: ones that hang disable no others, and end with the interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from toolgym.envs import Task, ToolEnv
+from toolgym.tools import tool
+from toolgym.tools.concurrency import blocking
+from toolgym.tools.concurrency.blocking import BlockingPool, in_thread, tool_threads
+from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, with_deadline
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import user
+
+TASK = Task([user("go")])
+who = contextvars.ContextVar("who", default="no one")
+
+
+def call(name):
+    one = {"id": "0", "type": "function", "function": {"name": name, "arguments": {}}}
+    return {"role": "assistant", "content": "", "tool_calls": [one]}
+
+
+@pytest.fixture
+def over():
+    """Ends what hangs when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def small_pool(monkeypatch):
+    """The pool of blocking tools, made anew with four threads."""
+    monkeypatch.setenv("TOOLGYM_BLOCKING_THREADS", "4")
+    monkeypatch.setattr(blocking, "_tool_threads", None)
+    return tool_threads()
+
+
+async def test_more_hanging_tools_than_there_are_threads_disable_no_other(small_pool, over, caplog):
+    @tool
+    def hang() -> str:
+        """Hang."""
+        over.wait(60)
+        return "late"
+
+    @tool
+    def add() -> str:
+        """Add."""
+        return "3"
+
+    async def once(name):
+        one = ToolEnv(tools=[hang, add], tasks=[TASK], tool_timeout=0.3 if name == "hang" else 30.0)
+        await one.reset()
+        text = (await one.step(call(name))).obs[0]["content"]
+        await one.close()
+        return text
+
+    assert all("was stopped" in text for text in await asyncio.gather(*(once("hang") for _ in range(10))))
+    assert small_pool.left_behind["hang"] > small_pool.max_threads
+    assert await asyncio.gather(*(once("add") for _ in range(8))) == ["3"] * 8
+    lines = [record.message for record in caplog.records if "left behind" in record.message]
+    assert len(lines) == 1
+    assert "'hang'" in lines[0]
+    over.set()
+    while small_pool.left_behind:
+        await asyncio.sleep(0.001)
+
+
+async def test_as_many_run_at_once_as_there_are_threads_and_threads_are_used_again(small_pool):
+    barrier = threading.Barrier(4, timeout=30)
+
+    def meet():
+        barrier.wait()
+        return threading.get_ident()
+
+    first = await asyncio.gather(*(small_pool.run(meet, name="meet") for _ in range(4)))
+    again = await asyncio.gather(*(small_pool.run(meet, name="meet") for _ in range(8)))
+    assert len(set(first)) == 4
+    assert set(again) == set(first)
+
+
+async def test_a_call_waits_for_a_thread_no_longer_than_its_deadline(over):
+    pool = BlockingPool(1, queue_timeout=0.1)
+    held = asyncio.create_task(pool.run(over.wait, name="held"))
+    await asyncio.sleep(0)
+    with pytest.raises(DeadlineError, match="its turn") as caught:
+        await pool.run(int, name="waiting")
+    assert caught.value.queued
+    with pytest.raises(DeadlineError) as caught:  # waiting is no running: the deadline for that stands still
+        await with_deadline(pool.run(int, name="waiting"), 0.02, queue=0.06)
+    assert caught.value.queued
+    over.set()
+    await held
+
+
+async def test_a_caller_that_goes_away_is_no_overrun(over, caplog):
+    pool = BlockingPool(1)
+    task = asyncio.create_task(pool.run(over.wait, name="slow"))
+    while not pool._places.in_use:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert await pool.run(lambda: 7, name="next") == 7
+    assert pool.left_behind == {"slow": 1}
+    assert not caplog.records
+
+
+async def test_context_variables_follow_and_what_is_raised_comes_back():
+    who.set("the caller")
+    pool = BlockingPool(1)
+    assert await pool.run(who.get, name="who") == "the caller"
+    assert await in_thread(who.get) == "the caller"
+    for run in (lambda function: pool.run(function, name="x"), in_thread):
+        with pytest.raises(ZeroDivisionError):
+            await run(lambda: 1 / 0)
+        with pytest.raises(ExitError, match="SystemExit"):
+            await run(lambda: sys.exit(3))
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await run(lambda: next(iter([])))
+    assert await pool.run(lambda: 7, name="after") == 7
+
+
+async def test_the_librarys_own_work_needs_no_thread_of_the_event_loops(over):
+    hung = [asyncio.create_task(asyncio.to_thread(over.wait, 60)) for _ in range(64)]
+    assert await asyncio.wait_for(in_thread(lambda: 7), 30) == 7
+    over.set()
+    await asyncio.gather(*hung)
+
+
+async def test_where_the_system_gives_no_thread_the_model_is_not_to_blame(small_pool, monkeypatch):
+    @tool
+    def add() -> str:
+        """Add."""
+        return "3"
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        result = await add.tool.execute("", {})
+    assert result.metrics["infra_failure"] is True
+    assert "can't start new thread" in result.metrics["error"]
+    assert "thread" not in result.text
+    assert (await add.tool.execute("", {})).text == "3"
+
+
+def test_a_number_of_threads_that_makes_no_sense_is_told_when_a_tool_is_made(monkeypatch):
+    monkeypatch.setenv("TOOLGYM_BLOCKING_THREADS", "many")
+    monkeypatch.setattr(blocking, "_tool_threads", None)
+    with pytest.raises(ConfigError, match="TOOLGYM_BLOCKING_THREADS must be a whole number of at least 1, got 'many'"):
+
+        @tool
+        def add() -> str:
+            """Add."""
+            return "3"
+
+
+def test_a_tool_that_hangs_does_not_keep_the_interpreter_from_ending():
+    program = """
+import asyncio, threading
+from toolgym.tools import tool
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.execution_pool import init_execution_pool
+
+@tool
+def hang() -> str:
+    "Hang."
+    threading.Event().wait()
+
+async def main():
+    pool = init_execution_pool(1)
+    for call in (lambda: hang.tool.execute("", {}), lambda: pool.execute(hang.tool.function)):
+        try:
+            await with_deadline(call(), 0.05)
+        except DeadlineError as error:
+            print(error)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.count("did not finish") == 2, done.stderr

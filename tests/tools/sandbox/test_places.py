@@ -1,0 +1,193 @@
+"""Executions that sleep hold no processor's place, and those that compute are no more than there are places."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+
+import pytest
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.base import Limits
+from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.host import memory
+from toolgym.tools.sandbox.local.host.places import Places
+
+LEVELS = [one for one in probe()["levels"] if one != "uid"]  # whose users may not enter the interpreter's folder
+
+NAP = "import time\ntime.sleep(1)\nprint('slept')"
+
+
+class Jobs:
+    """Executions that stay until they are told to end, in `Places` of three, two of which may compute."""
+
+    def __init__(self, executions=3, computing=2):
+        self.places = Places(executions, computing, self.look)
+        self.asleep = set()
+        self.inside = {}
+        self.ends = {}
+        self.looks = 0
+        self.tasks = []
+
+    async def look(self):
+        self.looks += 1
+        for name, place in self.inside.items():
+            place.note(asleep=name in self.asleep)
+        return 0.0
+
+    def begin(self, *names):
+        for name in names:
+            self.ends[name] = asyncio.Event()
+            self.tasks.append(asyncio.create_task(self._run(name)))
+
+    async def _run(self, name):
+        async with self.places.permit() as place:
+            self.inside[name] = place
+            await self.ends[name].wait()
+            del self.inside[name]
+
+    async def until(self, names):
+        """Wait until exactly these are inside, and for what a further look would change."""
+        async with asyncio.timeout(30):
+            while "".join(sorted(self.inside)) != names:
+                await asyncio.sleep(0.001)
+        before = self.looks
+        while self.places.computing.waiting and self.looks < before + 2:
+            await asyncio.sleep(0.001)
+        assert "".join(sorted(self.inside)) == names
+
+    def end(self, names):
+        for name in names:
+            self.ends[name].set()
+
+
+async def test_one_that_sleeps_lends_its_place_and_one_that_wakes_takes_one():
+    jobs = Jobs(executions=5)
+    jobs.begin(*"abcdefg")
+    await jobs.until("ab")
+    jobs.asleep = set("a")
+    await jobs.until("abc")
+    jobs.asleep = set("abc")
+    await jobs.until("abcde")  # asleep or not, five are the most
+    jobs.asleep = set()
+    jobs.end("a")
+    await jobs.until("bcde")  # b and c woke up: four compute where two should, so f waits
+    jobs.end("bc")
+    await jobs.until("de")
+    jobs.end("d")
+    await jobs.until("ef")
+    jobs.end("efg")
+    await asyncio.gather(*jobs.tasks)
+    assert (jobs.places.computing.in_use, jobs.places.executions.in_use) == (0, 0)
+    await jobs.places.close()
+
+
+async def test_one_that_is_cancelled_while_it_sleeps_gives_nothing_back_twice():
+    jobs = Jobs()
+    jobs.begin(*"abc")
+    jobs.asleep = set("a")
+    await jobs.until("abc")
+    jobs.tasks[0].cancel()
+    jobs.begin("d")
+    await asyncio.gather(jobs.tasks[0], return_exceptions=True)
+    del jobs.inside["a"]
+    await jobs.until("bc")
+    jobs.end("bcd")
+    await asyncio.gather(*jobs.tasks[1:])
+    assert (jobs.places.computing.in_use, jobs.places.executions.in_use) == (0, 0)
+    await jobs.places.close()
+
+
+async def test_without_need_is_not_looked():
+    jobs = Jobs()
+    jobs.begin("a", "b")
+    await asyncio.sleep(0.05)
+    assert jobs.looks == 0
+    jobs.end("ab")
+    await asyncio.gather(*jobs.tasks)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_programs_that_sleep_hold_no_places_of_programs_that_do_not(level):
+    async with LocalSandbox(level=level, preload=(), max_computing=1) as sandbox:
+        await sandbox.run("pass")
+        began = time.monotonic()
+        results = await asyncio.gather(*(sandbox.run(NAP) for _ in range(6)))
+        assert [one.stdout for one in results] == ["slept\n"] * 6
+        assert time.monotonic() - began < 5  # one after the other they take six
+
+
+async def test_cells_and_programs_below_programs_sleep_too():
+    below = "import subprocess\nsubprocess.run(['sleep', '1'])\n1"
+    threads = "import threading, time\nt = threading.Thread(target=time.sleep, args=(1,))\nt.start()\nt.join()\n1"
+    async with LocalSandbox(preload=(), max_computing=1) as sandbox:
+        sessions = [await sandbox.session() for _ in range(6)]
+        await asyncio.gather(*(one.run_cell("import subprocess, threading") for one in sessions))
+        began = time.monotonic()
+        cells = zip(sessions, [below, threads] * 3, strict=True)
+        results = await asyncio.gather(*(one.run_cell(code) for one, code in cells))
+        assert [one.result for one in results] == ["1"] * 6
+        assert time.monotonic() - began < 5
+
+
+async def test_programs_of_sessions_sleep_too():
+    async with contextlib.AsyncExitStack() as stack:
+        sandbox = await stack.enter_async_context(LocalSandbox(preload=(), max_running=8, max_computing=1))
+        sessions = [await stack.enter_async_context(await sandbox.session()) for _ in range(2)]
+        sleeping = asyncio.create_task(sessions[0].exec("touch begun; sleep 60", timeout=60))
+        async with asyncio.timeout(30):
+            while not await sessions[0].exists("begun"):
+                await asyncio.sleep(0.01)
+            assert (await sessions[1].exec("echo there")).stdout == "there\n"
+        assert not sleeping.done()
+        sleeping.cancel()
+        await asyncio.gather(sleeping, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "spin",
+    [
+        "while time.process_time() < end: pass",
+        "t = threading.Thread(target=lambda: [None for _ in iter(lambda: time.process_time() < end, False)])\n"
+        "t.start()\nt.join()",
+    ],
+    ids=["in the first thread", "in another thread"],
+)
+async def test_programs_that_compute_keep_their_places_to_their_end(spin):
+    head = "import threading, time\nbegan = time.time()\nend = time.process_time() + 0.2\n"
+    code = f"{head}{spin}\nprint(began, time.time())"
+    async with LocalSandbox(preload=(), max_computing=1) as sandbox:
+        await sandbox.run("pass")
+        results = await asyncio.gather(*(sandbox.run(code) for _ in range(4)))
+    spans = sorted(tuple(map(float, one.stdout.split())) for one in results)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans)), spans
+
+
+def test_how_many_there_are_follows_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 4 << 30)
+    some = LocalSandbox(limits=Limits(memory_mb=1024))._places
+    few = LocalSandbox(limits=Limits(memory_mb=64 << 10))._places
+    assert some.executions.limit == max(some.computing.limit, min(16, 8 * some.computing.limit))
+    assert few.executions.limit == few.computing.limit
+    assert LocalSandbox(max_running=3)._places.executions.limit == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_running": 0}, {"max_computing": 0}, {"max_running": "unlimited", "max_computing": 4}], ids=str
+)
+def test_numbers_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigError, match="at least 1, got 0|no meaning beside"):
+        LocalSandbox(**wrong)
+
+
+def test_memory_that_a_control_group_allows(monkeypatch, tmp_path):
+    from toolgym.tools.sandbox.local.kernel import cgroup_mounts
+
+    (tmp_path / "job").mkdir()
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "job/memory.max").write_text("123456789\n")
+    monkeypatch.setattr(cgroup_mounts, "own_groups", lambda: {"": "/job"})
+    monkeypatch.setattr(cgroup_mounts, "mounts", lambda kind: [("rw", "/", tmp_path)] if kind == "cgroup2" else [])
+    assert memory.available() == 123456789

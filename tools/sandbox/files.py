@@ -1,0 +1,363 @@
+"""The files of a session: the calls, what they return, and how folders are copied in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxError,
+    SandboxFileError,
+    SandboxFileExistsError,
+    SandboxFileNotFoundError,
+    SandboxIsADirectoryError,
+    SandboxNotADirectoryError,
+    SandboxPermissionError,
+)
+from toolgym.tools.sandbox.names import check_path
+
+BATCH = 4 * 1024 * 1024
+"""Bytes of small files that are copied at once; a larger file is copied by itself."""
+
+BATCH_FILES = 2000
+"""Files and folders that are copied at once."""
+
+MAX_DOWNLOAD = 1 << 30
+"""Bytes that a download of a folder takes, unless another limit is given."""
+
+FileAction = Literal["list", "stat", "walk", "mkdir", "move", "remove"]
+
+ERRORS: Mapping[str, tuple[type[SandboxFileError], tuple[int, ...]]] = {
+    "no_file": (SandboxFileNotFoundError, (errno.ENOENT,)),
+    "exists": (SandboxFileExistsError, (errno.EEXIST,)),
+    "is_folder": (SandboxIsADirectoryError, (errno.EISDIR,)),
+    "no_folder": (SandboxNotADirectoryError, (errno.ENOTDIR,)),
+    "no_permission": (SandboxPermissionError, (errno.EACCES, errno.EPERM, errno.EROFS)),
+    "file": (SandboxFileError, ()),
+}
+"""By the reason that a server gives: the error, and the kernel's numbers for it."""
+
+
+def file_error(text: str, *, code: int | None = None, reason: str | None = None) -> SandboxFileError:
+    """Return the error for a file, from the kernel's number or from a server's reason."""
+    for name, (kind, codes) in ERRORS.items():
+        if code in codes or reason == name:
+            error = kind(text)
+            if isinstance(error, OSError):
+                error.errno = code or codes[0]
+            return error
+    return SandboxFileError(text)
+
+
+def reason_of(error: SandboxFileError) -> str:
+    """Return the reason that a server gives for an error."""
+    return next(name for name, (kind, _) in ERRORS.items() if isinstance(error, kind))
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One file, folder or link.
+
+    Attributes:
+        name: its name in the folder that was listed; for `stat`, as it was asked for.
+        kind: `file`, `folder`, `link`, or `other` (a pipe, a socket, a device).
+        size: bytes.
+        mode: permission bits.
+        changed: when its content changed last, in seconds since 1970.
+        target: what a link points to.
+    """
+
+    name: str
+    kind: Literal["file", "folder", "link", "other"]
+    size: int
+    mode: int
+    changed: float
+    target: str | None = None
+
+
+class Row(NamedTuple):
+    """One file, folder or link to make, or a mode to set (`mode`).
+
+    Attributes:
+        name: relative to the folder that is copied.
+        kind: what to make.
+        mode: its permission bits.
+        rest: bytes of a file; what a link points to.
+    """
+
+    name: str
+    kind: Literal["file", "folder", "link", "mode"]
+    mode: int
+    rest: int | str
+
+
+class SessionFiles(ABC):
+    """The part of a session that is about its files.
+
+    A name is relative to the session's folder, or absolute: then it is any place in the world that its programs see. A
+    link means what it means to them, too. Every call raises `ConfigError` for what cannot be a name, `SessionLostError`
+    where the session is gone, and `SandboxFileError`, or a subclass that is Python's own error too, where it cannot be
+    done: FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError.
+    """
+
+    @abstractmethod
+    async def write_file(self, name: str, data: bytes) -> None:
+        """Write a file. Folders that it lies in are made."""
+
+    @abstractmethod
+    async def read_file(self, name: str) -> bytes:
+        """Read a regular file.
+
+        Raises:
+            SandboxError: it is larger than a file may be (`Limits.file_mb`).
+        """
+
+    @abstractmethod
+    async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
+        """Do something with a file, whose name was checked. `walk` lists all below a folder."""
+
+    @abstractmethod
+    async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
+        """Read files below a folder, at most `BATCH` bytes together; None for one that cannot be read."""
+
+    @abstractmethod
+    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+        """Make what the rows say below a folder; `data` holds the contents of the files, one after another."""
+
+    async def list(self, path: str = ".") -> Sequence[FileInfo]:
+        """Return what is in a folder, sorted by name."""
+        return await self._act("list", check_path(path), {})
+
+    async def stat(self, path: str) -> FileInfo:
+        """Return what is known about a file, folder or link; a link is not followed."""
+        (found,) = await self._act("stat", check_path(path), {})
+        return found
+
+    async def exists(self, path: str) -> bool:
+        """Return whether there is a file, folder or link of that name."""
+        try:
+            await self.stat(path)
+        except (SandboxFileNotFoundError, SandboxNotADirectoryError):
+            return False
+        return True
+
+    async def mkdir(self, path: str, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Make a folder; with `parents`, also those that it lies in; with `exist_ok`, unless it is there already."""
+        await self._act("mkdir", check_path(path), {"parents": parents, "exist_ok": exist_ok})
+
+    async def move(self, path: str, to: str) -> None:
+        """Give a file or folder another name. A file of that name is replaced."""
+        await self._act("move", check_path(path), {"to": check_path(to, field=("to",))})
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link, or an empty folder; with `recursive`, a folder with all in it."""
+        await self._act("remove", check_path(path), {"recursive": recursive})
+
+    async def upload(self, files: Mapping[str, bytes]) -> None:
+        """Write several files, by name. Raises as `write_file`."""
+        for name, data in files.items():
+            await self.write_file(name, data)
+
+    async def upload_folder(self, local: str | Path, path: str = ".") -> None:
+        """Copy a folder of this machine into the session, with links and permission bits.
+
+        Files that are there already are replaced. What is no file, folder or link is left out.
+
+        Args:
+            local: the folder here.
+            path: the folder there; it is made.
+
+        Raises:
+            ConfigError: there is no folder `local`.
+            SandboxFileError: something cannot be written there, for example because the disk is full.
+            OSError: something cannot be read here.
+        """
+        root = Path(local)
+        if not root.is_dir():
+            raise ConfigError(f"local must be a folder of this machine, got {str(local)!r}")
+        await self.mkdir(path, parents=True, exist_ok=True)
+        batches = _batches(root)
+        while batch := await in_thread(next, batches, None):
+            rows, data = batch
+            if data is None:  # a large file by itself
+                (row,) = rows
+                content = await in_thread((root / row.name).read_bytes)
+                await self.write_file(f"{path.rstrip('/')}/{row.name}", content)
+                rows, data = [row._replace(kind="mode")], b""
+            await self._unpack(path, rows, data)
+
+    async def download_folder(self, path: str, local: str | Path, *, max_bytes: int = MAX_DOWNLOAD) -> None:
+        """Copy a folder of the session to this machine, with links and permission bits (at most 0o777).
+
+        Programs of the session may have made up what is there. Nothing is written outside of `local`: a link that leads
+        outside is left out, as is what is no file, folder or link, and a file that cannot be read.
+
+        Args:
+            path: the folder there.
+            local: the folder here; it is made. Files that are there already are replaced.
+            max_bytes: most bytes of all files together.
+
+        Raises:
+            SandboxError: there is more than that, or a name that leads outside.
+            OSError: something cannot be written here.
+        """
+        root = Path(local)
+        found = await self._act("walk", check_path(path), {})
+        for one in found:
+            _check_below(one.name)
+        await in_thread(_make_folders, root, [one for one in found if one.kind == "folder"])
+        left = max_bytes
+        for batch in _groups([one for one in found if one.kind == "file"]):
+            if len(batch) == 1 and batch[0].size > BATCH:
+                contents: Sequence[bytes | None] = [await self.read_file(f"{path.rstrip('/')}/{batch[0].name}")]
+            else:
+                contents = await self._pack(path, [one.name for one in batch])
+            left -= sum(len(content) for content in contents if content is not None)
+            if left < 0:
+                raise SandboxError(f"the folder {path!r} in the session has more than {max_bytes} bytes")
+            await in_thread(_write_files, root, batch, contents)
+        links = [one for one in found if one.kind == "link" and one.target is not None and stays_inside(one)]
+        await in_thread(_make_links, root, links)
+
+
+def read_listing(rows: object) -> Sequence[FileInfo]:
+    """Return what a session lists. Programs of the session may have written it.
+
+    Raises:
+        SandboxError: it is no listing.
+    """
+    found = []
+    try:
+        for name, kind, size, mode, changed, target in rows:  # type: ignore[attr-defined]
+            fine = isinstance(name, str) and kind in ("file", "folder", "link", "other")
+            if not fine or not (target is None or isinstance(target, str)):
+                raise ValueError(name)
+            found.append(FileInfo(name, kind, int(size), int(mode) & 0o7777, float(changed), target))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SandboxError(f"what the session says about its files makes no sense: {error}"[:200]) from None
+    return found
+
+
+def split(sizes: object, data: object, count: int) -> Sequence[bytes | None]:
+    """Return contents that come one after another, from their sizes; -1 stands for None.
+
+    Raises:
+        SandboxError: these are no such sizes. Programs of the session may have written them.
+    """
+    if not isinstance(sizes, list) or not isinstance(data, bytes) or len(sizes) != count:
+        raise SandboxError("what the session says about its files makes no sense")
+    contents: list[bytes | None] = []
+    at = 0
+    for size in sizes:
+        if type(size) is not int or size > len(data) - at:
+            raise SandboxError("what the session says about its files makes no sense")
+        contents.append(None if size < 0 else data[at : at + size])
+        at += max(0, size)
+    return contents
+
+
+def stays_inside(link: FileInfo) -> bool:
+    """Return whether a link of a folder that is copied leads to a place in that folder, wherever other links lead.
+
+    Steps up are only allowed at its beginning: there, they lead up from real folders.
+    """
+    target = PurePosixPath(link.target or "/")
+    parts = [part for part in target.parts if part != "."]
+    ups = len(parts) - len([*_without_ups(parts)])
+    depth = len(PurePosixPath(link.name).parts) - 1
+    return not target.is_absolute() and ups <= depth and ".." not in parts[ups:] and "\0" not in str(target)
+
+
+def _without_ups(parts: Sequence[str]) -> Iterator[str]:
+    ups = True
+    for part in parts:
+        ups = ups and part == ".."
+        if not ups:
+            yield part
+
+
+def _check_below(name: str) -> None:
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise SandboxError(f"the session lists a name that leads outside of its folder: {name[:200]!r}")
+
+
+def _batches(root: Path) -> Iterator[tuple[Sequence[Row], bytes | None]]:
+    """Yield what is below a folder: rows and the contents of their files; None stands for that of one large file."""
+    rows: list[Row] = []
+    parts: list[bytes] = []
+    size = 0
+    for place, folders, files in os.walk(root):
+        for name in sorted([*folders, *files]):
+            path = os.path.join(place, name)
+            about = os.lstat(path)
+            relative, mode = os.path.relpath(path, root), stat.S_IMODE(about.st_mode)
+            if stat.S_ISDIR(about.st_mode):
+                rows.append(Row(relative, "folder", mode, 0))
+            elif stat.S_ISLNK(about.st_mode):
+                rows.append(Row(relative, "link", mode, os.readlink(path)))
+            elif stat.S_ISREG(about.st_mode) and about.st_size > BATCH:
+                if rows:
+                    yield rows, b"".join(parts)
+                rows, parts, size = [], [], 0
+                yield [Row(relative, "file", mode, about.st_size)], None
+            elif stat.S_ISREG(about.st_mode):
+                data = Path(path).read_bytes()
+                rows.append(Row(relative, "file", mode, len(data)))
+                parts.append(data)
+                size += len(data)
+            if size > BATCH or len(rows) >= BATCH_FILES:
+                yield rows, b"".join(parts)
+                rows, parts, size = [], [], 0
+    if rows:
+        yield rows, b"".join(parts)
+
+
+def _groups(files: Sequence[FileInfo]) -> Iterator[Sequence[FileInfo]]:
+    """Yield files in groups of at most `BATCH` bytes and `BATCH_FILES` files; a larger file by itself."""
+    group: list[FileInfo] = []
+    size = 0
+    for one in files:
+        if group and (size + one.size > BATCH or len(group) >= BATCH_FILES):
+            yield group
+            group, size = [], 0
+        group.append(one)
+        size += one.size
+    if group:
+        yield group
+
+
+def _make_folders(root: Path, folders: Sequence[FileInfo]) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for one in folders:
+        (root / one.name).mkdir(mode=one.mode & 0o777 | stat.S_IRWXU, parents=True, exist_ok=True)
+
+
+def _write_files(root: Path, files: Sequence[FileInfo], contents: Sequence[bytes | None]) -> None:
+    for one, content in zip(files, contents, strict=True):
+        if content is None:
+            continue
+        path = root / one.name
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # it may be a link
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(content)
+            os.fchmod(fd, one.mode & 0o777)
+
+
+def _make_links(root: Path, links: Sequence[FileInfo]) -> None:
+    for one in links:
+        path = root / one.name
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        os.symlink(one.target or "", path)

@@ -1,0 +1,487 @@
+"""The programs of sessions: each has pipes of its own, and what it prints is kept until the host asks for it.
+
+A session's launcher starts them (see `child.launcher`); this process has the other ends of their pipes. Whatever a
+launcher says may be a program's words. So a program's deadline is kept here: where the launcher does not say in time
+that the program ended, the session is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolgym.tools.sandbox.local.broker.channel import READ_SIZE, READS_PER_TURN, Channel, Child, KillReason, receive
+from toolgym.tools.sandbox.local.broker.host_link import HostLink
+from toolgym.tools.sandbox.local.broker.process_state import LauncherLink, Process, Waiter
+from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
+from toolgym.tools.sandbox.local.protocol import frames
+from toolgym.tools.sandbox.local.protocol.capture import FLOOD_FACTOR
+
+if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.messages import ProcessAnswer, Status
+
+MAX_PROCESSES = 64
+"""Programs of one session that the broker knows: those that run, those whose end the host has not asked about, and
+those that have left behind others which hold their pipes."""
+
+KILL_GRACE = 2.0
+"""Seconds between the kill of a program and that of its session, where the launcher does not tell of its end."""
+
+MAX_CODE = 1 << 31
+
+
+class Processes:
+    """All programs of all sessions.
+
+    Args:
+        host: gets the answers.
+        reactor: tells when there is something to read.
+        output_bytes: bytes of each stream that are kept until the host asks for them.
+        drop: ends a session.
+    """
+
+    def __init__(
+        self, host: HostLink, reactor: Reactor, output_bytes: int, drop: Callable[[Channel, KillReason | None], None]
+    ) -> None:
+        self._host, self._reactor, self._output_bytes, self._drop_session = host, reactor, output_bytes, drop
+        self._named: dict[tuple[str, str], Process] = {}
+        self._launchers: dict[Channel, LauncherLink] = {}  # of each session, the one that starts its next program
+        self._links: dict[Channel, list[LauncherLink]] = {}
+        self._deadlines: Deadlines[Process | Waiter] = Deadlines()
+        self._count = 0
+
+    # ------------------------------------------------------------------ requests
+
+    def start(self, channel: Channel, request: dict[str, Any]) -> None:
+        """Start a program. A session that has no launcher yet, or was forked since, has to make one first.
+
+        Args:
+            channel: the session's. Without a launcher, it must have no request.
+            request: a `StartRequest`.
+        """
+        if sum(len(link.processes) for link in self._links.get(channel, ())) >= MAX_PROCESSES:
+            self._make_room(channel)
+        if sum(len(link.processes) for link in self._links.get(channel, ())) >= MAX_PROCESSES:
+            detail = f"{MAX_PROCESSES} programs of this session run or wait to be asked about: no more are started"
+            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
+        elif channel in self._launchers:
+            self._launch(self._launchers[channel], request)
+        else:
+            channel.begin(request)
+            channel.send({"op": "launch"})
+
+    def can_start(self, channel: Channel) -> bool:
+        """Whether a session has a launcher for its next program."""
+        return channel in self._launchers
+
+    def on_note(self, channel: Channel, request: dict[str, Any], note: Mapping[str, Any]) -> None:
+        """Take a note from an interpreter that makes a launcher.
+
+        Raises:
+            ValueError: it makes no sense at this point.
+        """
+        launcher = self._launchers.get(channel)
+        if "ends" in note and launcher is None:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            with theirs:
+                channel.send_descriptors(theirs.fileno())
+            link = self._launchers[channel] = LauncherLink(channel, ours)
+            self._links.setdefault(channel, []).append(link)
+            self._reactor.watch(ours.fileno(), lambda event: self._on_launcher(link, event))
+            return
+        if "done" not in note and "failed" not in note:
+            raise ValueError("a note that belongs to no launcher")
+        channel.request = None
+        channel.deadline = 0
+        if launcher is not None and "done" in note:
+            self._launch(launcher, request)
+            return
+        if launcher is not None:
+            self._lose(launcher)
+        detail = str(note.get("failed", "no launcher came of it"))[:1000]
+        self._host.answer(request, {"status": "error", "alive": True, "message": detail})
+
+    def ask(self, channel: Channel, request: dict[str, Any]) -> None:
+        """Carry out a `ProcessRequest`: all that it asks for, in the order of its fields."""
+        process = self._named.get((channel.session, request["process"]))
+        if process is None:
+            self._host.answer(request, {"status": "error", "alive": True, "message": "no such process"})
+            return
+        self._act(process, request)
+        waiter = Waiter(request, process)
+        if not request.get("until") or not request.get("wait") or waiter.met:
+            self._answer(process, request)
+        else:
+            process.waiters.append(waiter)
+            self._deadlines.arm(waiter, request["wait"])
+
+    def waited_for(self) -> Iterator[tuple[int, Channel]]:
+        """The id of each request that waits for a program, and the channel of its session."""
+        for process in self._named.values():
+            for waiter in process.waiters:
+                yield waiter.request["id"], process.launcher.channel
+
+    def cancel(self, number: int) -> bool:
+        """Give up a request that waits. Returns whether there was one."""
+        for process in self._named.values():
+            for waiter in process.waiters:
+                if waiter.request["id"] == number:
+                    process.waiters.remove(waiter)
+                    waiter.deadline = 0
+                    return True
+        return False
+
+    def retire_launcher(self, channel: Channel) -> None:
+        """Have the session's next program started by a new launcher; those there are keep theirs.
+
+        For a session that is forked: its own programs and those of the fork must not signal each other.
+        """
+        self._launchers.pop(channel, None)
+
+    def end(self, channel: Channel, status: Status, detail: str) -> None:
+        """End all programs of a session that ends."""
+        for link in self._links.pop(channel, []):
+            for process in [*link.processes.values()]:
+                self._finish(process, None, "killed")
+                for request in self._waiting(process):
+                    self._answer(process, request, status, detail, alive=False)
+                self._free(process)
+            self._close(link)
+        self._launchers.pop(channel, None)
+
+    @property
+    def busy(self) -> Iterator[Child]:
+        """Yield the children in which a program runs."""
+        for channel, links in self._links.items():
+            if any(not process.ended for link in links for process in link.processes.values()):
+                yield channel.child
+
+    def patience(self) -> float | None:
+        """Do what is due. Returns how many seconds the next wait may take; None: for ever."""
+        for due in self._deadlines.due():
+            if isinstance(due, Waiter):
+                due.process.waiters.remove(due)
+                self._answer(due.process, due.request)
+            elif due.killed:
+                self._drop_session(due.launcher.channel, KillReason.TIMEOUT)
+            else:
+                self._kill(due, "timeout")
+        return self._deadlines.patience()
+
+    # ------------------------------------------------------------------ one program
+
+    def _launch(self, link: LauncherLink, request: Mapping[str, Any]) -> None:
+        if "cancelled" in request:
+            self._host.answer(request, {"status": "killed", "alive": True})
+            return
+        self._count += 1
+        process = Process(self._count, request, link, self._output_bytes)
+        theirs = []
+        try:
+            for stream in range(3):
+                read, write = os.pipe()
+                ours, their = (write, read) if stream == 0 else (read, write)
+                process.pipes[stream] = ours
+                theirs.append(their)
+                os.set_blocking(ours, False)
+        except OSError:
+            for fd in (*theirs, *process.pipes.values()):
+                os.close(fd)
+            raise
+        link.processes[process.number] = process
+        self._named[link.channel.session, process.name] = process
+        for stream in (1, 2):
+            self._reactor.watch(process.pipes[stream], lambda _, stream=stream: self._read(process, stream))  # type: ignore[misc]
+        message = {name: request[name] for name in ("argv", "cwd", "env", "pty")}
+        self._send(link, {"op": "start", "number": process.number, **message}, theirs)
+        self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
+        self._deadlines.arm(process, request["deadline"] or request["timeout"])
+
+    def _act(self, process: Process, request: Mapping[str, Any]) -> None:
+        if request.get("data") or request.get("eof"):
+            self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
+        if request.get("size"):
+            rows, cols = request["size"]
+            self._send(process.launcher, {"op": "size", "number": process.number, "rows": rows, "cols": cols})
+        if request.get("signal") and not process.ended:
+            self._send(process.launcher, {"op": "signal", "number": process.number, "signal": request["signal"]})
+
+    def _feed(self, process: Process, data: bytes, *, ends: bool) -> None:
+        """Add to a program's standard input."""
+        if process.closes_input or 0 not in process.pipes:
+            return
+        process.outbox += data
+        process.closes_input = ends
+        self._write(process)
+        if process.outbox:
+            with contextlib.suppress(FileExistsError):
+                self._reactor.watch(process.pipes[0], lambda _: self._write(process), select.EPOLLOUT)
+
+    def _write(self, process: Process) -> None:
+        fd = process.pipes.get(0, -1)
+        while process.outbox and fd >= 0:
+            try:
+                written = os.write(fd, process.outbox)
+            except BlockingIOError:
+                return
+            except OSError:  # it has closed its standard input
+                process.outbox.clear()
+                process.closes_input = True
+                break
+            del process.outbox[:written]
+        if fd >= 0:
+            self._reactor.unwatch(fd)
+            if process.closes_input:
+                self._close_pipe(process, 0)
+        self._tell(process)
+
+    def _read(self, process: Process, stream: int) -> bool:
+        """Read what a pipe has, as much as is one program's turn. Returns whether there may be more."""
+        capture = process.output[stream]
+        for _ in range(READS_PER_TURN):
+            fd = process.pipes.get(stream, -1)
+            if fd < 0:
+                return False
+            try:
+                data = os.read(fd, READ_SIZE)
+            except BlockingIOError:
+                return False
+            except OSError:
+                data = b""
+            if not data:
+                self._close_pipe(process, stream)
+                return False
+            if process.ended:  # this is of what the program left behind, and dropped
+                process.spilled += len(data)
+                if process.spilled > FLOOD_FACTOR * self._output_bytes:
+                    self._close_pipe(process, stream)
+                    return False
+                continue
+            capture.add(data)
+            if capture.flooded:
+                self._kill(process, "output_limit")
+                return False
+            self._tell(process)
+        return True
+
+    def _kill(self, process: Process, why: Status) -> None:
+        """Kill a program, and end its session if the launcher does not say soon that it has ended."""
+        if process.ended or process.killed:
+            return
+        process.why, process.killed = process.why or why, True
+        for stream in (1, 2):
+            if why == "output_limit":
+                self._close_pipe(process, stream)
+        self._send(process.launcher, {"op": "signal", "number": process.number, "signal": int(signal.SIGKILL)})
+        self._deadlines.arm(process, KILL_GRACE)
+
+    def _finish(self, process: Process, code: int | None, why: Status | None = None) -> None:
+        """Note how a program ended, and read what it left in its pipes."""
+        if process.ended:
+            return
+        for stream in (1, 2):
+            while self._read(process, stream) and not process.output[stream].flooded:
+                pass
+        process.ended, process.code, process.deadline = True, code, 0
+        process.why = process.why or why
+        process.duration = time.monotonic() - process.began
+        process.outbox.clear()
+        self._close_pipe(process, 0)
+
+    def _tell(self, process: Process) -> None:
+        """Answer the requests whose time has come."""
+        for waiter in [one for one in process.waiters if one.met]:
+            process.waiters.remove(waiter)
+            waiter.deadline = 0
+            self._answer(process, waiter.request)
+        if process.ended and process.forgotten and not process.waiters:
+            self._free_if_silent(process)
+
+    def _answer(
+        self,
+        process: Process,
+        request: Mapping[str, Any],
+        status: Status = "ok",
+        detail: str = "",
+        *,
+        alive: bool = True,
+    ) -> None:
+        output = process.output if request.get("read") else {}
+        parts = [capture.content() for capture in output.values()]
+        answer: ProcessAnswer = {
+            "status": status,
+            "alive": alive,
+            "message": detail,
+            "running": not process.ended,
+            "code": process.code,
+            "why": process.why,
+            "unwritten": len(process.outbox),
+            "duration": process.duration or time.monotonic() - process.began,
+            "sizes": [len(part) for part in parts],
+            "truncated": [capture.truncated for capture in output.values()],
+        }
+        if output:
+            process.output = process.fresh_output()
+        if any(parts):
+            self._host.forward(request["id"], b"".join(parts), more=False)
+        self._host.answer(request, answer)
+        if request.get("forget") and (process.ended or not request.get("until")):
+            self._forget(process)
+
+    def _waiting(self, process: Process) -> list[Mapping[str, Any]]:
+        """Take all requests that wait for something of a program."""
+        found = [waiter.request for waiter in process.waiters]
+        for waiter in process.waiters:
+            waiter.deadline = 0
+        process.waiters = []
+        if process.start_request is not None:
+            found.append(process.start_request)
+            process.start_request = None
+        return found
+
+    def _forget(self, process: Process) -> None:
+        process.forgotten = True
+        self._named.pop((process.launcher.channel.session, process.name), None)
+        if process.ended:
+            self._free_if_silent(process)
+
+    def _make_room(self, channel: Channel) -> None:
+        """Free what a session's programs have left behind, the oldest first, and programs that ended."""
+        for link in self._links[channel]:
+            for process in [one for one in link.processes.values() if one.ended and one.forgotten]:
+                self._free(process)
+
+    def _free_if_silent(self, process: Process) -> None:
+        """Free a program that the host has forgotten, once nothing that it left behind holds its pipes.
+
+        Until then they are read and dropped: a server that writes its log there is not to fail over it.
+        """
+        if 1 not in process.pipes and 2 not in process.pipes:
+            self._free(process)
+
+    def _free(self, process: Process) -> None:
+        for stream in range(3):
+            self._close_pipe(process, stream, frees=False)
+        process.deadline = 0
+        process.launcher.processes.pop(process.number, None)
+        key = process.launcher.channel.session, process.name
+        if self._named.get(key) is process:
+            del self._named[key]
+
+    def _close_pipe(self, process: Process, stream: int, *, frees: bool = True) -> None:
+        fd = process.pipes.pop(stream, -1)
+        if fd >= 0:
+            self._reactor.unwatch(fd)
+            os.close(fd)
+            if frees and process.ended and process.forgotten and not process.waiters:
+                self._free_if_silent(process)
+
+    # ------------------------------------------------------------------ launchers
+
+    def _send(self, link: LauncherLink, message: Mapping[str, Any], descriptors: list[int] | None = None) -> None:
+        """Send a request, with descriptors that are closed here then."""
+        link.outbox.append((memoryview(frames.encode_for_child(message)), descriptors or []))
+        self._flush(link)
+
+    def _flush(self, link: LauncherLink) -> None:
+        while link.outbox and link.control.fileno() >= 0:
+            view, descriptors = link.outbox[0]
+            try:
+                send_fds, ends = socket.send_fds, descriptors
+                sent = send_fds(link.control, [view], ends) if ends else link.control.send(view)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._lose(link)
+                return
+            for fd in descriptors:
+                os.close(fd)
+            link.outbox.popleft()
+            if sent < len(view):
+                link.outbox.appendleft((view[sent:], []))
+        events = select.EPOLLIN | (select.EPOLLOUT if link.outbox else 0)
+        self._reactor.change(link.control.fileno(), events)
+
+    def _on_launcher(self, link: LauncherLink, event: int) -> None:
+        if event & select.EPOLLOUT:
+            self._flush(link)
+        if not event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) or link.control.fileno() < 0:
+            return
+        try:
+            data = receive(link.control)
+            if data is None:
+                return
+            if not data:
+                self._lose(link)
+                return
+            for note in link.decoder.feed(data):
+                if isinstance(note, frames.AnswerChunk):
+                    raise ValueError("an answer to no request")
+                self._on_launcher_note(link, note)
+                if link.control.fileno() < 0:
+                    return
+        except Exception:  # noqa: BLE001  no program may end this process, whatever it sends
+            self._lose(link)
+
+    def _on_launcher_note(self, link: LauncherLink, note: Mapping[str, Any]) -> None:
+        if "started" in note:
+            process = link.processes[int(note["started"])]
+            request, process.start_request = process.start_request, None
+            if request is None:
+                raise ValueError("a program that was started twice")
+            if not request["deadline"] and not process.killed:
+                process.deadline = 0
+            self._host.answer(request, {"status": "ok", "alive": True, "pid": frames.plausible(int(note["pid"]))})
+        elif "failed" in note:
+            process = link.processes[int(note["failed"])]
+            request, process.start_request = process.start_request, None
+            if request is None:
+                raise ValueError("a program that had started already")
+            code, of_folder = frames.plausible(int(note["errno"])), bool(note.get("folder"))
+            self._host.answer(request, {"status": "error", "alive": True, "errno": code, "folder": of_folder})
+            process.ended = process.forgotten = True
+            self._free(process)
+        else:
+            process = link.processes[int(note["exited"])]
+            code = int(note["code"])
+            if abs(code) >= MAX_CODE or process.ended or process.start_request is not None:
+                raise ValueError("no program ends like that")
+            self._finish(process, code)
+            self._tell(process)
+
+    def _lose(self, link: LauncherLink) -> None:
+        """The launcher has ended, or what comes from it makes no sense: its programs count as killed."""
+        channel = link.channel
+        if self._launchers.get(channel) is link:
+            del self._launchers[channel]
+        if link in self._links.get(channel, ()):
+            self._links[channel].remove(link)
+        self._close(link)
+        for process in [*link.processes.values()]:
+            self._finish(process, None, "killed")
+            request, process.start_request = process.start_request, None
+            if request is not None:
+                why = "the process that starts the session's programs ended"
+                self._host.answer(request, {"status": "error", "alive": True, "message": why})
+                process.forgotten = True
+            for stream in (1, 2):
+                self._close_pipe(process, stream)
+            self._tell(process)
+        if link.processes:
+            self._links.setdefault(channel, []).append(link)  # until the host has asked about them
+
+    def _close(self, link: LauncherLink) -> None:
+        if link.control.fileno() >= 0:
+            self._reactor.unwatch(link.control.fileno())
+            link.control.close()
+        for _, descriptors in link.outbox:
+            for fd in descriptors:
+                os.close(fd)
+        link.outbox.clear()

@@ -1,0 +1,199 @@
+"""Programs beside the interpreter of a session: what is started, and the handle of one that runs in the background."""
+
+from __future__ import annotations
+
+import signal as signals
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.errors import SandboxError
+from toolgym.tools.sandbox.names import OptionError, check_command, check_env, check_path, positive
+
+MAX_INPUT = 4 * 1024 * 1024
+"""Bytes for a program's standard input that are sent at once."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start, checked.
+
+    Attributes:
+        argv: the program and its arguments, or one text for a shell.
+        cwd: folder to start in; None: the session's.
+        env: further environment variables.
+        user: name of the user to run as; None: the session's.
+        pty: rows and columns of its terminal; None: it has none.
+
+    Raises:
+        OptionError: a value cannot be used; says which.
+    """
+
+    argv: list[str] | str
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    pty: tuple[int, int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        command: Sequence[str] | str,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        pty: tuple[int, int] | None = None,
+    ) -> Command:
+        """Return the command of a call's arguments."""
+        if cwd is not None:
+            check_path(cwd, field=("cwd",))
+        if user is not None and (not isinstance(user, str) or not user):
+            raise OptionError(f"user must be a name, got {user!r}", "user")
+        return cls(check_command(command), cwd, check_env(env or {}), user, None if pty is None else check_size(pty))
+
+
+@dataclass(frozen=True)
+class ProcessRequest:
+    """What to do with a process, in the order of the attributes.
+
+    Attributes:
+        data: write this to its standard input.
+        close_stdin: close that.
+        size: give its terminal these rows and columns.
+        signal: send it this signal.
+        until: wait until it has ended or, sooner, has printed something (`output`) or taken its input (`stdin`).
+        wait: but at most these seconds.
+        read: take what it has printed since it was read last.
+        forget: free what is kept about it; a process that runs is to be killed in the same request.
+    """
+
+    data: bytes = b""
+    close_stdin: bool = False
+    size: tuple[int, int] | None = None
+    signal: int | None = None
+    until: Literal["exit", "output", "stdin"] | None = None
+    wait: float = 0.0
+    read: bool = False
+    forget: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """How a process is.
+
+    Attributes:
+        running: whether it runs.
+        code: its exit code, negative for a signal; None: it runs.
+        unwritten: bytes that it has not taken from its standard input yet.
+        output: what was read.
+    """
+
+    running: bool
+    code: int | None
+    unwritten: int
+    output: ProcessOutput
+
+
+@dataclass(frozen=True)
+class ProcessOutput:
+    """What a process has printed since it was read last. With a terminal, all of it is in `stdout`.
+
+    Attributes:
+        stdout: standard output.
+        stderr: standard error.
+        stdout_truncated: whether the middle of `stdout` was dropped: it printed more than `Limits.output_bytes` since
+            it was read last. At 64 times that it is killed.
+        stderr_truncated: likewise.
+    """
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+    @property
+    def text(self) -> str:
+        """`stdout` as text, invalid UTF-8 replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+
+class Process(AsyncCloseable):
+    """A program that runs beside the interpreter of a session. Made by `Session.start`.
+
+    Every method raises `SessionLostError` where the session is gone, and `SandboxError` where this handle is closed.
+    """
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Its process id, as programs of the session see it."""
+
+    @abstractmethod
+    async def ask(self, request: ProcessRequest) -> ProcessState:
+        """Carry out a request. All other methods are made of this one."""
+
+    async def poll(self) -> int | None:
+        """Return its exit code, negative for a signal; None: it runs."""
+        return (await self.ask(ProcessRequest())).code
+
+    async def wait(self, timeout: float = 30.0) -> int | None:
+        """Wait until it ends. Returns its exit code, negative for a signal; None: it still runs after `timeout` s."""
+        return (await self.ask(ProcessRequest(until="exit", wait=positive("timeout", timeout)))).code
+
+    async def output(self, *, wait: float = 0.0) -> ProcessOutput:
+        """Return what it has printed since the last call.
+
+        Args:
+            wait: seconds to wait where there is nothing yet; fewer if it prints something or ends.
+        """
+        until: Literal["output"] | None = None
+        if wait != 0:
+            until = "output"
+            positive("wait", wait)
+        return (await self.ask(ProcessRequest(read=True, until=until, wait=wait))).output
+
+    async def write_stdin(self, data: bytes | str, *, timeout: float = 30.0) -> None:
+        """Write to its standard input, and wait until it has taken all of it into its pipe. A text is sent as UTF-8.
+
+        Where it has ended, or has closed its standard input, the data is dropped.
+
+        Raises:
+            SandboxError: it did not take all in `timeout` seconds.
+        """
+        positive("timeout", timeout)
+        encoded = data.encode() if isinstance(data, str) else bytes(data)
+        for at in range(0, len(encoded), MAX_INPUT):
+            part = encoded[at : at + MAX_INPUT]
+            state = await self.ask(ProcessRequest(data=part, until="stdin", wait=timeout))
+            if state.unwritten:
+                raise SandboxError(f"the process has not read {state.unwritten} bytes of its input after {timeout:g} s")
+
+    async def close_stdin(self) -> None:
+        """Close its standard input; with a terminal, send it the end of file."""
+        await self.ask(ProcessRequest(close_stdin=True))
+
+    async def kill(self, signal: int = signals.SIGKILL) -> None:
+        """Send a signal to it and its process group; SIGKILL, to all that it started (except after `setsid`)."""
+        if not isinstance(signal, int) or not 1 <= signal <= 64:
+            raise OptionError(f"signal must be a number from 1 to 64, got {signal!r}", "signal")
+        await self.ask(ProcessRequest(signal=int(signal)))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Give its terminal another size. Without a terminal this does nothing."""
+        await self.ask(ProcessRequest(size=check_size((rows, cols))))
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Kill it and forget it. Closing twice is fine, and so is closing it after its session."""
+
+
+def check_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return rows and columns of a terminal. Raises OptionError where they are none."""
+    fine = (
+        isinstance(size, tuple | list) and len(size) == 2 and all(type(one) is int and 0 < one < 65536 for one in size)
+    )
+    if not fine:
+        raise OptionError(f"a terminal's size must be (rows, columns), each from 1 to 65535, got {size!r}", "pty")
+    return size[0], size[1]

@@ -1,0 +1,139 @@
+"""Answering what is about the programs of a session: `/exec` and `/processes`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError
+from toolgym.tools.sandbox.files import reason_of
+from toolgym.tools.sandbox.names import OptionError
+from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, check_size
+from toolgym.tools.sandbox.protocol.conversions import exec_response, process_response, read_stdin
+from toolgym.tools.sandbox.protocol.messages import (
+    AskProcessRequest,
+    ExecRequest,
+    ProcessInfo,
+    StartProcessRequest,
+)
+from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
+from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.request_checks import check_limits
+from toolgym.tools.sandbox.server.session_api import SessionApi
+from toolgym.tools.sandbox.server.sessions import Entry, Sessions
+from toolgym.tools.serving.admission import Gate
+from toolgym.tools.serving.json_bodies import parse, problem
+from toolgym.tools.serving.routes import Call
+from toolgym.tools.serving.transport import RefusedError, answer
+
+
+class ProcessApi:
+    """Answers calls about programs of sessions that live in this worker. They wait for no cell.
+
+    Args:
+        config: limits.
+        gate: gives slots to run; a program in the background has one only while it is started.
+        metrics: counts.
+        sessions: those that are open.
+        api: says what a failure of a session means.
+    """
+
+    def __init__(
+        self, config: ServerConfig, gate: Gate, metrics: SandboxMetrics, sessions: Sessions, api: SessionApi
+    ) -> None:
+        self._config, self._gate, self._metrics = config, gate, metrics
+        self._sessions, self._api = sessions, api
+
+    async def exec(self, call: Call) -> web.Response:
+        """Run a program, and wait for its end."""
+        request = parse(ExecRequest, call.body)
+        check_limits(request, self._config, "timeout")
+        command, stdin = _command(request), _stdin(request)
+        async with self._using(call, request.timeout) as entry, self._gate.slot() as waited:
+            self._metrics.queued(waited)
+            result = await entry.session._exec(command, stdin, request.timeout)
+        self._metrics.ran("/sessions/{id}/exec", result.status.value)
+        return answer(exec_response(result))
+
+    async def start(self, call: Call) -> web.Response:
+        """Start a program in the background."""
+        request = parse(StartProcessRequest, call.body)
+        command = _command(request)
+        async with self._using(call, FILE_DEADLINE) as entry, self._gate.slot():
+            process = await entry.session._start(command)
+            name = secrets.token_hex(8)
+            entry.processes[name] = process
+        return answer(ProcessInfo(process=name, pid=process.pid))
+
+    async def ask(self, call: Call) -> web.Response:
+        """Do something with a program, and tell how it is."""
+        request = parse(AskProcessRequest, call.body)
+        check_limits(request, self._config, "wait")
+        asked = ProcessRequest(
+            data=_stdin(request),
+            close_stdin=request.close_stdin,
+            size=None if request.size is None else _size(request.size, "size"),
+            signal=request.signal,
+            until=request.until,
+            wait=request.wait,
+            read=request.read,
+        )
+        async with self._using(call, request.wait) as entry:
+            state = await _found(entry, call).ask(asked)
+        return answer(process_response(state))
+
+    async def end(self, call: Call) -> web.Response:
+        """Kill and forget a program; that there is none of that id is fine."""
+        async with self._using(call, FILE_DEADLINE) as entry:
+            process = entry.processes.pop(call.params["process"], None)
+            if process is not None:
+                await process.close()
+        return web.Response(status=204)
+
+    @contextlib.asynccontextmanager
+    async def _using(self, call: Call, seconds: float) -> AsyncIterator[Entry]:
+        """Give the session. Translates what goes wrong to answers."""
+        async with self._sessions.use_beside(call.params["id"]) as entry:
+            try:
+                async with asyncio.timeout(seconds + GRACE + self._config.queue_timeout):
+                    yield entry
+            except SandboxFileError as error:
+                raise RefusedError(409, str(error), reason=reason_of(error)) from None
+            except ConfigError as error:
+                raise problem(("argv",), str(error)) from None
+            except (SandboxError, OSError, TimeoutError) as error:
+                raise await self._api.failed(entry, error) from None
+
+
+def _found(entry: Entry, call: Call) -> Process:
+    process = entry.processes.get(call.params["process"])
+    if process is None:
+        raise RefusedError(404, "the session has no such process, or it was ended", reason="no_process")
+    return process
+
+
+def _command(request: ExecRequest | StartProcessRequest) -> Command:
+    pty = request.pty if isinstance(request, StartProcessRequest) else None
+    try:
+        return Command.of(request.argv, request.cwd, request.env, request.user, pty)
+    except OptionError as error:
+        raise problem(error.field, str(error)) from None
+
+
+def _stdin(request: ExecRequest | AskProcessRequest) -> bytes:
+    try:
+        return read_stdin(request)
+    except ValueError as error:
+        raise problem(("stdin_base64",), f"Input should be base64: {error}", "base64_decode") from None
+
+
+def _size(size: tuple[int, int], field: str) -> tuple[int, int]:
+    try:
+        return check_size(size)
+    except OptionError as error:
+        raise problem((field,), str(error)) from None
