@@ -34,37 +34,21 @@ FORBIDDEN = {"namespaces": (), "uid": ("starts",), "landlock": ("has", "starts")
 """Groups of programs that a level does not allow: `landlock` has no processes, `namespaces` alone has /dev/shm."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plain(tmp_path_factory):
-    """Per interpreter, what plain Python makes of each program."""
-    two = asyncio.Semaphore(2)
-
-    async def one(python, code):
-        async with two:
-            return await asyncio.to_thread(plainly, python, code, tmp_path_factory.mktemp("plain"), INPUT)
-
-    found = {}
-    for python in set(PYTHONS.values()):
-        done = await asyncio.gather(*(one(python, code) for code in PROGRAMS.values()))
-        found[python] = dict(zip(PROGRAMS, done, strict=True))
-    return found
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=PYTHONS)
-async def pairs(request, plain):
-    """Per program, what plain Python and the sandbox make of it."""
-    level, python = request.param, PYTHONS[request.param]
-    names = [name for name in PROGRAMS if name.partition(":")[0] not in FORBIDDEN[level]]
-    async with LocalSandbox(level=level, python=python, preload=(), max_running=3) as sandbox:
-        done = await asyncio.gather(*(sandbox.run(PROGRAMS[name], stdin=INPUT) for name in names))
-    return {name: (plain[python][name], result) for name, result in zip(names, done, strict=True)}
+async def sandbox(request):
+    async with LocalSandbox(level=request.param, python=PYTHONS[request.param], preload=()) as sandbox:
+        yield sandbox
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_a_program_does_what_it_does_without_a_sandbox(pairs, name):
-    if name not in pairs:
+async def test_a_program_does_what_it_does_without_a_sandbox(request, sandbox, tmp_path, name):
+    level = request.node.callspec.params["sandbox"]
+    if name.partition(":")[0] in FORBIDDEN[level]:
         pytest.skip("not at this level")
-    expected, result = pairs[name]
+    expected, result = await asyncio.gather(
+        asyncio.to_thread(plainly, PYTHONS[level], PROGRAMS[name], tmp_path, INPUT),
+        sandbox.run(PROGRAMS[name], stdin=INPUT),
+    )
     assert comparable(result.stdout) == comparable(expected.stdout)
     assert comparable(result.stderr) == comparable(expected.stderr)
     assert result.return_code == expected.returncode
