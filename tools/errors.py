@@ -125,7 +125,14 @@ class BatchError(ToolgymError, ValueError):
     """Trajectories cannot become a batch, or a batch broke one of its invariants."""
 
 
-_ABOUT_A_FILE = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+_ABOUT_A_FILE = (
+    SandboxFileError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 def is_infrastructure(error: BaseException | None) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from toolgym.envs import Task, ToolEnv, tool_instances
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.tools import CodeInterpreterTool, tool
+from toolgym.tools.errors import SandboxError, SandboxFileError, SandboxFileNotFoundError
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox, Retries
 from toolgym.tools.seldom import Seldom
 
@@ -146,3 +147,25 @@ async def test_a_server_that_is_down_for_many_calls_is_one_line(log):
         await env.step(turn("search", words="refused"))
     assert len(log.records) == 2
     assert "4 more" in log.text
+
+
+@pytest.mark.parametrize(
+    ("error", "infrastructure"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "answer.txt"), False),
+        (SandboxFileError("'answer' is not a regular file"), False),
+        (SandboxFileNotFoundError("no file 'answer.txt'"), False),
+        (ConnectionError("10.0.0.7:9200 refused"), True),
+        (SandboxError("the session's process died"), True),
+    ],
+)
+async def test_a_tool_that_raises_for_a_file_tells_the_model(error, infrastructure):
+    @tool
+    def read() -> str:
+        """Read the answer."""
+        raise error
+
+    async with ToolEnv([TASK], tools=[read]) as env:
+        record = await one_call(env, turn("read"))
+    assert record.infra_failure == infrastructure
+    assert (str(error) in record.text) != infrastructure
