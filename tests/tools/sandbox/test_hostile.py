@@ -404,6 +404,41 @@ def test_as_few_descriptors_as_are_said_to_do_do(level):
     assert seen.stdout.splitlines()[2:] == ["1", " 1 True"], seen
 
 
+SCARCE_PIPES = """
+import asyncio, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (110, 110))
+from toolgym.tools.errors import SandboxBusyError, SandboxError
+from toolgym.tools.sandbox.local import LocalSandbox
+async def main():
+    async with LocalSandbox(preload=[]) as sandbox:
+        session, other = await sandbox.session(), await sandbox.session()
+        running = []
+        try:
+            while True:
+                running.append(await session.start(["sleep", "60"]))
+        except SandboxBusyError as error:
+            print("Too many open files" in str(error))
+        for _ in range(3):
+            try:
+                print((await other.exec(["echo", "1"])).stdout)
+            except SandboxError:
+                pass
+            process = running.pop()
+            await process.kill()
+            await process.close()
+        print((await session.exec(["echo", "2"])).stdout)
+asyncio.run(main())
+"""
+
+
+def test_a_program_for_which_there_are_no_pipes_is_refused_and_its_session_goes_on():
+    seen = subprocess.run(
+        [sys.executable, "-c", SCARCE_PIPES], capture_output=True, text=True, timeout=100, check=False
+    )
+    words = seen.stdout.split()
+    assert (words[:1], words[-1:]) == (["True"], ["2"]), seen
+
+
 def _below(pid: int) -> dict[int, str]:
     """All processes below one, and when they started."""
     found: list[int] = [pid]

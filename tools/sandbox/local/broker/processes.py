@@ -191,10 +191,12 @@ class Processes:
                 process.pipes[stream] = ours
                 theirs.append(their)
                 os.set_blocking(ours, False)
-        except OSError:
+        except OSError as error:
             for fd in (*theirs, *process.pipes.values()):
                 os.close(fd)
-            raise
+            detail = f"no pipes for another program: {error.strerror}"
+            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
+            return
         link.processes[process.number] = process
         self._named[link.channel.session, process.name] = process
         for stream in (1, 2):
