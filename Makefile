@@ -38,10 +38,10 @@ test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation lev
 	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang
 	$(BIN)/python -m pytest -m "(abuse or soak) and not sglang"
 
-test-further:
+test-further: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or sglang)"
 
-test-sglang:
+test-sglang: $(VENV)/.dev
 	$(BIN)/python -m pytest -m sglang
 
 test-all: test test-rest  ## Run all tests.
