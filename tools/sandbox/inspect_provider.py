@@ -19,7 +19,7 @@ from typing import Any, Literal, overload
 
 import pydantic
 
-from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError, SandboxUnsupportedError, missing_extra
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError, missing_extra
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.sandbox.remote import RemoteSandbox
@@ -178,7 +178,7 @@ class ToolgymSandboxEnvironment(SandboxEnvironment):
         seconds = LONGEST if timeout is None else float(timeout)
         try:
             done = await self.session.exec(cmd, stdin=input or b"", cwd=cwd, env=env, timeout=seconds)
-        except (SandboxError, SandboxUnsupportedError) as error:
+        except SandboxError as error:
             raise SandboxUnavailableError(str(error)) from error
         return _result(cmd, done, seconds)
 
