@@ -19,7 +19,8 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
-    from toolgym.tools.sandbox.local.protocol.messages import Go, RunAnswer, Status
+    from toolgym.tools.sandbox.local.protocol.child_messages import Go
+    from toolgym.tools.sandbox.local.protocol.messages import RunAnswer, Status
 
 REPORTED_LIMITS = {
     "memory_limit": KillReason.MEMORY_LIMIT,

@@ -33,8 +33,8 @@ def pack(answer: Mapping[str, Any]) -> bytes:
     """An answer's bytes.
 
     Args:
-        answer: a `messages.PackedAnswer`: JSON, except `data`, which may be bytes. Only `data`, `result`, and the parts
-            of `error` and of the mappings of `display` may be long.
+        answer: a `child_messages.PackedAnswer`: JSON, except `data`, which may be bytes. Only `data`, `result`, and the
+            parts of `error` and of the mappings of `display` may be long.
 
     Raises:
         TooLargeError: it has more bytes or parts than allowed.
