@@ -72,7 +72,7 @@ class Recorder(BaseTool):
             return 42
         while what == "deaf":
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(1)
                 what = ""
             except asyncio.CancelledError:
                 self.events.append(("ignored",))

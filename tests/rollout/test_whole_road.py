@@ -57,7 +57,7 @@ async def play(num_tasks, group_size, temperature=1.0, seed=0):
 
 @pytest.fixture(scope="module")
 def played():
-    return asyncio.run(play(24, 4))
+    return asyncio.run(play(16, 4))
 
 
 def test_it_calls_the_tool_and_solves_some_but_not_all(played):
