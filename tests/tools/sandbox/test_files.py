@@ -21,7 +21,7 @@ SHOWS = {
     "nodejs": ("main.js", "process.stdout.write(require('fs').readFileSync('main.js'))"),
     "perl": ("main.pl", "open F, 'main.pl'; print <F>"),
     "ruby": ("main.rb", "print File.read('main.rb')"),
-    "lua": ("main.lua", "io.write(io.open('main.lua'):read('a'))"),
+    "lua": ("main.lua", "io.write(io.open('main.lua'):read('*a'))"),
     "pytest": ("test_main.py", "def test(): assert open('test_main.py').read() == 'theirs'"),
     "c": ("main", '#include <stdlib.h>\nint main() { return system("cat main"); }'),
 }

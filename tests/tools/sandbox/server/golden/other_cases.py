@@ -226,7 +226,7 @@ RUBY = [
 
 LUA = [
     run("hello", "print('hello', 1 + 1)", "lua"),
-    run("stdin", "print(io.read('n') + io.read('n'))", "lua", stdin="40 2"),
+    run("stdin", "print(io.read('*n') + io.read('*n'))", "lua", stdin="40 2"),
     run("error", "print(1)\nerror('boom')", "lua", gist="first"),
     run("exit_3", "os.exit(3)", "lua"),
     run("syntax_error", "x = = 1", "lua", gist="first"),
