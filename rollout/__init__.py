@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from toolgym.rollout.batch.batch import Batch as Batch
     from toolgym.rollout.batch.check import check_batch as check_batch
-    from toolgym.rollout.batch.fields import Batch as Batch
     from toolgym.rollout.batch.io import load_batch as load_batch
     from toolgym.rollout.batch.io import save_batch as save_batch
     from toolgym.rollout.batch.make import make_batch as make_batch

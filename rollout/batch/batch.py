@@ -1,0 +1,192 @@
+"""`Batch`: trajectories as masked token tensors.
+
+Layout (as verl's, TRL's and OpenRLHF's padded batches have it): the prompt is padded on the left, the response on
+the right, so that all responses begin in the same column.
+
+    prompts         [rows, prompt]                  pad pad p1 p2 p3
+    responses       [rows, response]                                 r1 r2 t1 t2 r3 pad
+    response_mask   [rows, response]                                  1  1  0  0  1   0     1 = sampled by the policy
+    input_ids       [rows, prompt + response]       pad pad p1 p2 p3 r1 r2 t1 t2 r3 pad
+    attention_mask  [rows, prompt + response]         0   0  1  1  1  1  1  1  1  1   0
+    position_ids    [rows, prompt + response]         0   0  0  1  2  3  4  5  6  7   0
+
+A row is one token sequence. Most trajectories are one sequence; one whose context was rewritten on the way
+(`history="template"`, a context policy) is several, and each becomes a row of its own with the trajectory's reward
+and group. What an earlier sequence sampled is prompt in a later one, so no token is trained twice. `trajectory_ids`
+tells which rows belong together: statistics over trajectories, such as a group's mean reward, must count each
+trajectory once, and its advantage goes to all of its rows: `toolgym.rollout.advantages` does the first, and
+`Batch.per_row` the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from toolgym.rollout.batch.device import moved
+from toolgym.rollout.batch.fields import FIELDS, dtype_name
+from toolgym.rollout.token_rewards import RewardPlacement
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import BatchError, ConfigError
+from toolgym.tools.html_view import html_table
+
+if TYPE_CHECKING:
+    from toolgym.rollout.batch.micro_batches import MicroBatch
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A trajectory that is not in the batch.
+
+    Attributes:
+        id: the trajectory's id.
+        reason: why it was left out.
+    """
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Masked token tensors, one row for each token sequence. See the module for the layout.
+
+    Attributes:
+        the tensors that `FIELDS` lists.
+        pad_token_id: the id that padding holds.
+        ids: the rows' ids: the trajectory's id where it is one sequence, else that id, a slash and the sequence's
+            number in the trajectory.
+        groups: the ids of the groups, see `Trajectory.group_id`; `group_ids` are places in it.
+        dropped: trajectories that were left out, and why.
+        version_numbers: the engine's name of each version to its number in `weight_versions`. A name that is a
+            decimal number, as a training step is, keeps it. Others get the smallest numbers that are left, in the
+            order of their first appearance; so SGLang's initial `default` comes before step 1.
+        aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
+            Elsewhere they hold -1 where the dtype has a sign and is an integer, else 0 or False.
+        reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see `toolgym.rollout.token_rewards`.
+    """
+
+    prompts: Tensor
+    responses: Tensor
+    attention_mask: Tensor
+    response_mask: Tensor
+    input_ids: Tensor
+    position_ids: Tensor
+    rollout_log_probs: Tensor
+    weight_versions: Tensor
+    token_rewards: Tensor
+    trajectory_ids: Tensor
+    rewards: Tensor
+    group_ids: Tensor
+    pad_token_id: int
+    ids: tuple[str, ...]
+    groups: tuple[str, ...]
+    dropped: tuple[Dropped, ...] = ()
+    version_numbers: Mapping[str, int] = field(default_factory=dict)
+    aligned: Mapping[str, Tensor] = field(default_factory=dict)
+    reward_placement: RewardPlacement = "turns"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<Batch: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{tuple(value.shape)}, {dtype_name(value.dtype)}") for name, value in self.tensors().items()]
+        return html_table(self._summary, rows)
+
+    @property
+    def _summary(self) -> str:
+        dropped = f", {len(self.dropped)} trajectories left out" if self.dropped else ""
+        return (
+            f"{len(self)} rows of {self.prompts.shape[1]} + {self.responses.shape[1]} tokens, "
+            f"{int(self.response_mask.sum())} of them the policy's, {len(self.groups)} groups{dropped}"
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; those of `aligned` as `aligned.NAME`."""
+        own = {item.name: getattr(self, item.name) for item in FIELDS}
+        return own | {f"aligned.{name}": value for name, value in self.aligned.items()}
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch with all of its tensors on a device, such as `"cuda"`."""
+        return moved(self, device)
+
+    def select(self, rows: Tensor | Sequence[int]) -> Batch:
+        """A part of the batch: some rows, without the padding that none of them needs.
+
+        `trajectory_ids`, `group_ids` and `weight_versions` mean what they mean in the whole, and so do `groups` and
+        `version_numbers`: what was computed for the whole can be looked up. The tensors are copies.
+
+        Args:
+            rows: places of rows, int `[rows]`. In ascending order the part holds the invariants of a batch too.
+
+        Raises:
+            ConfigError: there are none, or one is not in the batch.
+        """
+        at = torch.as_tensor(rows, device=self.prompts.device)
+        if (
+            at.dim() != 1
+            or not len(at)
+            or at.is_floating_point()
+            or not 0 <= int(at.min()) <= int(at.max()) < len(self)
+        ):
+            raise ConfigError(f"expected the places of some of {len(self)} rows, got {rows!r:.200}")
+        at = at.long()
+        whole = self.prompts.shape[1]
+        tokens = self.attention_mask[at]
+        left = whole - int(tokens[:, :whole].sum(dim=1).max())
+        right = int(tokens[:, whole:].sum(dim=1).max())
+        columns = {"prompt": slice(left, whole), "tokens": slice(left, whole + right), "row": slice(0)}
+        own = {}
+        for item in FIELDS:
+            value = getattr(self, item.name)[at]
+            own[item.name] = value if item.place == "row" else value[:, columns.get(item.place, slice(right))]
+        return dataclasses.replace(
+            self,
+            **own,
+            ids=tuple(self.ids[row] for row in at.tolist()),
+            aligned={name: value[at, :right] for name, value in self.aligned.items()},
+        )
+
+    def micro_batches(
+        self, *, max_tokens: int, count: Literal["padded", "packed", "tree"] = "padded", min_parts: int = 1
+    ) -> list[MicroBatch]:
+        """Parts of at most so many tokens each, as even as that goes. See `toolgym.rollout.batch.micro_batches`."""
+        from toolgym.rollout.batch.micro_batches import micro_batches
+
+        return micro_batches(self, max_tokens=max_tokens, count=count, min_parts=min_parts)
+
+    def per_row(self, trajectories: Sequence[Trajectory], values: Sequence[float | None]) -> Tensor:
+        """Values of trajectories as values of the rows: float32 `[rows]`, with 0 where a value is None.
+
+        Trajectories that the batch left out are passed over. For advantages:
+        `batch.per_row(trajectories, group_advantages(trajectories))`.
+
+        Args:
+            trajectories: all that are in the batch, in any order.
+            values: as many.
+
+        Raises:
+            ConfigError: the numbers of trajectories and values differ.
+            BatchError: a row is of a trajectory that is not among them.
+        """
+        if len(trajectories) != len(values):
+            raise ConfigError(f"{len(trajectories)} trajectories need as many values, got {len(values)}")
+        known = {one.id: value or 0.0 for one, value in zip(trajectories, values, strict=True)}
+        names = [name if name in known else name.rpartition("/")[0] for name in self.ids]
+        for row, name in enumerate(names):
+            if name not in known:
+                raise BatchError(f"row {row}, {self.ids[row]!r}, is of a trajectory that is not among those given")
+        made = torch.tensor([known[name] for name in names], dtype=torch.float32)
+        return made.to(self.prompts.device)
+
+
+if Batch.__doc__:  # python -OO takes docstrings away
+    Batch.__doc__ = Batch.__doc__.replace("the tensors that `FIELDS` lists.", "\n        ".join(map(str, FIELDS)))

@@ -1,0 +1,85 @@
+"""`token_rewards`: a trajectory's reward, spread over the tokens that the policy sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import BatchError, ConfigError
+
+RewardPlacement = Literal["turns", "outcome"]
+"""Which tokens have a trajectory's reward: the last one of each turn, or the last one of all."""
+
+PLACEMENTS: tuple[RewardPlacement, ...] = get_args(RewardPlacement)
+
+
+def token_rewards(trajectory: Trajectory, placement: RewardPlacement = "turns") -> list[NDArray[np.float64]]:
+    """The reward of each token behind the prompt: float64 `[response]` for each of the trajectory's sequences.
+
+    They add up to the trajectory's reward. Only tokens that the policy sampled have one; all others have 0.
+
+    `turns`: each turn's last token has the turn's reward. What a turn sampled nothing for counts for the policy's last
+    token before it, or the first one after it where there is none before. A turn whose reward is None, as one that was
+    cut off, has none. What the turns' rewards lack to the trajectory's, as when a wrapper or a judge scored the
+    whole afterwards, is the outcome, and goes to the policy's last token.
+
+    `outcome`: the policy's last token has everything, as trainers expect that know one reward for each trajectory.
+
+    Args:
+        trajectory: with tokens that the policy sampled, or with the reward 0.
+        placement: see above.
+
+    Raises:
+        ConfigError: `placement` is something else.
+        BatchError: the policy sampled no token that could have the reward, or the turns tell of other tokens than the
+            sequences hold.
+    """
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"rewards are placed by {' or '.join(map(repr, PLACEMENTS))}, got {placement!r}")
+    places = [np.flatnonzero(sequence.response_mask) for sequence in trajectory.sequences]
+    rewards = [np.zeros(sequence.response_tokens) for sequence in trajectory.sequences]
+    last = next((number for number in reversed(range(len(places))) if len(places[number])), None)
+    if last is None:
+        if trajectory.reward:
+            raise BatchError(f"trajectory {trajectory.id} has a reward, but no token that the policy sampled has it")
+        return rewards
+    outcome = trajectory.reward
+    if placement == "turns" and trajectory.turns:
+        _require_same_tokens(trajectory)
+        for number, token, reward in _turn_ends(trajectory, places):
+            rewards[number][places[number][token]] += reward
+        outcome = trajectory.reward - sum(turn.reward or 0.0 for turn in trajectory.turns)
+    rewards[last][places[last][-1]] += outcome
+    return rewards
+
+
+def _turn_ends(trajectory: Trajectory, places: list[NDArray[np.intp]]) -> Iterator[tuple[int, int, float]]:
+    """For each turn's reward the number of its sequence, and of its last token among those that the policy sampled."""
+    seen = [0] * len(places)
+    token = next(number for number, ones in enumerate(places) if len(ones)), 0  # for turns before any token
+    for turn in trajectory.turns:
+        if turn.generated_tokens:
+            seen[turn.sequence] += turn.generated_tokens
+            token = turn.sequence, seen[turn.sequence] - 1
+        if turn.reward:
+            yield *token, turn.reward
+
+
+def _require_same_tokens(trajectory: Trajectory) -> None:
+    told = [0] * len(trajectory.sequences)
+    for turn in trajectory.turns:
+        if not 0 <= turn.sequence < len(told):
+            raise BatchError(
+                f"a turn of trajectory {trajectory.id} was sampled in sequence {turn.sequence}; it has {len(told)}"
+            )
+        told[turn.sequence] += turn.generated_tokens
+    held = [sequence.policy_tokens for sequence in trajectory.sequences]
+    if told != held:
+        raise BatchError(
+            f"the turns of trajectory {trajectory.id} sampled {told} tokens in its sequences, which hold {held}; "
+            "rewards cannot be placed by turns. Use reward_placement='outcome'"
+        )
