@@ -11,33 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgym.envs.types import StopReason
+from tests.rollout.trajectories import played
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.token_rewards import token_rewards
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Trajectory, Turn
 from toolgym.tools.errors import BatchError, ConfigError
-
-
-def played(sequences, reward=None, name="t", group="g"):
-    """`sequences` holds lists of turns, each `(tokens, reward)`; an env's token follows each."""
-    made, turns = [], []
-    for number, given in enumerate(sequences):
-        segments = []
-        for tokens, earned in given:
-            if tokens:
-                segments.append(Segment.policy(range(tokens), [-1.0] * tokens, ["0"] * tokens))
-            segments.append(Segment.env([9]))
-            turns.append(Turn("", "stop", 0, tokens, reward=earned, sequence=number))
-        made.append(TokenSequence([1, 2], tuple(segments)))
-    total = sum(turn.reward or 0.0 for turn in turns)
-    return Trajectory(
-        id=name, env_id="", task_id="", source="", group_id=group, task_index=0, sample_index=0, messages=(), tools=(),
-        sequences=tuple(made), reward=total if reward is None else reward, stop_reason=StopReason.ANSWERED,
-        turns=tuple(turns),
-    )  # fmt: skip
 
 
 def spread(trajectory, placement="turns"):
