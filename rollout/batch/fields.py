@@ -270,6 +270,11 @@ FIELDS: tuple[Field, ...] = (
 """The tensors of a batch, in the order in which they are made and checked."""
 
 
+def payload_padding(dtype: torch.dtype) -> int:
+    """What a payload holds where the policy did not sample: -1 in integers that have a sign, else 0."""
+    return -1 if dtype.is_signed and not dtype.is_floating_point else 0
+
+
 def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     """The field of a payload of the policy's tokens; its tensor is `Batch.aligned[name]`, `[rows, response, ...]`.
 
@@ -278,7 +283,8 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
         dtype: of its values.
         width: what the rows of a payload in `FILLERS` are filled up to; without effect on others.
     """
-    padding = -1 if dtype.kind == "i" else 0
+    kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+    padding = payload_padding(kind)
 
     def elsewhere(batch: Batch) -> Tensor:
         values = batch.aligned[name]
@@ -286,7 +292,7 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
 
     return Field(
         f"aligned.{name}",
-        torch.from_numpy(np.empty(0, dtype=dtype)).dtype,
+        kind,
         "policy",
         padding,
         "a payload of the policy's tokens",
