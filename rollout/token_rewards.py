@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError
 
@@ -40,27 +41,27 @@ def token_rewards(trajectory: Trajectory, placement: RewardPlacement = "turns") 
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"rewards are placed by {' or '.join(map(repr, PLACEMENTS))}, got {placement!r}")
-    places = [np.flatnonzero(sequence.response_mask) for sequence in trajectory.sequences]
     rewards = [np.zeros(sequence.response_tokens) for sequence in trajectory.sequences]
-    last = next((number for number in reversed(range(len(places))) if len(places[number])), None)
+    sampled = [sequence.policy_tokens for sequence in trajectory.sequences]
+    last = next((number for number in reversed(range(len(sampled))) if sampled[number]), None)
     if last is None:
         if trajectory.reward:
             raise BatchError(f"trajectory {trajectory.id} has a reward, but no token that the policy sampled has it")
         return rewards
     outcome = trajectory.reward
     if placement == "turns" and trajectory.turns:
-        _require_same_tokens(trajectory)
-        for number, token, reward in _turn_ends(trajectory, places):
-            rewards[number][places[number][token]] += reward
+        _require_same_tokens(trajectory, sampled)
+        for number, token, reward in _turn_ends(trajectory, sampled):
+            rewards[number][_place(trajectory.sequences[number], token)] += reward
         outcome = trajectory.reward - sum(turn.reward or 0.0 for turn in trajectory.turns)
-    rewards[last][places[last][-1]] += outcome
+    rewards[last][_place(trajectory.sequences[last], sampled[last] - 1)] += outcome
     return rewards
 
 
-def _turn_ends(trajectory: Trajectory, places: list[NDArray[np.intp]]) -> Iterator[tuple[int, int, float]]:
+def _turn_ends(trajectory: Trajectory, sampled: Sequence[int]) -> Iterator[tuple[int, int, float]]:
     """For each turn's reward the number of its sequence, and of its last token among those that the policy sampled."""
-    seen = [0] * len(places)
-    token = next(number for number, ones in enumerate(places) if len(ones)), 0  # for turns before any token
+    seen = [0] * len(sampled)
+    token = next(number for number, count in enumerate(sampled) if count), 0  # for turns before any token
     for turn in trajectory.turns:
         if turn.generated_tokens:
             seen[turn.sequence] += turn.generated_tokens
@@ -69,7 +70,19 @@ def _turn_ends(trajectory: Trajectory, places: list[NDArray[np.intp]]) -> Iterat
             yield *token, turn.reward
 
 
-def _require_same_tokens(trajectory: Trajectory) -> None:
+def _place(sequence: TokenSequence, token: int) -> int:
+    """Where in the response the policy's token with this number stands."""
+    place = 0
+    for segment in sequence.segments:
+        if segment.is_policy:
+            if token < len(segment):
+                break
+            token -= len(segment)
+        place += len(segment)
+    return place + token
+
+
+def _require_same_tokens(trajectory: Trajectory, held: Sequence[int]) -> None:
     told = [0] * len(trajectory.sequences)
     for turn in trajectory.turns:
         if not 0 <= turn.sequence < len(told):
@@ -77,7 +90,6 @@ def _require_same_tokens(trajectory: Trajectory) -> None:
                 f"a turn of trajectory {trajectory.id} was sampled in sequence {turn.sequence}; it has {len(told)}"
             )
         told[turn.sequence] += turn.generated_tokens
-    held = [sequence.policy_tokens for sequence in trajectory.sequences]
     if told != held:
         raise BatchError(
             f"the turns of trajectory {trajectory.id} sampled {told} tokens in its sequences, which hold {held}; "

@@ -163,6 +163,19 @@ class Batch:
 
         return micro_batches(self, max_tokens=max_tokens, count=count, min_parts=min_parts)
 
+    def owners(self, trajectories: Sequence[Trajectory]) -> list[int]:
+        """For each row the place of its trajectory among those given.
+
+        Raises:
+            BatchError: a row is of a trajectory that is not among them.
+        """
+        places = {one.id: place for place, one in enumerate(trajectories)}
+        names = [name if name in places else name.rpartition("/")[0] for name in self.ids]
+        for row, name in enumerate(names):
+            if name not in places:
+                raise BatchError(f"row {row}, {self.ids[row]!r}, is of a trajectory that is not among those given")
+        return [places[name] for name in names]
+
     def per_row(self, trajectories: Sequence[Trajectory], values: Sequence[float | None]) -> Tensor:
         """Values of trajectories as values of the rows: float32 `[rows]`, with 0 where a value is None.
 
@@ -179,12 +192,7 @@ class Batch:
         """
         if len(trajectories) != len(values):
             raise ConfigError(f"{len(trajectories)} trajectories need as many values, got {len(values)}")
-        known = {one.id: value or 0.0 for one, value in zip(trajectories, values, strict=True)}
-        names = [name if name in known else name.rpartition("/")[0] for name in self.ids]
-        for row, name in enumerate(names):
-            if name not in known:
-                raise BatchError(f"row {row}, {self.ids[row]!r}, is of a trajectory that is not among those given")
-        made = torch.tensor([known[name] for name in names], dtype=torch.float32)
+        made = torch.tensor([values[index] or 0.0 for index in self.owners(trajectories)], dtype=torch.float32)
         return made.to(self.prompts.device)
 
 

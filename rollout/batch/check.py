@@ -126,4 +126,5 @@ def _equal(array: NDArray[Any], mask: NDArray[np.bool_] | None, item: Field, row
     if not np.array_equal(counts, [len(values) for values in wanted]):
         return False
     held, joined = array if mask is None else array[mask], np.concatenate(wanted)
-    return np.array_equal(held, joined.astype(held.dtype, copy=False), equal_nan=held.dtype.kind == "f")
+    joined = joined.astype(held.dtype, copy=False)
+    return np.array_equal(held, joined) or (held.dtype.kind == "f" and np.array_equal(held, joined, equal_nan=True))

@@ -11,6 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from toolgym.rollout.batch.invariants import (
+    finite,
+    in_order,
+    known_versions,
+    prompt_attention,
+    response_attention,
+    same_trajectory,
+)
 from toolgym.rollout.batch.row import Row
 from toolgym.rollout.token_sequence import joined_payload
 
@@ -72,28 +80,6 @@ class Field:
         return f"{self.name}: {dtype_name(self.dtype)} `{SHAPES[self.place]}`, {self.doc}{padding}."
 
 
-def _same_trajectory(batch: Batch) -> Tensor:
-    """bool `[rows]`: whether the row is of the same trajectory as the row before it."""
-    return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
-
-
-def _prompt_attention(batch: Batch) -> Tensor:
-    return batch.attention_mask[:, : batch.prompts.shape[1]]
-
-
-def _response_attention(batch: Batch) -> Tensor:
-    return batch.attention_mask[:, batch.prompts.shape[1] :]
-
-
-def _known_versions(batch: Batch) -> Tensor:
-    known = torch.tensor(list(batch.version_numbers.values()), dtype=torch.int64)
-    return torch.isin(batch.weight_versions, known) | (batch.response_mask == 0)
-
-
-def _in_order(batch: Batch) -> Tensor:
-    return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
-
-
 FIELDS: tuple[Field, ...] = (
     Field(
         "prompts",
@@ -122,9 +108,9 @@ FIELDS: tuple[Field, ...] = (
         lambda row: np.ones(row.tokens, dtype=np.int64),
         {
             "attention_mask holds 0 and 1 only": lambda batch: (batch.attention_mask & ~1) == 0,
-            "prompts are padded on the left only": lambda batch: _prompt_attention(batch).diff(dim=1) >= 0,
-            "responses are padded on the right only": lambda batch: _response_attention(batch).diff(dim=1) <= 0,
-            "every prompt has a token": lambda batch: _prompt_attention(batch).any(dim=1),
+            "prompts are padded on the left only": lambda batch: prompt_attention(batch).diff(dim=1) >= 0,
+            "responses are padded on the right only": lambda batch: response_attention(batch).diff(dim=1) <= 0,
+            "every prompt has a token": lambda batch: prompt_attention(batch).any(dim=1),
         },
     ),
     Field(
@@ -137,7 +123,7 @@ FIELDS: tuple[Field, ...] = (
         {
             "response_mask holds 0 and 1 only": lambda batch: (batch.response_mask & ~1) == 0,
             "every response has a policy token": lambda batch: batch.response_mask.any(dim=1),
-            "response_mask lies within the attention": lambda batch: batch.response_mask <= _response_attention(batch),
+            "response_mask lies within the attention": lambda batch: batch.response_mask <= response_attention(batch),
         },
         "response_mask",
     ),
@@ -184,7 +170,7 @@ FIELDS: tuple[Field, ...] = (
         lambda row: row.logprobs,
         {
             "log probs are finite and at most 0": lambda batch: (
-                torch.isfinite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
+                finite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
             ),
             "log probs are 0 where the policy did not sample": lambda batch: (
                 (batch.rollout_log_probs == 0) | (batch.response_mask == 1)
@@ -203,7 +189,7 @@ FIELDS: tuple[Field, ...] = (
             "weight_versions are -1 where the policy did not sample": lambda batch: (
                 (batch.weight_versions == -1) | (batch.response_mask == 1)
             ),
-            "weight_versions are in version_numbers where the policy sampled": _known_versions,
+            "weight_versions are in version_numbers where the policy sampled": known_versions,
         },
         "weight_versions",
     ),
@@ -216,7 +202,7 @@ FIELDS: tuple[Field, ...] = (
         "trajectory they add up to it",
         lambda row: row.token_rewards,
         {
-            "token_rewards are finite": lambda batch: torch.isfinite(batch.token_rewards),
+            "token_rewards are finite": lambda batch: finite(batch.token_rewards),
             "token_rewards are 0 where the policy did not sample": lambda batch: (
                 (batch.token_rewards == 0) | (batch.response_mask == 1)
             ),
@@ -230,7 +216,7 @@ FIELDS: tuple[Field, ...] = (
         None,
         "equal for the rows of one trajectory, which follow each other: `make_batch` numbers the trajectories from 0",
         lambda row: np.array([row.trajectory_number]),
-        {"trajectory_ids do not fall from one row to the next": _in_order},
+        {"trajectory_ids do not fall from one row to the next": in_order},
         "trajectory_number",
     ),
     Field(
@@ -241,9 +227,9 @@ FIELDS: tuple[Field, ...] = (
         "the trajectory's, the same in each of its rows",
         lambda row: np.array([row.trajectory.reward]),
         {
-            "rewards are finite": lambda batch: torch.isfinite(batch.rewards),
+            "rewards are finite": lambda batch: finite(batch.rewards),
             "rows of one trajectory share its reward": lambda batch: (
-                ~_same_trajectory(batch) | (batch.rewards == batch.rewards.roll(1))
+                ~same_trajectory(batch) | (batch.rewards == batch.rewards.roll(1))
             ),
         },
         "reward",
@@ -258,7 +244,7 @@ FIELDS: tuple[Field, ...] = (
         lambda row: np.array([row.group_number]),
         {
             "rows of one trajectory share its group": lambda batch: (
-                ~_same_trajectory(batch) | (batch.group_ids == batch.group_ids.roll(1))
+                ~same_trajectory(batch) | (batch.group_ids == batch.group_ids.roll(1))
             ),
             "group_ids are places in groups": lambda batch: (
                 (batch.group_ids >= 0) & (batch.group_ids < len(batch.groups))
