@@ -23,20 +23,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from toolgym.rollout.batch.device import moved
-from toolgym.rollout.batch.fields import FIELDS, dtype_name
-from toolgym.rollout.token_rewards import RewardPlacement
+from toolgym.rollout.batch.fields import FIELDS, dtype_name, payload_padding
+from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
+from toolgym.rollout.batch.prefixes import prefix_keys
+from toolgym.rollout.reward_placement import RewardPlacement
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import BatchError, ConfigError
+from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
 from toolgym.tools.html_view import html_table
-
-if TYPE_CHECKING:
-    from toolgym.rollout.batch.micro_batches import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Batch:
             order of their first appearance; so SGLang's initial `default` comes before step 1.
         aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
             Elsewhere they hold -1 where the dtype has a sign and is an integer, else 0 or False.
-        reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see `toolgym.rollout.token_rewards`.
+        reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see
+            `toolgym.rollout.reward_placement`.
     """
 
     prompts: Tensor
@@ -155,13 +157,72 @@ class Batch:
             aligned={name: value[at, :right] for name, value in self.aligned.items()},
         )
 
-    def micro_batches(
-        self, *, max_tokens: int, count: Literal["padded", "packed", "tree"] = "padded", min_parts: int = 1
-    ) -> list[MicroBatch]:
-        """Parts of at most so many tokens each, as even as that goes. See `toolgym.rollout.batch.micro_batches`."""
-        from toolgym.rollout.batch.micro_batches import micro_batches
+    def flat(self, values: Tensor, padding: int = 0) -> Tensor:
+        """Values of the responses at the tokens of all rows, one row behind the other: `[tokens, ...]`.
 
-        return micro_batches(self, max_tokens=max_tokens, count=count, min_parts=min_parts)
+        Args:
+            values: `[rows, response, ...]`.
+            padding: what the prompts' tokens get.
+        """
+        width = self.prompts.shape[1]
+        tokens = self.attention_mask.bool()
+        of_responses = torch.zeros_like(tokens)
+        of_responses[:, width:] = tokens[:, width:]
+        of_responses = of_responses[tokens]
+        made = values.new_full((len(of_responses), *values.shape[2:]), padding)
+        made[of_responses] = values[tokens[:, width:]]
+        return made
+
+    def micro_batches(self, *, max_tokens: int, count: Count = "padded", min_parts: int = 1) -> list[MicroBatch]:
+        """Parts with at most `max_tokens` tokens each, as few as that and as even as the rows allow.
+
+        Each row is in one part; `restore_rows` brings results back into this order. What is counted:
+
+        - `padded`: rows times the width of the part's tensors. Rows of like length share a part.
+        - `packed`: tokens without padding, for `pack`. The longest rows are shared out first, each to the least part.
+        - `tree`: nodes, for `pack_tree`. Rows with equal beginnings share a part.
+
+        Args:
+            max_tokens: of a part.
+            count: see above.
+            min_parts: at least so many parts. Processes that train together need equally many: each passes the
+                largest number that one of them found.
+
+        Raises:
+            ConfigError: an argument cannot be.
+            BatchError: a row alone has more tokens; nothing is ever cut.
+        """
+        require_whole_number("max_tokens", max_tokens, at_least=1)
+        require_whole_number("min_parts", min_parts, at_least=1)
+        if count not in COUNTS:
+            raise ConfigError(f"count is one of {', '.join(COUNTS)}, got {count!r}")
+        if min_parts > len(self):
+            raise ConfigError(f"{len(self)} rows cannot make {min_parts} parts")
+        width = self.prompts.shape[1]
+        prompts = self.attention_mask[:, :width].sum(dim=1).tolist()
+        responses = self.attention_mask[:, width:].sum(dim=1).tolist()
+        lengths = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        longest = max(lengths)
+        if longest > max_tokens:
+            raise BatchError(
+                f"row {self.ids[lengths.index(longest)]} has {longest} tokens, more than max_tokens={max_tokens}; "
+                "nothing is cut: raise it, or limit the rollout"
+            )
+        if count == "padded":
+            parts = padded_parts(prompts, responses, max_tokens, min_parts)
+        elif count == "packed":
+            parts = packed_parts(lengths, max_tokens, min_parts)
+        else:
+            parts = tree_parts(self._prefix_keys(lengths), max_tokens, min_parts)
+        rows = [torch.tensor(sorted(part), device=self.prompts.device) for part in parts]
+        return [MicroBatch(one, self.select(one)) for one in rows]
+
+    def _prefix_keys(self, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
+        aligned = {
+            name: self.flat(value, payload_padding(value.dtype)).cpu().numpy() for name, value in self.aligned.items()
+        }
+        keys = prefix_keys(self.input_ids[self.attention_mask.bool()].cpu().numpy(), aligned)
+        return np.split(keys, np.cumsum(lengths)[:-1])
 
     def owners(self, trajectories: Sequence[Trajectory]) -> list[int]:
         """For each row the place of its trajectory among those given.
@@ -194,6 +255,44 @@ class Batch:
             raise ConfigError(f"{len(trajectories)} trajectories need as many values, got {len(values)}")
         made = torch.tensor([values[index] or 0.0 for index in self.owners(trajectories)], dtype=torch.float32)
         return made.to(self.prompts.device)
+
+
+class MicroBatch(NamedTuple):
+    """Some rows of a batch.
+
+    Attributes:
+        rows: int64 `[rows]`, their places in the batch, ascending: `advantages[part.rows]` are theirs.
+        batch: these rows, without the padding that none of them needs (see `Batch.select`).
+    """
+
+    rows: Tensor
+    batch: Batch
+
+
+def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, padding: float = 0) -> Tensor:
+    """Values of the parts' rows as values of the batch's rows, in its order: `[rows, ...]`.
+
+    Args:
+        parts: all that `Batch.micro_batches` made of a batch.
+        values: one tensor for each part, `[rows, ...]`. Those of responses, `[rows, response, ...]`, may be of
+            different widths: all get the width of the widest.
+        padding: what the columns that a part did not have get.
+
+    Raises:
+        ConfigError: the values are not of these parts.
+    """
+    if len(values) != len(parts) or any(len(one) != len(part.rows) for one, part in zip(values, parts, strict=True)):
+        expected = [len(part.rows) for part in parts]
+        raise ConfigError(f"expected values of {expected} rows, got {[len(one) for one in values]}")
+    rows = torch.cat([part.rows for part in parts])
+    widest = max(values, key=lambda one: one.shape[1] if one.dim() > 1 else 0)
+    made = widest.new_full((len(rows), *widest.shape[1:]), padding)
+    for part, one in zip(parts, values, strict=True):
+        if one.dim() > 1:
+            made[part.rows, : one.shape[1]] = one
+        else:
+            made[part.rows] = one
+    return made
 
 
 if Batch.__doc__:  # python -OO takes docstrings away

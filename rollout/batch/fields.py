@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolgym.rollout.batch.invariants import (
+    Tensors,
     finite,
     in_order,
     known_versions,
@@ -21,9 +22,6 @@ from toolgym.rollout.batch.invariants import (
 )
 from toolgym.rollout.batch.row import Row
 from toolgym.rollout.token_sequence import joined_payload
-
-if TYPE_CHECKING:
-    from toolgym.rollout.batch.batch import Batch
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Where a field has values: one for each token of the prompt, of the response, of the policy's tokens in the response
@@ -46,7 +44,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 Values = Callable[[Row], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
-Invariants = Mapping[str, Callable[["Batch"], Tensor]]
+Invariants = Mapping[str, Callable[[Tensors], Tensor]]
 """What must hold of a field, as a sentence, with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
 
 
@@ -272,7 +270,7 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)
 
-    def elsewhere(batch: Batch) -> Tensor:
+    def elsewhere(batch: Tensors) -> Tensor:
         values = batch.aligned[name]
         return (values == padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
 

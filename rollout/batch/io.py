@@ -14,7 +14,7 @@ from torch import Tensor
 from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
-from toolgym.rollout.token_rewards import PLACEMENTS
+from toolgym.rollout.reward_placement import PLACEMENTS
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 FORMAT_VERSION = 3

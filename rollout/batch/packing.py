@@ -30,6 +30,9 @@ PACKED: tuple[Field, ...] = tuple(
 )
 """The fields of a batch that a `Packed` has for each token: all but those of padding and parts."""
 
+PADDINGS = {item.name: item.padding for item in PACKED if isinstance(item.padding, int)}
+"""What they hold at tokens that have no value."""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -131,27 +134,14 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
     """
     tokens = batch.attention_mask.bool()
     width = batch.prompts.shape[1]
-    is_response = torch.zeros_like(tokens)
-    is_response[:, width:] = tokens[:, width:]
-    is_response, response = is_response[tokens], tokens[:, width:]
-
-    def flat(value: Tensor, padding: int) -> Tensor:
-        """A tensor `[rows, response, ...]` at its tokens; `padding` at the prompts'."""
-        made = value.new_full((len(is_response), *value.shape[2:]), padding)
-        made[is_response] = value[response]
-        return made
 
     def of(item: Field) -> Tensor:
         value: Tensor = getattr(batch, item.name)
-        return (
-            value[tokens]
-            if item.place == "tokens"
-            else flat(value, item.padding if isinstance(item.padding, int) else 0)
-        )
+        return value[tokens] if item.place == "tokens" else batch.flat(value, PADDINGS[item.name])
 
     lengths = tokens.sum(dim=1)
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    given = None if advantages is None else flat(_per_token(advantages, batch), 0)
+    given = None if advantages is None else batch.flat(_per_token(advantages, batch))
     return Packed(
         **{item.name: of(item) for item in PACKED},
         row_ids=torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths),
@@ -159,7 +149,7 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
         prompt_lengths=tokens[:, :width].sum(dim=1),
         widths=(width, batch.responses.shape[1]),
         advantages=given,
-        aligned={name: flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
+        aligned={name: batch.flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
     )
 
 

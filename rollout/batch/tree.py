@@ -24,7 +24,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +33,7 @@ from torch import Tensor
 from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.device import moved
 from toolgym.rollout.batch.packing import Packed, log_probs_at, pack, reaches
-from toolgym.tools.errors import ConfigError
-
-READ_BY_MODELS = ("routed_experts",)
-"""Payloads that a model may be given back: where they differ, it computes something else from the same ids."""
+from toolgym.rollout.batch.prefixes import prefix_keys, shared_prefixes
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,8 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
     """
     device = batch.prompts.device
     packed = pack(batch.to("cpu"), None if advantages is None else advantages.to("cpu"))
-    keys = _keys(packed, split_by)
+    aligned = {name: value.numpy() for name, value in packed.aligned.items()}
+    keys = prefix_keys(packed.input_ids.numpy(), aligned, split_by)
     starts = packed.cu_seqlens.tolist()
     rows = [keys[start:end] for start, end in itertools.pairwise(starts)]
     order, shared = shared_prefixes(rows)
@@ -160,44 +157,6 @@ def _ends(lengths: Sequence[int], shared: Sequence[int], begins: Sequence[int]) 
         ends[begins[row] : begins[row + 1]] = open_ends[shared[row] : lengths[row]]
         open_ends[shared[row] :] = begins[row]  # below there, the row before is another branch
     return ends
-
-
-def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[int]]:
-    """The order in which rows with equal beginnings follow each other, and how much each shares with the one before it.
-
-    Args:
-        rows: each row's tokens, int64 `[tokens]`, none below 0.
-    """
-    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">i8").tobytes())  # by bytes is by numbers then
-    shared = [0]
-    for last, row in itertools.pairwise(order):
-        one, other = rows[last], rows[row]
-        size = min(len(one), len(other))
-        apart = np.flatnonzero(one[:size] != other[:size])
-        shared.append(int(apart[0]) if len(apart) else size)
-    return order, shared
-
-
-def row_keys(batch: Batch) -> list[NDArray[np.int64]]:
-    """What decides which tokens of a batch's rows are shared: int64 `[tokens]` for each row."""
-    packed = pack(batch.to("cpu"))
-    return np.split(_keys(packed, None), packed.cu_seqlens.numpy()[1:-1])
-
-
-def _keys(packed: Packed, split_by: Sequence[str] | None) -> NDArray[np.int64]:
-    """int64 `[tokens]`, equal where the ids are, and the payloads named."""
-    names = [name for name in READ_BY_MODELS if name in packed.aligned] if split_by is None else split_by
-    ids = packed.input_ids.numpy()
-    if not names:
-        return ids
-    for name in names:
-        if name not in packed.aligned:
-            raise ConfigError(f"the batch has no payload {name!r}; it has {', '.join(packed.aligned) or 'none'}")
-    payloads = [packed.aligned[name].numpy().reshape(len(ids), -1) for name in names]
-    parts = [np.ascontiguousarray(one).view(np.uint8).reshape(len(ids), -1) for one in (ids[:, None], *payloads)]
-    joined = np.ascontiguousarray(np.hstack(parts))
-    whole: NDArray[Any] = joined.view(np.dtype((np.void, joined.shape[1])))[:, 0]
-    return np.unique(whole, return_inverse=True)[1].astype(np.int64)
 
 
 def _tree(

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from tests.rollout.trajectories import played
-from toolgym.rollout.batch.batch import Batch
+from toolgym.rollout.batch.batch import Batch, restore_rows
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.make import make_batch
-from toolgym.rollout.batch.micro_batches import restore_rows
 from toolgym.rollout.batch.packing import PACKED, Packed, pack
 from toolgym.rollout.batch.tree import pack_tree
 from toolgym.rollout.tiny import tiny_policy_path

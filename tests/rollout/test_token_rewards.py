@@ -15,7 +15,7 @@ from tests.rollout.trajectories import played
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
-from toolgym.rollout.token_rewards import token_rewards
+from toolgym.rollout.reward_placement import token_rewards
 from toolgym.tools.errors import BatchError, ConfigError
 
 

@@ -1,4 +1,4 @@
-"""`token_rewards`: a trajectory's reward, spread over the tokens that the policy sampled."""
+"""`token_rewards`: a trajectory's reward, placed on the tokens that the policy sampled."""
 
 from __future__ import annotations
 
