@@ -88,5 +88,7 @@ def _advantages(rewards: NDArray[np.float64], form: AdvantageForm, epsilon: floa
         return np.zeros(count)
     better: NDArray[np.float64] = rewards - rewards.mean()
     if form == "grpo":
-        return better / (rewards.std(ddof=1) + epsilon)
-    return better * (count / (count - 1)) if form == "rloo" else better
+        better /= rewards.std(ddof=1) + epsilon
+    elif form == "rloo":
+        better *= count / (count - 1)
+    return better

@@ -23,12 +23,12 @@ def token_rewards(trajectory: Trajectory, placement: RewardPlacement = "turns") 
 
     They add up to the trajectory's reward. Only tokens that the policy sampled have one; all others have 0.
 
-    `turns`: each turn's last token has the turn's reward. What a turn sampled nothing for counts for the policy's last
-    token before it, or the first one after it where there is none before. A turn whose reward is None, as one that was
-    cut off, has none. What the turns' rewards lack to the trajectory's, as when a wrapper or a judge scored the
-    whole afterwards, is the outcome, and goes to the policy's last token.
+    `turns`: each turn's last token has the turn's reward. The reward of a turn that sampled no token goes to the
+    policy's last token before it, or to its first one where there is none before. A turn whose reward is None, as one
+    that was cut off, has none. The rest of the trajectory's reward, as where a judge scored the whole afterwards, is
+    the outcome, and goes to the policy's last token.
 
-    `outcome`: the policy's last token has everything, as trainers expect that know one reward for each trajectory.
+    `outcome`: the policy's last token has everything, for trainers that know one reward for each trajectory.
 
     Args:
         trajectory: with tokens that the policy sampled, or with the reward 0.
@@ -48,13 +48,13 @@ def token_rewards(trajectory: Trajectory, placement: RewardPlacement = "turns") 
         if trajectory.reward:
             raise BatchError(f"trajectory {trajectory.id} has a reward, but no token that the policy sampled has it")
         return rewards
-    outcome = trajectory.reward
+    earned = 0.0
     if placement == "turns" and trajectory.turns:
         _require_same_tokens(trajectory, sampled)
         for number, token, reward in _turn_ends(trajectory, sampled):
             rewards[number][_place(trajectory.sequences[number], token)] += reward
-        outcome = trajectory.reward - sum(turn.reward or 0.0 for turn in trajectory.turns)
-    rewards[last][_place(trajectory.sequences[last], sampled[last] - 1)] += outcome
+            earned += reward  # in this order, as the episode added them up, so that exactly nothing is left over
+    rewards[last][_place(trajectory.sequences[last], sampled[last] - 1)] += trajectory.reward - earned
     return rewards
 
 

@@ -20,6 +20,7 @@ One row for each row of the batch, without padding. `FIELDS` names the columns:
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,16 +44,17 @@ if TYPE_CHECKING:
 KEY = b"toolgym.batch"
 """The key of a Parquet file's metadata that holds what belongs to the whole batch, as JSON."""
 
+_PLAIN = ("env_id", "task_id", "source", "role", "task_index", "sample_index", "training_step", "validate")
+
+
+def _as_json(name: str) -> Callable[[Trajectory], str]:
+    return lambda one: json.dumps(plain(getattr(one, name)), ensure_ascii=False)
+
+
 TRAJECTORY_COLUMNS: Mapping[str, Callable[[Trajectory], Any]] = {
-    **{
-        name: (lambda one, name=name: getattr(one, name))
-        for name in ("env_id", "task_id", "source", "role", "task_index", "sample_index", "training_step", "validate")
-    },
-    "stop_reason": lambda one: one.stop_reason.value,
-    **{
-        name: (lambda one, name=name: json.dumps(plain(getattr(one, name)), ensure_ascii=False))
-        for name in ("messages", "tools", "ground_truth", "metrics")
-    },
+    **{name: operator.attrgetter(name) for name in _PLAIN},
+    "stop_reason": operator.attrgetter("stop_reason.value"),
+    **{name: _as_json(name) for name in ("messages", "tools", "ground_truth", "metrics")},
 }
 """Columns that tell of each row's trajectory. Those that may be anything are JSON: a column has one type."""
 
