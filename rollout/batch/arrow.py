@@ -69,6 +69,7 @@ def to_dataset(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -
     Raises:
         MissingExtraError: the package `datasets` is not installed.
         BatchError: a row is of a trajectory that is not among those given.
+        ConfigError: a payload has no values.
     """
     try:
         import datasets
@@ -88,7 +89,7 @@ def to_parquet(batch: Batch, path: str | Path, trajectories: Sequence[Trajectory
     Raises:
         MissingExtraError: the package `pyarrow` is not installed.
         BatchError: a row is of a trajectory that is not among those given.
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or a payload has no values.
     """
     pyarrow = _pyarrow()
     widths = {"prompt": batch.prompts.shape[1], "response": batch.responses.shape[1]}
@@ -145,6 +146,10 @@ def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.T
         if item.column is not None:
             value = tensors[item.name].numpy()
             mask = prompts if item.place == "prompt" else responses
+            if 0 in value.shape[2:]:
+                raise ConfigError(
+                    f"{item.name} has no values, {list(value.shape)}; make the batch without it (aligned=)"
+                )
             columns[item.column] = pyarrow.array(value) if item.place == "row" else _lists(value, mask)
     if trajectories is not None:
         owners = [trajectories[index] for index in batch.owners(trajectories)]

@@ -133,12 +133,8 @@ class Batch:
             ConfigError: there are none, or one is not in the batch.
         """
         at = torch.as_tensor(rows, device=self.prompts.device)
-        if (
-            at.dim() != 1
-            or not len(at)
-            or at.is_floating_point()
-            or not 0 <= int(at.min()) <= int(at.max()) < len(self)
-        ):
+        numbers = at.dim() == 1 and len(at) > 0 and at.dtype in (torch.int32, torch.int64)  # a mask is none
+        if not numbers or not 0 <= int(at.min()) <= int(at.max()) < len(self):
             raise ConfigError(f"expected the places of some of {len(self)} rows, got {rows!r:.200}")
         at = at.long()
         whole = self.prompts.shape[1]

@@ -111,6 +111,15 @@ def test_the_rows_of_a_data_set():
         to_dataset(batch, [SEVERAL])
 
 
+def test_a_payload_without_values_is_refused(tmp_path):
+    one = played([[(1, 1.0)]])
+    policy, env = one.sequences[0].segments
+    segments = (dataclasses.replace(policy, aligned={"nothing": np.zeros((1, 0), dtype=np.int16)}), env)
+    one = dataclasses.replace(one, sequences=(dataclasses.replace(one.sequences[0], segments=segments),))
+    with pytest.raises(ConfigError, match=r"aligned\.nothing has no values, \[1, 2, 0\]"):
+        to_parquet(make_batch([one], pad_token_id=0), tmp_path / "batch.parquet")
+
+
 def test_other_files_are_refused(tmp_path):
     import pyarrow
     import pyarrow.parquet

@@ -179,7 +179,7 @@ def test_mistakes_with_micro_batches_are_told():
     parts = batch.micro_batches(max_tokens=9)
     with pytest.raises(ConfigError, match=r"values of \[1, 1\] rows, got \[2\]"):
         restore_rows(parts, [batch.rewards])
-    for wrong in ([], [2], [-1], [0.5], [[0]]):
+    for wrong in ([], [2], [-1], [0.5], [[0]], [True, False]):
         with pytest.raises(ConfigError, match="some of 2 rows"):
             batch.select(wrong)
 
