@@ -21,7 +21,7 @@ trajectory once, and its advantage goes to all of its rows: `toolgym.rollout.adv
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -153,21 +153,22 @@ class Batch:
             aligned={name: value[at, :right] for name, value in self.aligned.items()},
         )
 
-    def flat(self, values: Tensor, padding: int = 0) -> Tensor:
-        """Values of the responses at the tokens of all rows, one row behind the other: `[tokens, ...]`.
+    def flattener(self) -> Callable[[Tensor, int], Tensor]:
+        """A function that takes values of the responses, `[rows, response, ...]`, and returns those of all tokens.
 
-        Args:
-            values: `[rows, response, ...]`.
-            padding: what the prompts' tokens get.
+        The rows follow each other: `[tokens, ...]`. The prompts' tokens get its second argument.
         """
         width = self.prompts.shape[1]
         tokens = self.attention_mask.bool()
-        of_responses = torch.zeros_like(tokens)
-        of_responses[:, width:] = tokens[:, width:]
-        of_responses = of_responses[tokens]
-        made = values.new_full((len(of_responses), *values.shape[2:]), padding)
-        made[of_responses] = values[tokens[:, width:]]
-        return made
+        responses = tokens[:, width:]
+        behind = torch.cat([torch.zeros_like(tokens[:, :width]), responses], dim=1)[tokens]
+
+        def flat(values: Tensor, padding: int) -> Tensor:
+            made = values.new_full((len(behind), *values.shape[2:]), padding)
+            made[behind] = values[responses]
+            return made
+
+        return flat
 
     def micro_batches(self, *, max_tokens: int, count: Count = "padded", min_parts: int = 1) -> list[MicroBatch]:
         """Parts with at most `max_tokens` tokens each, as few as that and as even as the rows allow.
@@ -214,9 +215,8 @@ class Batch:
         return [MicroBatch(one, self.select(one)) for one in rows]
 
     def _prefix_keys(self, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
-        aligned = {
-            name: self.flat(value, payload_padding(value.dtype)).cpu().numpy() for name, value in self.aligned.items()
-        }
+        flat = self.flattener()
+        aligned = {name: flat(one, payload_padding(one.dtype)).cpu().numpy() for name, one in self.aligned.items()}
         keys = prefix_keys(self.input_ids[self.attention_mask.bool()].cpu().numpy(), aligned)
         return np.split(keys, np.cumsum(lengths)[:-1])
 

@@ -133,15 +133,15 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
         ConfigError: `advantages` have another shape, or one on a token of the policy's is not finite.
     """
     tokens = batch.attention_mask.bool()
-    width = batch.prompts.shape[1]
+    width, flat = batch.prompts.shape[1], batch.flattener()
 
     def of(item: Field) -> Tensor:
         value: Tensor = getattr(batch, item.name)
-        return value[tokens] if item.place == "tokens" else batch.flat(value, PADDINGS[item.name])
+        return value[tokens] if item.place == "tokens" else flat(value, PADDINGS[item.name])
 
     lengths = tokens.sum(dim=1)
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    given = None if advantages is None else batch.flat(_per_token(advantages, batch))
+    given = None if advantages is None else flat(_per_token(advantages, batch), 0)
     return Packed(
         **{item.name: of(item) for item in PACKED},
         row_ids=torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths),
@@ -149,7 +149,7 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
         prompt_lengths=tokens[:, :width].sum(dim=1),
         widths=(width, batch.responses.shape[1]),
         advantages=given,
-        aligned={name: batch.flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
+        aligned={name: flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
     )
 
 
