@@ -5,7 +5,15 @@ import asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from toolgym.rollout import RunConfig, TransformersEngine, load_tokenizer, make_batch, rollout, tiny_policy_path
+from toolgym.rollout import (
+    RunConfig,
+    TransformersEngine,
+    group_advantages,
+    load_tokenizer,
+    make_batch,
+    rollout,
+    tiny_policy_path,
+)
 
 
 def log_probs(model, batch):
@@ -15,12 +23,9 @@ def log_probs(model, batch):
     return logits.log_softmax(-1).gather(-1, batch.responses[..., None])[..., 0]
 
 
-def advantages(batch):
+def advantages(trajectories, batch):
     """How much better than its group each row is, in standard deviations: float32 [rows, 1]."""
-    groups = batch.group_ids
-    mean = (groups.bincount(batch.rewards) / groups.bincount())[groups]
-    variance = (groups.bincount((batch.rewards - mean) ** 2) / groups.bincount())[groups]
-    return ((batch.rewards - mean) / (variance.sqrt() + 1e-4)).float()[:, None]
+    return batch.per_row(trajectories, group_advantages(trajectories))[:, None]
 
 
 async def main(steps=3):
@@ -34,7 +39,7 @@ async def main(steps=3):
             batch = make_batch(trajectories, pad_token_id=engine.tokenizer.pad_token_id)
             await engine.pause()
             learned, sampled = log_probs(model, batch), batch.rollout_log_probs
-            mask, better = batch.response_mask, advantages(batch)
+            mask, better = batch.response_mask, advantages(trajectories, batch)
             ratio = ((learned - sampled) * mask).exp()
             loss = -(torch.min(ratio * better, ratio.clamp(0.8, 1.2) * better) * mask).sum() / mask.sum()
             optimizer.zero_grad()

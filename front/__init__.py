@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from toolgym.envs.tool_env import End as End
     from toolgym.envs.tool_env import ToolEnv as ToolEnv
     from toolgym.envs.types import StopReason as StopReason
-    from toolgym.rollout.batch.fields import Batch as Batch
+    from toolgym.rollout.batch.batch import Batch as Batch
     from toolgym.rollout.batch.make import make_batch as make_batch
     from toolgym.rollout.engines.base import Engine as Engine
     from toolgym.rollout.engines.base import SamplingParams as SamplingParams

@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING
 from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from toolgym.rollout.advantages import group_advantages as group_advantages
+    from toolgym.rollout.batch.arrow import from_parquet as from_parquet
+    from toolgym.rollout.batch.arrow import to_dataset as to_dataset
+    from toolgym.rollout.batch.arrow import to_parquet as to_parquet
+    from toolgym.rollout.batch.batch import Batch as Batch
+    from toolgym.rollout.batch.batch import MicroBatch as MicroBatch
+    from toolgym.rollout.batch.batch import restore_rows as restore_rows
     from toolgym.rollout.batch.check import check_batch as check_batch
-    from toolgym.rollout.batch.fields import Batch as Batch
     from toolgym.rollout.batch.io import load_batch as load_batch
     from toolgym.rollout.batch.io import save_batch as save_batch
     from toolgym.rollout.batch.make import make_batch as make_batch
+    from toolgym.rollout.batch.packing import Packed as Packed
+    from toolgym.rollout.batch.packing import pack as pack
+    from toolgym.rollout.batch.tree import Tree as Tree
+    from toolgym.rollout.batch.tree import pack_tree as pack_tree
     from toolgym.rollout.engines.base import Engine as Engine
     from toolgym.rollout.engines.base import Generation as Generation
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.recording.replay import Difference as Difference
     from toolgym.rollout.recording.replay import Replay as Replay
     from toolgym.rollout.recording.replay import replay as replay
+    from toolgym.rollout.reward_placement import token_rewards as token_rewards
     from toolgym.rollout.runner.base import RunnerProtocol as RunnerProtocol
     from toolgym.rollout.runner.config import RunConfig as RunConfig
     from toolgym.rollout.runner.env_factory import EnvFactory as EnvFactory

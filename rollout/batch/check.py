@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolgym.rollout.batch.fields import FIELDS, Batch, Field, Row, aligned_field, rows_of
+from toolgym.rollout.batch.batch import Batch
+from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
+from toolgym.rollout.batch.row import Row, rows_of
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError
 
@@ -18,12 +20,13 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) 
     """Check a batch's invariants, and that it leads back to its trajectories.
 
     Args:
-        batch: the batch.
+        batch: the batch, on any device.
         trajectories: those in the batch, in the order of its rows; None leaves them out of the check.
 
     Raises:
         BatchError: an invariant does not hold; names it and the first row.
     """
+    batch = batch.to("cpu")
     payloads = {name: value.numpy() for name, value in batch.aligned.items()}
     fields = [
         *FIELDS,
@@ -76,7 +79,7 @@ def _hold(what: str, condition: Tensor) -> None:
 
 def _check_way_back(batch: Batch, fields: Sequence[Field], trajectories: Sequence[Trajectory]) -> None:
     """Take every row out of its padding by the batch's masks, and compare it with what the trajectories hold."""
-    rows = rows_of(trajectories, batch.groups, batch.version_numbers)
+    rows = rows_of(trajectories, batch.groups, batch.version_numbers, batch.reward_placement)
     if len(rows) != len(batch):
         raise BatchError(f"{len(batch)} rows came from trajectories that make {len(rows)}")
     prompt_width = batch.prompts.shape[1]
@@ -123,4 +126,5 @@ def _equal(array: NDArray[Any], mask: NDArray[np.bool_] | None, item: Field, row
     if not np.array_equal(counts, [len(values) for values in wanted]):
         return False
     held, joined = array if mask is None else array[mask], np.concatenate(wanted)
-    return np.array_equal(held, joined.astype(held.dtype, copy=False), equal_nan=held.dtype.kind == "f")
+    joined = joined.astype(held.dtype, copy=False)
+    return np.array_equal(held, joined) or (held.dtype.kind == "f" and np.array_equal(held, joined, equal_nan=True))

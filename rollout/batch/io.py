@@ -11,12 +11,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
-from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped
+from toolgym.rollout.batch.fields import FIELDS
+from toolgym.rollout.reward_placement import PLACEMENTS
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
-FORMAT_VERSION = 2
-"""Version of the file that `save_batch` writes. Version 1, which did not name the groups, is read too."""
+FORMAT_VERSION = 3
+"""Version of the file that `save_batch` writes. Versions 1, which did not name the groups, and 2, which knew one reward
+for each trajectory, are read too: their `reward_placement` is `outcome`."""
 
 PREFIX = "aligned."
 """Begins the names of the tensors of payloads."""
@@ -32,20 +35,25 @@ def save_batch(batch: Batch, path: str | Path) -> None:
     """
     if not isinstance(batch, Batch):
         raise ConfigError(f"expected a Batch, as `make_batch` returns it, got {shorten(repr(batch))}")
-    metadata = {
+    tensors = {name: value.contiguous() for name, value in batch.tensors().items()}
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(path), {name: json.dumps(value) for name, value in metadata_of(batch).items()})
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write the batch to {str(path)!r}: {error}") from error
+
+
+def metadata_of(batch: Batch) -> dict[str, Any]:
+    """What is in a batch besides its tensors, as JSON can hold it."""
+    return {
         "format_version": FORMAT_VERSION,
         "pad_token_id": batch.pad_token_id,
         "ids": batch.ids,
         "groups": batch.groups,
         "dropped": [[one.id, one.reason] for one in batch.dropped],
         "version_numbers": dict(batch.version_numbers),
+        "reward_placement": batch.reward_placement,
     }
-    tensors = {name: value.contiguous() for name, value in batch.tensors().items()}
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(path), {name: json.dumps(value) for name, value in metadata.items()})
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"cannot write the batch to {str(path)!r}: {error}") from error
 
 
 def load_batch(path: str | Path) -> Batch:
@@ -63,17 +71,24 @@ def load_batch(path: str | Path) -> Batch:
         with safe_open(str(path), framework="pt") as file:
             metadata = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-        batch = _batch(metadata, tensors)
+        batch = batch_of(metadata, tensors)
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} is not a batch of toolgym: {type(error).__name__}: {error}") from error
     check_batch(batch)
     return batch
 
 
-def _batch(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
+def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
+    """The batch with this metadata and these tensors, unchecked.
+
+    Raises:
+        KeyError, TypeError, ValueError: they make none.
+    """
     version = metadata.get("format_version", 1)
-    if version not in (1, FORMAT_VERSION):
-        raise ValueError(f"expected format version 1 or {FORMAT_VERSION}, got {version!r}")
+    if version not in range(1, FORMAT_VERSION + 1):
+        raise ValueError(f"expected format version 1 to {FORMAT_VERSION}, got {version!r}")
+    if version < 3:
+        tensors["token_rewards"], metadata["reward_placement"] = _outcomes(tensors), "outcome"
     own = {item.name: tensors.pop(item.name) for item in FIELDS}
     aligned = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     unknown = [name for name in tensors if not name.startswith(PREFIX)]
@@ -82,6 +97,8 @@ def _batch(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
     if version == 1:
         numbers, own["group_ids"] = torch.unique(own["group_ids"], return_inverse=True)
         metadata["groups"] = [str(number) for number in numbers.tolist()]
+    if metadata["reward_placement"] not in PLACEMENTS:
+        raise ValueError(f"unknown reward placement {metadata['reward_placement']!r}")
     return Batch(
         **own,
         pad_token_id=int(metadata["pad_token_id"]),
@@ -90,4 +107,13 @@ def _batch(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         dropped=tuple(Dropped(*one) for one in metadata["dropped"]),
         version_numbers={str(name): int(number) for name, number in metadata["version_numbers"].items()},
         aligned=aligned,
+        reward_placement=metadata["reward_placement"],
     )
+
+
+def _outcomes(tensors: dict[str, Tensor]) -> Tensor:
+    """The rewards on the last token that the policy sampled in the last row of each trajectory."""
+    mask, trajectories = tensors["response_mask"], tensors["trajectory_ids"]
+    last = torch.cat([trajectories.diff() != 0, torch.tensor([True])])
+    final = (mask.flip(1).cumsum(dim=1).flip(1) == 1) & (mask == 1) & last[:, None]
+    return final * tensors["rewards"][:, None]

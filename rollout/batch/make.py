@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
-from toolgym.rollout.batch.fields import FIELDS, Batch, Dropped, Field, Row, aligned_field, rows_of
+from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
+from toolgym.rollout.batch.row import Row, rows_of
 from toolgym.rollout.failures import log
+from toolgym.rollout.reward_placement import RewardPlacement
 from toolgym.rollout.token_sequence import filled_up
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords, shorten
@@ -26,8 +29,9 @@ def make_batch(
     max_prompt_length: int | None = None,
     max_response_length: int | None = None,
     aligned: Sequence[str] | None = None,
+    reward_placement: RewardPlacement = "turns",
 ) -> Batch:
-    """Make a batch, and check it. See `toolgym.rollout.batch.fields` for what becomes a row.
+    """Make a batch, and check it. See `toolgym.rollout.batch.batch` for what becomes a row.
 
     Trajectories that are not `trainable`, and those without a single policy token, are left out and listed in
     `Batch.dropped`; one warning says how many and why.
@@ -39,11 +43,15 @@ def make_batch(
         max_response_length: width of the responses in tokens; None: the longest one.
         aligned: names of the payloads (see `Segment.aligned`) that become tensors; None: all that there are, `()`:
             none. Each must be there for every token that the policy sampled.
+        reward_placement: which tokens have `token_rewards`. `turns`: the last one of each turn has the turn's reward,
+            and the trajectory's last one what the whole was given beyond that. `outcome`: the trajectory's last one
+            has all of it. See `toolgym.rollout.reward_placement` for turns without tokens or without a reward.
 
     Raises:
-        ConfigError: `trajectories` holds something else.
+        ConfigError: `trajectories` holds something else, or `reward_placement` is unknown.
         BatchError: no trajectory is left, one does not fit the widths (nothing is ever cut), a payload is missing or
-            has another dtype or shape somewhere (nothing is ever filled in), or an invariant broke.
+            has another dtype or shape somewhere (nothing is ever filled in), turns tell of other tokens than there
+            are, or an invariant broke.
     """
     kept: list[Trajectory] = []
     dropped: list[Dropped] = []
@@ -64,7 +72,7 @@ def make_batch(
         )  # fmt: skip
     groups = tuple(dict.fromkeys(one.group_id for one in kept))
     numbers = _number_versions(kept)
-    rows = rows_of(kept, groups, numbers)
+    rows = rows_of(kept, groups, numbers, reward_placement)
     widths = (
         _width("prompt", rows, [len(row.sequence.prompt_ids) for row in rows], max_prompt_length),
         _width("response", rows, [len(row.response_ids) for row in rows], max_response_length),
@@ -77,6 +85,7 @@ def make_batch(
         dropped=tuple(dropped),
         version_numbers=numbers,
         aligned={name: _tensor(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
+        reward_placement=reward_placement,
     )
     check_batch(batch, kept)
     return batch

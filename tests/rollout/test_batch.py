@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolgym.envs.types import StopReason
+from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.check import check_batch
-from toolgym.rollout.batch.fields import FIELDS, Batch
+from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.token_sequence import Segment, TokenSequence
@@ -55,11 +56,12 @@ def test_the_layout_of_the_module_docstring():
     assert batch.version_numbers == {"0": 0}
     assert batch.trajectory_ids.tolist() == [0, 1]
     assert batch.rewards.tolist() == [0.5, 1.0]
+    assert batch.token_rewards.tolist() == [[0, 0, 0, 0, 0.5], [1, 0, 0, 0, 0]]
     assert batch.group_ids.tolist() == [0, 1]
     assert batch.groups == ("g1", "g2")
     assert batch.ids == ("long", "short")
     for name, value in batch.tensors().items():
-        floats = name in ("rollout_log_probs", "rewards")
+        floats = name in ("rollout_log_probs", "rewards", "token_rewards")
         assert value.dtype == (torch.float32 if floats else torch.int64), name
 
 
@@ -197,7 +199,7 @@ def test_every_sequence_is_a_row_that_shares_reward_and_group(tmp_path):
     ("change", "said"),
     [
         ({"trajectory_ids": torch.tensor([0, 1, 2, 3])}, "does not lead back.*trajectory_ids differ"),
-        ({"trajectory_ids": torch.tensor([0, 1, 0, 2])}, "count the trajectories"),
+        ({"trajectory_ids": torch.tensor([0, 1, 0, 2])}, "trajectory_ids do not fall"),
         ({"rewards": torch.tensor([0.5, 0.25, 0.5, 1.0])}, "share its reward"),
         ({"group_ids": torch.tensor([0, 1, 2, 2])}, "share its group"),
         ({"group_ids": torch.tensor([0, 2, 2, 1])}, "does not lead back.*group_ids differ"),

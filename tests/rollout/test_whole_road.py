@@ -21,10 +21,12 @@ from toolgym.rollout import (
     check_batch,
     load_batch,
     make_batch,
+    pack_tree,
     read_trajectories,
     rollout,
     save_batch,
     tiny_policy_path,
+    token_rewards,
 )
 from toolgym.rollout.engines.base import PauseMode
 from toolgym.rollout.tokenizer import load_tokenizer
@@ -115,6 +117,22 @@ def test_the_samplers_log_probs_are_the_models(played):
     log_probs = logits[:, width - 1 : -1].float().log_softmax(-1).gather(2, batch.responses[..., None])[..., 0]
     difference = (log_probs - batch.rollout_log_probs).abs() * batch.response_mask
     assert difference.max() < 1e-3
+
+
+def test_a_tree_of_the_run_has_the_samplers_log_probs_and_its_rewards(played):
+    _, _, done = played
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32).eval()
+    batch = make_batch(done, pad_token_id=0)
+    tree = pack_tree(batch.select(range(min(8, len(batch)))))
+    assert len(tree) < len(tree.packed)  # a group shares its prompt at least
+    with torch.no_grad():
+        logits = model(
+            tree.input_ids[None], attention_mask=tree.additive_mask(), position_ids=tree.position_ids[None]
+        ).logits[0]
+    assert (tree.token_log_probs(logits) - tree.packed.rollout_log_probs).abs().max() < 1e-3
+    for one, rewards in zip(done, map(token_rewards, done), strict=True):
+        given = [turn.reward for turn in one.turns if turn.reward]
+        assert [value for values in rewards for value in values[values != 0]] == given
 
 
 def test_files_lead_back_to_the_run(played, tmp_path):

@@ -1,0 +1,226 @@
+"""Batches as rows of a data set: for the library `datasets`, and as Parquet files.
+
+One row for each row of the batch, without padding. `FIELDS` names the columns:
+
+    id              string      the row's id
+    group_id        string      its group's, as `Trajectory.group_id`
+    prompt_ids      list        the prompt
+    response_ids    list        all that came after it, the policy's tokens and the env's
+    response_mask   list        1 on the policy's tokens; one value for each of `response_ids`, as all lists below have
+    logprobs        list        0 on the env's tokens
+    weight_versions list        numbers; -1 on the env's tokens
+    token_rewards   list
+    reward          float
+    trajectory_number, group_number    places in the batch
+    aligned.NAME    list        payloads
+
+`to_parquet` also writes what belongs to the whole batch, so that `from_parquet` returns an equal one.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolgym.rollout.batch.batch import Batch
+from toolgym.rollout.batch.check import check_batch
+from toolgym.rollout.batch.fields import FIELDS, aligned_field, payload_padding
+from toolgym.rollout.batch.io import PREFIX, batch_of, metadata_of
+from toolgym.rollout.trajectory import Trajectory, plain
+from toolgym.tools.errors import ConfigError, missing_file, missing_package
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow
+
+KEY = b"toolgym.batch"
+"""The key of a Parquet file's metadata that holds what belongs to the whole batch, as JSON."""
+
+_PLAIN = ("env_id", "task_id", "source", "role", "task_index", "sample_index", "training_step", "validate")
+
+
+def _as_json(name: str) -> Callable[[Trajectory], str]:
+    return lambda one: json.dumps(plain(getattr(one, name)), ensure_ascii=False)
+
+
+TRAJECTORY_COLUMNS: Mapping[str, Callable[[Trajectory], Any]] = {
+    **{name: operator.attrgetter(name) for name in _PLAIN},
+    "stop_reason": operator.attrgetter("stop_reason.value"),
+    **{name: _as_json(name) for name in ("messages", "tools", "ground_truth", "metrics")},
+}
+"""Columns that tell of each row's trajectory. Those that may be anything are JSON: a column has one type."""
+
+
+def to_dataset(batch: Batch, trajectories: Sequence[Trajectory] | None = None) -> datasets.Dataset:
+    """The rows of a batch as a `datasets.Dataset`. See the module for its columns.
+
+    Args:
+        batch: the batch.
+        trajectories: those in the batch, for columns that tell of them (`TRAJECTORY_COLUMNS`); None: without.
+
+    Raises:
+        MissingExtraError: the package `datasets` is not installed.
+        BatchError: a row is of a trajectory that is not among those given.
+        ConfigError: a payload has no values.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing_package("datasets", "A batch as a data set", error) from error
+    return datasets.Dataset(_table(batch, trajectories))
+
+
+def to_parquet(batch: Batch, path: str | Path, trajectories: Sequence[Trajectory] | None = None) -> None:
+    """Write the rows of a batch to a Parquet file, which `from_parquet` and any data frame read.
+
+    Args:
+        batch: the batch.
+        path: of the file; its folders are made.
+        trajectories: as in `to_dataset`.
+
+    Raises:
+        MissingExtraError: the package `pyarrow` is not installed.
+        BatchError: a row is of a trajectory that is not among those given.
+        ConfigError: the file cannot be written, or a payload has no values.
+    """
+    pyarrow = _pyarrow()
+    widths = {"prompt": batch.prompts.shape[1], "response": batch.responses.shape[1]}
+    whole = {**metadata_of(batch), "widths": widths}
+    table = _table(batch, trajectories).replace_schema_metadata({KEY: json.dumps(whole)})
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(table, str(path))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"cannot write the batch to {str(path)!r}: {error}") from error
+
+
+def from_parquet(path: str | Path) -> Batch:
+    """Read a batch that `to_parquet` wrote, and check it.
+
+    Raises:
+        MissingExtraError: the package `pyarrow` is not installed.
+        UnknownNameError: the file does not exist; names the nearest one.
+        ConfigError: the file is not a batch.
+        BatchError: an invariant does not hold.
+    """
+    pyarrow, path = _pyarrow(), Path(path)
+    if not path.exists():
+        raise missing_file("batch", path)
+    try:
+        table = pyarrow.parquet.read_table(str(path))
+        whole = json.loads((table.schema.metadata or {})[KEY])
+        batch = batch_of(whole, _tensors(table, whole))
+    except (OSError, pyarrow.ArrowException, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} is not a batch of toolgym: {type(error).__name__}: {error}") from error
+    check_batch(batch)
+    return batch
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing_package("pyarrow", "A batch as a Parquet file", error) from error
+    return pyarrow
+
+
+def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.Table:
+    pyarrow, batch = _pyarrow(), batch.to("cpu")
+    prompts, responses = _masks(batch)
+    columns: dict[str, Any] = {
+        "id": pyarrow.array(batch.ids),
+        "group_id": pyarrow.array([batch.groups[number] for number in batch.group_ids.tolist()]),
+    }
+    payloads = [aligned_field(name, value.numpy().dtype, 0) for name, value in batch.aligned.items()]
+    tensors = batch.tensors()
+    for item in (*FIELDS, *payloads):
+        if item.column is not None:
+            value = tensors[item.name].numpy()
+            mask = prompts if item.place == "prompt" else responses
+            if 0 in value.shape[2:]:
+                raise ConfigError(
+                    f"{item.name} has no values, {list(value.shape)}; make the batch without it (aligned=)"
+                )
+            columns[item.column] = pyarrow.array(value) if item.place == "row" else _lists(value, mask)
+    if trajectories is not None:
+        owners = [trajectories[index] for index in batch.owners(trajectories)]
+        columns |= {name: pyarrow.array(map(of, owners)) for name, of in TRAJECTORY_COLUMNS.items()}
+    return pyarrow.table(columns)
+
+
+def _masks(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Where the prompts and the responses have tokens."""
+    width = batch.prompts.shape[1]
+    tokens = batch.attention_mask.numpy().astype(bool)
+    return tokens[:, :width], tokens[:, width:]
+
+
+def _lists(values: NDArray[Any], mask: NDArray[np.bool_]) -> Any:
+    """An array `[rows, width, ...]` as a list for each row, further axes as lists of fixed sizes."""
+    pyarrow = _pyarrow()
+    tokens = values[mask]
+    flat = pyarrow.array(tokens.reshape(-1))
+    for size in reversed(tokens.shape[1:]):
+        flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)
+    offsets = np.concatenate([[0], mask.sum(axis=1).cumsum()]).astype(np.int32)
+    return pyarrow.ListArray.from_arrays(offsets, flat)
+
+
+def _tensors(table: pyarrow.Table, whole: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The batch's tensors from the columns: those that have none follow from the others."""
+    prompts, responses = _lengths(table, "prompt_ids"), _lengths(table, "response_ids")
+    widths, pad = whole["widths"], whole["pad_token_id"]
+    attended = np.arange(widths["prompt"]) >= widths["prompt"] - prompts[:, None]
+    answered = np.arange(widths["response"]) < responses[:, None]
+    made: dict[str, NDArray[Any]] = {}
+    for item in FIELDS:
+        if item.column is None:
+            continue
+        values = _flat(table[item.column])
+        if item.place == "row":
+            made[item.name] = values
+        else:
+            padding = pad if item.padding == "pad_token_id" else item.padding
+            made[item.name] = _padded(values, attended if item.place == "prompt" else answered, padding)
+    for name in table.column_names:
+        if name.startswith(PREFIX):
+            values = _flat(table[name])
+            made[name] = _padded(values, answered, payload_padding(torch.from_numpy(values).dtype))
+    tokens = np.hstack([attended, answered]).astype(np.int64)
+    made["attention_mask"] = tokens
+    made["position_ids"] = (tokens.cumsum(axis=1) - 1) * tokens
+    made["input_ids"] = np.hstack([made["prompts"], made["responses"]])
+    return {name: torch.from_numpy(value) for name, value in made.items()}
+
+
+def _padded(values: NDArray[Any], mask: NDArray[np.bool_], padding: Any) -> NDArray[Any]:
+    made = np.full((*mask.shape, *values.shape[1:]), padding, dtype=values.dtype)
+    made[mask] = values
+    return made
+
+
+def _lengths(table: pyarrow.Table, name: str) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = table[name].combine_chunks().value_lengths().to_numpy().astype(np.int64)
+    return lengths
+
+
+def _flat(column: Any) -> NDArray[Any]:
+    """A column's values: `[rows]`, or `[tokens, ...]` of all its lists."""
+    pyarrow = _pyarrow()
+    values = column.combine_chunks()
+    shape: list[int] = []
+    while pyarrow.types.is_list(values.type) or pyarrow.types.is_fixed_size_list(values.type):
+        if pyarrow.types.is_fixed_size_list(values.type):
+            shape.append(values.type.list_size)
+        values = values.flatten()
+    array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return array.reshape(-1, *shape).copy()

@@ -1,0 +1,295 @@
+"""`Batch`: trajectories as masked token tensors.
+
+Layout (as verl's, TRL's and OpenRLHF's padded batches have it): the prompt is padded on the left, the response on
+the right, so that all responses begin in the same column.
+
+    prompts         [rows, prompt]                  pad pad p1 p2 p3
+    responses       [rows, response]                                 r1 r2 t1 t2 r3 pad
+    response_mask   [rows, response]                                  1  1  0  0  1   0     1 = sampled by the policy
+    input_ids       [rows, prompt + response]       pad pad p1 p2 p3 r1 r2 t1 t2 r3 pad
+    attention_mask  [rows, prompt + response]         0   0  1  1  1  1  1  1  1  1   0
+    position_ids    [rows, prompt + response]         0   0  0  1  2  3  4  5  6  7   0
+
+A row is one token sequence. Most trajectories are one sequence; one whose context was rewritten on the way
+(`history="template"`, a context policy) is several, and each becomes a row of its own with the trajectory's reward
+and group. What an earlier sequence sampled is prompt in a later one, so no token is trained twice. `trajectory_ids`
+tells which rows belong together: statistics over trajectories, such as a group's mean reward, must count each
+trajectory once, and its advantage goes to all of its rows: `toolgym.rollout.advantages` does the first, and
+`Batch.per_row` the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolgym.rollout.batch.device import moved
+from toolgym.rollout.batch.fields import FIELDS, dtype_name, payload_padding
+from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
+from toolgym.rollout.batch.prefixes import prefix_keys
+from toolgym.rollout.reward_placement import RewardPlacement
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
+from toolgym.tools.html_view import html_table
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A trajectory that is not in the batch.
+
+    Attributes:
+        id: the trajectory's id.
+        reason: why it was left out.
+    """
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Masked token tensors, one row for each token sequence. See the module for the layout.
+
+    Attributes:
+        the tensors that `FIELDS` lists.
+        pad_token_id: the id that padding holds.
+        ids: the rows' ids: the trajectory's id where it is one sequence, else that id, a slash and the sequence's
+            number in the trajectory.
+        groups: the ids of the groups, see `Trajectory.group_id`; `group_ids` are places in it.
+        dropped: trajectories that were left out, and why.
+        version_numbers: the engine's name of each version to its number in `weight_versions`. A name that is a
+            decimal number, as a training step is, keeps it. Others get the smallest numbers that are left, in the
+            order of their first appearance; so SGLang's initial `default` comes before step 1.
+        aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
+            Elsewhere they hold -1 where the dtype has a sign and is an integer, else 0 or False.
+        reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see
+            `toolgym.rollout.reward_placement`.
+    """
+
+    prompts: Tensor
+    responses: Tensor
+    attention_mask: Tensor
+    response_mask: Tensor
+    input_ids: Tensor
+    position_ids: Tensor
+    rollout_log_probs: Tensor
+    weight_versions: Tensor
+    token_rewards: Tensor
+    trajectory_ids: Tensor
+    rewards: Tensor
+    group_ids: Tensor
+    pad_token_id: int
+    ids: tuple[str, ...]
+    groups: tuple[str, ...]
+    dropped: tuple[Dropped, ...] = ()
+    version_numbers: Mapping[str, int] = field(default_factory=dict)
+    aligned: Mapping[str, Tensor] = field(default_factory=dict)
+    reward_placement: RewardPlacement = "turns"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<Batch: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{tuple(value.shape)}, {dtype_name(value.dtype)}") for name, value in self.tensors().items()]
+        return html_table(self._summary, rows)
+
+    @property
+    def _summary(self) -> str:
+        dropped = f", {len(self.dropped)} trajectories left out" if self.dropped else ""
+        return (
+            f"{len(self)} rows of {self.prompts.shape[1]} + {self.responses.shape[1]} tokens, "
+            f"{int(self.response_mask.sum())} of them the policy's, {len(self.groups)} groups{dropped}"
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; those of `aligned` as `aligned.NAME`."""
+        own = {item.name: getattr(self, item.name) for item in FIELDS}
+        return own | {f"aligned.{name}": value for name, value in self.aligned.items()}
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch with all of its tensors on a device, such as `"cuda"`."""
+        return moved(self, device)
+
+    def select(self, rows: Tensor | Sequence[int]) -> Batch:
+        """A part of the batch: some rows, without the padding that none of them needs.
+
+        `trajectory_ids`, `group_ids` and `weight_versions` mean what they mean in the whole, and so do `groups` and
+        `version_numbers`: what was computed for the whole can be looked up. The tensors are copies.
+
+        Args:
+            rows: places of rows, int `[rows]`. In ascending order the part holds the invariants of a batch too.
+
+        Raises:
+            ConfigError: there are none, or one is not in the batch.
+        """
+        at = torch.as_tensor(rows, device=self.prompts.device)
+        numbers = at.dim() == 1 and len(at) > 0 and at.dtype in (torch.int32, torch.int64)  # a mask is none
+        if not numbers or not 0 <= int(at.min()) <= int(at.max()) < len(self):
+            raise ConfigError(f"expected the places of some of {len(self)} rows, got {rows!r:.200}")
+        at = at.long()
+        whole = self.prompts.shape[1]
+        tokens = self.attention_mask[at]
+        left = whole - int(tokens[:, :whole].sum(dim=1).max())
+        right = int(tokens[:, whole:].sum(dim=1).max())
+        columns = {"prompt": slice(left, whole), "tokens": slice(left, whole + right), "row": slice(0)}
+        own = {}
+        for item in FIELDS:
+            value = getattr(self, item.name)[at]
+            own[item.name] = value if item.place == "row" else value[:, columns.get(item.place, slice(right))]
+        return dataclasses.replace(
+            self,
+            **own,
+            ids=tuple(self.ids[row] for row in at.tolist()),
+            aligned={name: value[at, :right] for name, value in self.aligned.items()},
+        )
+
+    def flattener(self) -> Callable[[Tensor, int], Tensor]:
+        """A function that takes values of the responses, `[rows, response, ...]`, and returns those of all tokens.
+
+        The rows follow each other: `[tokens, ...]`. The prompts' tokens get its second argument.
+        """
+        width = self.prompts.shape[1]
+        tokens = self.attention_mask.bool()
+        responses = tokens[:, width:]
+        behind = torch.cat([torch.zeros_like(tokens[:, :width]), responses], dim=1)[tokens]
+
+        def flat(values: Tensor, padding: int) -> Tensor:
+            made = values.new_full((len(behind), *values.shape[2:]), padding)
+            made[behind] = values[responses]
+            return made
+
+        return flat
+
+    def micro_batches(self, *, max_tokens: int, count: Count = "padded", min_parts: int = 1) -> list[MicroBatch]:
+        """Parts with at most `max_tokens` tokens each, as few as that and as even as the rows allow.
+
+        Each row is in one part; `restore_rows` brings results back into this order. What is counted:
+
+        - `padded`: rows times the width of the part's tensors. Rows of like length share a part.
+        - `packed`: tokens without padding, for `pack`. The longest rows are shared out first, each to the least part.
+        - `tree`: nodes, for `pack_tree`. Rows with equal beginnings share a part.
+
+        Args:
+            max_tokens: of a part.
+            count: see above.
+            min_parts: at least so many parts. Processes that train together need equally many: each passes the
+                largest number that one of them found.
+
+        Raises:
+            ConfigError: an argument cannot be.
+            BatchError: a row alone has more tokens; nothing is ever cut.
+        """
+        require_whole_number("max_tokens", max_tokens, at_least=1)
+        require_whole_number("min_parts", min_parts, at_least=1)
+        if count not in COUNTS:
+            raise ConfigError(f"count is one of {', '.join(COUNTS)}, got {count!r}")
+        if min_parts > len(self):
+            raise ConfigError(f"{len(self)} rows cannot make {min_parts} parts")
+        width = self.prompts.shape[1]
+        prompts = self.attention_mask[:, :width].sum(dim=1).tolist()
+        responses = self.attention_mask[:, width:].sum(dim=1).tolist()
+        lengths = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        longest = max(lengths)
+        if longest > max_tokens:
+            raise BatchError(
+                f"row {self.ids[lengths.index(longest)]} has {longest} tokens, more than max_tokens={max_tokens}; "
+                "nothing is cut: raise it, or limit the rollout"
+            )
+        if count == "padded":
+            parts = padded_parts(prompts, responses, max_tokens, min_parts)
+        elif count == "packed":
+            parts = packed_parts(lengths, max_tokens, min_parts)
+        else:
+            parts = tree_parts(self._prefix_keys(lengths), max_tokens, min_parts)
+        rows = [torch.tensor(sorted(part), device=self.prompts.device) for part in parts]
+        return [MicroBatch(one, self.select(one)) for one in rows]
+
+    def _prefix_keys(self, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
+        flat = self.flattener()
+        aligned = {name: flat(one, payload_padding(one.dtype)).cpu().numpy() for name, one in self.aligned.items()}
+        keys = prefix_keys(self.input_ids[self.attention_mask.bool()].cpu().numpy(), aligned)
+        return np.split(keys, np.cumsum(lengths)[:-1])
+
+    def owners(self, trajectories: Sequence[Trajectory]) -> list[int]:
+        """For each row the place of its trajectory among those given.
+
+        Raises:
+            BatchError: a row is of a trajectory that is not among them.
+        """
+        places = {one.id: place for place, one in enumerate(trajectories)}
+        names = [name if name in places else name.rpartition("/")[0] for name in self.ids]
+        for row, name in enumerate(names):
+            if name not in places:
+                raise BatchError(f"row {row}, {self.ids[row]!r}, is of a trajectory that is not among those given")
+        return [places[name] for name in names]
+
+    def per_row(self, trajectories: Sequence[Trajectory], values: Sequence[float | None]) -> Tensor:
+        """Values of trajectories as values of the rows: float32 `[rows]`, with 0 where a value is None.
+
+        Trajectories that the batch left out are passed over. For advantages:
+        `batch.per_row(trajectories, group_advantages(trajectories))`.
+
+        Args:
+            trajectories: all that are in the batch, in any order.
+            values: as many.
+
+        Raises:
+            ConfigError: the numbers of trajectories and values differ.
+            BatchError: a row is of a trajectory that is not among them.
+        """
+        if len(trajectories) != len(values):
+            raise ConfigError(f"{len(trajectories)} trajectories need as many values, got {len(values)}")
+        made = torch.tensor([values[index] or 0.0 for index in self.owners(trajectories)], dtype=torch.float32)
+        return made.to(self.prompts.device)
+
+
+class MicroBatch(NamedTuple):
+    """Some rows of a batch.
+
+    Attributes:
+        rows: int64 `[rows]`, their places in the batch, ascending: `advantages[part.rows]` are theirs.
+        batch: these rows, without the padding that none of them needs (see `Batch.select`).
+    """
+
+    rows: Tensor
+    batch: Batch
+
+
+def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, padding: float = 0) -> Tensor:
+    """Values of the parts' rows as values of the batch's rows, in its order: `[rows, ...]`.
+
+    Args:
+        parts: all that `Batch.micro_batches` made of a batch.
+        values: one tensor for each part, `[rows, ...]`. Those of responses, `[rows, response, ...]`, may be of
+            different widths: all get the width of the widest.
+        padding: what the columns that a part did not have get.
+
+    Raises:
+        ConfigError: the values are not of these parts.
+    """
+    if len(values) != len(parts) or any(len(one) != len(part.rows) for one, part in zip(values, parts, strict=True)):
+        expected = [len(part.rows) for part in parts]
+        raise ConfigError(f"expected values of {expected} rows, got {[len(one) for one in values]}")
+    rows = torch.cat([part.rows for part in parts])
+    widest = max(values, key=lambda one: one.shape[1] if one.dim() > 1 else 0)
+    made = widest.new_full((len(rows), *widest.shape[1:]), padding)
+    for part, one in zip(parts, values, strict=True):
+        if one.dim() > 1:
+            made[part.rows, : one.shape[1]] = one
+        else:
+            made[part.rows] = one
+    return made
+
+
+if Batch.__doc__:  # python -OO takes docstrings away
+    Batch.__doc__ = Batch.__doc__.replace("the tensors that `FIELDS` lists.", "\n        ".join(map(str, FIELDS)))

@@ -1,0 +1,191 @@
+"""`pack`: the rows of a batch one behind the other, without padding.
+
+    input_ids      [tokens]     p1 p2 p3 r1 r2 t1 t2 r3   p1 r1
+    position_ids   [tokens]      0  1  2  3  4  5  6  7    0  1
+    response_mask  [tokens]      0  0  0  1  1  0  0  1    0  1
+    row_ids        [tokens]      0  0  0  0  0  0  0  0    1  1
+    cu_seqlens     [rows + 1]    0                         8     10
+
+The form that variable-length attention takes (`cu_seqlens` as FlashAttention's functions have it). Every value stands
+at the token that it belongs to, not at the one before it that predicts it; `token_log_probs` looks there itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from toolgym.rollout.batch.batch import Batch
+from toolgym.rollout.batch.device import moved
+from toolgym.rollout.batch.fields import FIELDS, Field, payload_padding
+from toolgym.tools.errors import ConfigError
+
+PACKED: tuple[Field, ...] = tuple(
+    item
+    for item in FIELDS
+    if item.place in ("tokens", "response", "policy") and item.name not in ("attention_mask", "responses")
+)
+"""The fields of a batch that a `Packed` has for each token: all but those of padding and parts."""
+
+PADDINGS = {item.name: item.padding for item in PACKED if isinstance(item.padding, int)}
+"""What they hold at tokens that have no value."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of a batch as one row of tokens. See the module for the layout.
+
+    Attributes:
+        input_ids: int64 `[tokens]`.
+        position_ids: int64 `[tokens]`, from 0 in each row.
+        response_mask: int64 `[tokens]`, 1 on tokens that the policy sampled: where a loss is.
+        rollout_log_probs: float32 `[tokens]`, as in `Batch`; 0 elsewhere.
+        weight_versions: int64 `[tokens]`, as in `Batch`; -1 elsewhere.
+        token_rewards: float32 `[tokens]`, as in `Batch`; 0 elsewhere.
+        row_ids: int64 `[tokens]`, the place in the batch of each token's row.
+        cu_seqlens: int32 `[rows + 1]`, where each row begins, and the number of tokens.
+        prompt_lengths: int64 `[rows]`, in tokens.
+        widths: of prompt and response in the batch, in tokens.
+        advantages: float32 `[tokens]`, on the policy's tokens; 0 elsewhere. None where none were given.
+        aligned: payloads by name, `[tokens, ...]`; elsewhere as in `Batch`.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    response_mask: Tensor
+    rollout_log_probs: Tensor
+    weight_versions: Tensor
+    token_rewards: Tensor
+    row_ids: Tensor
+    cu_seqlens: Tensor
+    prompt_lengths: Tensor
+    widths: tuple[int, int]
+    advantages: Tensor | None = None
+    aligned: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.cu_seqlens.diff().max())
+
+    @property
+    def parents(self) -> Tensor:
+        """int64 `[tokens]`, the place of the token before each one; -1 for the first of a row."""
+        before = torch.arange(-1, len(self) - 1, device=self.input_ids.device)
+        return torch.where(self.position_ids == 0, -1, before)
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """bool `[tokens, tokens]`, which tokens (columns) each token (row) attends: those before it in its row.
+
+        For attention that takes a mask; that which takes `cu_seqlens` needs none.
+        """
+        return reaches(self.cu_seqlens[1:].long()[self.row_ids])
+
+    def to(self, device: torch.device | str) -> Packed:
+        """The same with all tensors on a device."""
+        return moved(self, device)
+
+    def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities of the policy's tokens: float32 `[tokens]`, 0 elsewhere. They carry the logits' gradient.
+
+        Args:
+            logits: `[tokens, vocabulary]`, of a model that was given `input_ids`.
+            temperature: that of the sampling: `rollout_log_probs` are under the distribution that it makes.
+
+        Raises:
+            ConfigError: the logits are of another number of tokens.
+        """
+        return log_probs_at(logits, self.input_ids, self.parents, self.response_mask > 0, temperature)
+
+    def unpack(self, values: Tensor, *, padding: float = 0) -> Tensor:
+        """Values of the tokens in the batch's layout: `[rows, prompt + response, ...]`.
+
+        `packed.unpack(values)[:, packed.widths[0]:]` are those of the responses.
+
+        Args:
+            values: `[tokens, ...]`.
+            padding: what the padding gets.
+
+        Raises:
+            ConfigError: the values are of another number of tokens.
+        """
+        _require(values, len(self), "values")
+        made = values.new_full((len(self.prompt_lengths), sum(self.widths), *values.shape[1:]), padding)
+        made[self.row_ids, self.widths[0] - self.prompt_lengths[self.row_ids] + self.position_ids] = values
+        return made
+
+
+def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
+    """Put the rows of a batch one behind the other, without padding.
+
+    Args:
+        batch: the batch, or a part of one (`Batch.select`, `Batch.micro_batches`); the tensors stay on its device.
+        advantages: `[rows]`, one for all of the policy's tokens of a row (see `Batch.per_row`), or `[rows, response]`.
+
+    Raises:
+        ConfigError: `advantages` have another shape, or one on a token of the policy's is not finite.
+    """
+    tokens = batch.attention_mask.bool()
+    width, flat = batch.prompts.shape[1], batch.flattener()
+
+    def of(item: Field) -> Tensor:
+        value: Tensor = getattr(batch, item.name)
+        return value[tokens] if item.place == "tokens" else flat(value, PADDINGS[item.name])
+
+    lengths = tokens.sum(dim=1)
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    given = None if advantages is None else flat(_per_token(advantages, batch), 0)
+    return Packed(
+        **{item.name: of(item) for item in PACKED},
+        row_ids=torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths),
+        cu_seqlens=ends.to(torch.int32),
+        prompt_lengths=tokens[:, :width].sum(dim=1),
+        widths=(width, batch.responses.shape[1]),
+        advantages=given,
+        aligned={name: flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
+    )
+
+
+def reaches(ends: Tensor) -> Tensor:
+    """bool `[tokens, tokens]`: whether a token (column) is another one (row) or before it on its way from the root.
+
+    Args:
+        ends: int64 `[tokens]`; what comes behind a token stands between it and its end.
+    """
+    at = torch.arange(len(ends), device=ends.device)
+    return (at <= at[:, None]) & (at[:, None] < ends)
+
+
+def log_probs_at(logits: Tensor, ids: Tensor, parents: Tensor, where: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities of tokens under the logits of their parents: float32 `[tokens]`, 0 where not `where`."""
+    _require(logits, len(ids), "logits")
+    at = where.nonzero()[:, 0]
+    scaled = logits[parents[at]].float() / temperature
+    chosen = scaled.gather(1, ids[at][:, None])[:, 0] - scaled.logsumexp(dim=1)
+    return torch.zeros(len(ids), dtype=torch.float32, device=logits.device).index_put((at,), chosen)
+
+
+def _per_token(advantages: Tensor, batch: Batch) -> Tensor:
+    """float32 `[rows, response]`, 0 where the policy did not sample."""
+    given = advantages.to(batch.responses.device, torch.float32)
+    if given.shape == batch.rewards.shape:
+        given = given[:, None].expand(batch.responses.shape)
+    if given.shape != batch.responses.shape:
+        rows, response = batch.responses.shape
+        raise ConfigError(f"advantages must be [{rows}] or [{rows}, {response}], got {list(advantages.shape)}")
+    policy = batch.response_mask.bool()
+    if not bool(given[policy].isfinite().all()):
+        raise ConfigError("the advantages of the policy's tokens must be finite")
+    return given.masked_fill(~policy, 0.0)
+
+
+def _require(values: Tensor, tokens: int, what: str) -> None:
+    if values.dim() < 1 or len(values) != tokens:
+        raise ConfigError(f"expected {what} of {tokens} tokens, [{tokens}, ...], got {list(values.shape)}")

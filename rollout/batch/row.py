@@ -1,0 +1,99 @@
+"""`Row`: what one row of a batch is made from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.rollout.reward_placement import RewardPlacement, token_rewards
+from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row of a batch is made from, and is compared with.
+
+    Attributes:
+        trajectory: the trajectory.
+        sequence: the one of its sequences that is the row.
+        id: the row's id.
+        trajectory_number: number of the trajectory in the batch.
+        group_number: number of the group in the batch.
+        version_numbers: see `Batch`.
+        token_rewards: float64 `[response]`, see `toolgym.rollout.reward_placement`.
+    """
+
+    trajectory: Trajectory
+    sequence: TokenSequence
+    id: str
+    trajectory_number: int
+    group_number: int
+    version_numbers: Mapping[str, int]
+    token_rewards: NDArray[np.float64]
+
+    @functools.cached_property
+    def response_ids(self) -> NDArray[np.int32]:
+        """As the sequence's, put together once for all fields."""
+        return self.sequence.response_ids
+
+    @functools.cached_property
+    def response_mask(self) -> NDArray[np.int8]:
+        """Likewise."""
+        return self.sequence.response_mask
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, the prompt's included."""
+        return len(self.sequence.prompt_ids) + len(self.response_ids)
+
+    @property
+    def logprobs(self) -> NDArray[np.float64]:
+        """float64, the log-probabilities of the policy's tokens alone."""
+        return np.concatenate([segment.logprobs for segment in self.sequence.policy_segments])
+
+    @property
+    def weight_versions(self) -> NDArray[np.int64]:
+        """The numbers of the versions that sampled the policy's tokens; -1 for one that has no number."""
+        runs = [run for segment in self.sequence.policy_segments for run in segment.version_runs]
+        return np.repeat([self.version_numbers.get(version, -1) for version, _ in runs], [count for _, count in runs])
+
+
+def rows_of(
+    trajectories: Iterable[Trajectory],
+    groups: Sequence[str],
+    version_numbers: Mapping[str, int],
+    reward_placement: RewardPlacement,
+) -> list[Row]:
+    """The rows that trajectories make. A sequence without a sampled token, where the engine gave nothing, makes none.
+
+    Args:
+        trajectories: in the order of the rows.
+        groups: see `Batch`; a group that is not among them gets the number -1.
+        version_numbers: see `Batch`.
+        reward_placement: see `Batch`.
+
+    Raises:
+        BatchError: the rewards cannot be placed.
+    """
+    numbers = {group: number for number, group in enumerate(groups)}
+    return [
+        Row(
+            trajectory,
+            sequence,
+            trajectory.id if len(trajectory.sequences) == 1 else f"{trajectory.id}/{part}",
+            number,
+            numbers.get(trajectory.group_id, -1),
+            version_numbers,
+            rewards,
+        )
+        for number, trajectory in enumerate(trajectories)
+        for part, (sequence, rewards) in enumerate(
+            zip(trajectory.sequences, token_rewards(trajectory, reward_placement), strict=True)
+        )
+        if sequence.policy_tokens
+    ]

@@ -1,0 +1,180 @@
+"""`pack_tree`: the rows of a batch as one tree of tokens, where each prefix that rows share stands once.
+
+The samples of a group share their prompt, branches of a trajectory also its turns, and the sequences of one trajectory
+what a context policy left. A forward pass over the tree computes that once:
+
+    rows    1 2 3 4 5        node        0  1  2  3  4  5  6
+            1 2 3 6          input_ids   1  2  3  4  5  6  7
+            1 7              parents    -1  0  1  2  3  2  0
+                             positions   0  1  2  3  4  3  1
+                             ends        7  6  6  5  5  6  7     nodes from here to there hang below a node
+
+**What is shared:** a token with everything before it, where all ids are equal, since a model computes the same from the
+same ids. Who put a token there plays no part: what one row's policy sampled may be another one's prompt. **What is not
+shared:** all that a loss takes. Mask, log-probabilities of the sampler, versions, rewards and advantages stay with each
+row in `Tree.packed`, and `Tree.nodes` leads from its tokens to the nodes. So any loss over `token_log_probs` is that
+over the rows, and so is its gradient.
+
+The nodes stand in depth-first order, so a node's descendants follow it up to its end. That makes the attention a
+comparison: a node attends those before it that end behind it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolgym.rollout.batch.batch import Batch
+from toolgym.rollout.batch.device import moved
+from toolgym.rollout.batch.packing import Packed, log_probs_at, pack, reaches
+from toolgym.rollout.batch.prefixes import prefix_keys, shared_prefixes
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The rows of a batch as a tree of tokens. See the module.
+
+    Attributes:
+        input_ids: int64 `[nodes]`, each node's token.
+        parents: int64 `[nodes]`, the node before each one; -1 for the first token of a row.
+        position_ids: int64 `[nodes]`, each token's position in its rows.
+        ends: int64 `[nodes]`, where the nodes below each one end.
+        first: int64 `[nodes]`, the first place in `packed` of each node's token: payloads that a model reads are
+            `packed.aligned[name][first]`.
+        counts: int64 `[nodes]`, in how many rows the policy sampled each token.
+        weights: float32 `[nodes]`, the sum of these rows' advantages at each token, for a loss that is linear in the
+            log-probabilities; None where no advantages were given.
+        nodes: int64 `[tokens]`, the node of each token in `packed`.
+        packed: the rows, with all that a loss takes.
+    """
+
+    input_ids: Tensor
+    parents: Tensor
+    position_ids: Tensor
+    ends: Tensor
+    first: Tensor
+    counts: Tensor
+    weights: Tensor | None
+    nodes: Tensor
+    packed: Packed
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """bool `[nodes, nodes]`, which nodes (columns) each node (row) attends: itself and those on its way up.
+
+        In the form of FlexAttention: `mask_mod = lambda b, h, i, j: (j <= i) & (i < ends[j])`.
+        """
+        return reaches(self.ends)
+
+    def additive_mask(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`[1, 1, nodes, nodes]`, 0 where a node attends and the dtype's least number elsewhere.
+
+        Models of transformers add a mask of this shape to their attention (`attn_implementation` `sdpa` or `eager`).
+        """
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=self.ends.device)
+        return torch.where(self.attention_mask, torch.zeros_like(hidden), hidden)[None, None]
+
+    def to(self, device: torch.device | str) -> Tree:
+        """The same with all tensors on a device."""
+        return moved(self, device)
+
+    def token_log_probs(self, logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities of the policy's tokens in `packed`: float32 `[tokens]`, 0 elsewhere.
+
+        A loss takes them as it takes those of `Packed.token_log_probs`; they carry the logits' gradient.
+
+        Args:
+            logits: `[nodes, vocabulary]`, of a model that was given `input_ids`, `position_ids` and the mask.
+            temperature: see `Packed.token_log_probs`.
+
+        Raises:
+            ConfigError: the logits are of another number of nodes.
+        """
+        each = log_probs_at(logits, self.input_ids, self.parents, self.counts > 0, temperature)
+        return each[self.nodes] * (self.packed.response_mask > 0)
+
+
+def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Sequence[str] | None = None) -> Tree:
+    """Put the rows of a batch into one tree, where each prefix that rows share stands once.
+
+    The tree is made on the CPU and returned on the batch's device. Its attention takes memory with the square of its
+    nodes: `batch.micro_batches(max_tokens=..., count="tree")` makes parts whose trees have at most so many.
+
+    Args:
+        batch: the batch, or a part of one.
+        advantages: see `pack`.
+        split_by: payloads in which tokens must be equal, too, to be shared: those that the model is given back. None:
+            `routed_experts` where the batch has it.
+
+    Raises:
+        ConfigError: see `pack`; or the batch has no such payload.
+    """
+    device = batch.prompts.device
+    packed = pack(batch.to("cpu"), None if advantages is None else advantages.to("cpu"))
+    aligned = {name: value.numpy() for name, value in packed.aligned.items()}
+    keys = prefix_keys(packed.input_ids.numpy(), aligned, split_by)
+    starts = packed.cu_seqlens.tolist()
+    rows = [keys[start:end] for start, end in itertools.pairwise(starts)]
+    order, shared = shared_prefixes(rows)
+
+    nodes = np.empty(len(keys), dtype=np.int64)
+    parents, first, begins = [], [], [0]
+    before = slice(0, 0)
+    for row, kept in zip(order, shared, strict=True):
+        here = slice(starts[row], starts[row + 1])
+        split, made = here.start + kept, begins[-1]
+        new = np.arange(made, made + here.stop - split)
+        nodes[here.start : split] = nodes[before.start : before.start + kept]
+        nodes[split : here.stop] = new
+        parents.append(np.append(nodes[split - 1] if kept else -1, new[:-1])[: len(new)])
+        first.append(np.arange(split, here.stop))
+        begins.append(made + len(new))
+        before = here
+    ends = _ends([len(rows[row]) for row in order], shared, begins)
+    return _tree(packed, nodes, np.concatenate(parents), np.concatenate(first), ends).to(device)
+
+
+def _ends(lengths: Sequence[int], shared: Sequence[int], begins: Sequence[int]) -> NDArray[np.int64]:
+    """Where the nodes below each node end: int64 `[nodes]`.
+
+    Args:
+        lengths: tokens of each row.
+        shared: how many of them the row before has too.
+        begins: the first node that is each row's own, and the number of nodes.
+    """
+    ends = np.empty(begins[-1], dtype=np.int64)
+    open_ends = np.full(max(lengths), begins[-1])  # by depth: where a node of the present row ends
+    for row in range(len(lengths) - 1, -1, -1):
+        ends[begins[row] : begins[row + 1]] = open_ends[shared[row] : lengths[row]]
+        open_ends[shared[row] :] = begins[row]  # below there, the row before is another branch
+    return ends
+
+
+def _tree(
+    packed: Packed,
+    nodes: NDArray[np.int64],
+    parents: NDArray[np.int64],
+    first: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> Tree:
+    at, given = torch.from_numpy(nodes), packed.advantages
+    return Tree(
+        input_ids=packed.input_ids[first],
+        parents=torch.from_numpy(parents),
+        position_ids=packed.position_ids[first],
+        ends=torch.from_numpy(ends),
+        first=torch.from_numpy(first),
+        counts=torch.zeros(len(first), dtype=torch.int64).index_add_(0, at, packed.response_mask),
+        weights=None if given is None else torch.zeros(len(first)).index_add_(0, at, given),
+        nodes=at,
+        packed=packed,
+    )
