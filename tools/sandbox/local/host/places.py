@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 
 from toolgym.tools.concurrency.deadline import queueing
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter
+from toolgym.tools.sandbox.base import Limits
+from toolgym.tools.sandbox.local.host import memory
 
 COMPUTING_EACH = 4
 """Executions for each processor that may compute at once. One that computes gets a fourth of a processor at least, so
@@ -30,6 +33,17 @@ LOOK_EVERY = 0.02
 
 LOOK_SHARE = 0.05
 """Share of a processor that looking may take: after a long look the next one comes later."""
+
+
+def most_executions(limits: Limits, processors: int) -> int:
+    """Return how many executions there may be at once by default: no more than fit into half of the memory.
+
+    Args:
+        limits: of each execution.
+        processors: how many there are.
+    """
+    fitting = int(memory.available() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
+    return max(COMPUTING_EACH * processors, min(RUNNING_EACH * processors, fitting))
 
 
 class Place:
@@ -61,12 +75,20 @@ class Place:
             self._ended = True
             self._lease.release()
 
+    def belongs_to(self, places: LocalRateLimiter) -> bool:
+        """Whether it is one of these, and not given back."""
+        return self._places is places and not self._ended
+
+
+_held: ContextVar[Place | None] = ContextVar("toolgym_sandbox_place", default=None)
+"""The place of the block of `Places.hold` that the caller is in."""
+
 
 class Places:
     """Admits executions, first come, first served, from any event loop.
 
     Args:
-        executions: most executions at once.
+        executions: most executions at once; None: any number, as long as they sleep.
         computing: how many of them may compute.
         look: tells the `Place` of each execution whether it sleeps; returns the seconds of a processor that it took.
         loop: returns the event loop to look in; None: the one that runs.
@@ -74,21 +96,43 @@ class Places:
 
     def __init__(
         self,
-        executions: int,
+        executions: int | None,
         computing: int,
         look: Callable[[], Awaitable[float]],
         loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None,
     ) -> None:
-        self.executions = LocalRateLimiter(executions)
+        self.executions = LocalRateLimiter(executions) if executions is not None else None
         self.computing = LocalRateLimiter(computing)
         self._look, self._loop = look, loop
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def full(self) -> bool:
+        """Whether a further execution would wait."""
+        return self.computing.full or (self.executions is not None and self.executions.full)
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Hold a place for everything that the block executes. The block executes one thing at a time."""
+        async with self.permit() as place:
+            token = _held.set(place)
+            try:
+                yield
+            finally:
+                _held.reset(token)
+
     @contextlib.asynccontextmanager
     async def permit(self) -> AsyncIterator[Place]:
-        """Hold a place for the length of the block. While the caller waits for it, deadlines stand still."""
-        async with self.executions.permit():
+        """Hold a place for the length of the block. While the caller waits for it, deadlines stand still.
+
+        In a block of `hold` it is the place that is held already.
+        """
+        held = _held.get()
+        if held is not None and held.belongs_to(self.computing):
+            yield held
+            return
+        async with self.executions.permit() if self.executions is not None else contextlib.nullcontext():
             with queueing():
                 if self.computing.full:
                     with contextlib.suppress(RuntimeError):  # that loop is closed, and the sandbox with it
