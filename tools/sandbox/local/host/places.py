@@ -105,7 +105,7 @@ class Places:
         self.computing = LocalRateLimiter(computing)
         self._look, self._loop = look, loop
         self._looking: asyncio.Task[None] | None = None
-        self._closed = False
+        self._asked = self._closed = False
 
     @property
     def full(self) -> bool:
@@ -122,26 +122,12 @@ class Places:
             finally:
                 _held.reset(token)
 
-    @contextlib.asynccontextmanager
-    async def permit(self) -> AsyncIterator[Place]:
+    def permit(self) -> contextlib.AbstractAsyncContextManager[Place]:
         """Hold a place for the length of the block. While the caller waits for it, deadlines stand still.
 
         In a block of `hold` it is the place that is held already.
         """
-        held = _held.get()
-        if held is not None and held.belongs_to(self.computing):
-            yield held
-            return
-        async with self.executions.permit() if self.executions is not None else contextlib.nullcontext():
-            with queueing():
-                if self.computing.full:
-                    with contextlib.suppress(RuntimeError):  # that loop is closed, and the sandbox with it
-                        (self._loop() or asyncio.get_running_loop()).call_soon_threadsafe(self._look_out)
-                place = Place(self.computing, await self.computing.acquire())
-            try:
-                yield place
-            finally:
-                place.release()
+        return _Permit(self)
 
     async def close(self) -> None:
         """Stop to look. Called in the loop that looks."""
@@ -150,13 +136,64 @@ class Places:
             self._looking.cancel()
             await asyncio.wait({self._looking})
 
+    def ask_to_look(self) -> None:
+        """Have executions looked at for as long as others wait. For one that is in the queue now."""
+        if self._asked:
+            return
+        self._asked = True
+        with contextlib.suppress(RuntimeError):  # that loop is closed, and the sandbox with it
+            (self._loop() or asyncio.get_running_loop()).call_soon_threadsafe(self._look_out)
+
     def _look_out(self) -> None:
         if not self._closed and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
         while True:
-            seconds = await self._look()
-            await asyncio.sleep(max(LOOK_EVERY, seconds / LOOK_SHARE))
+            try:
+                seconds = await self._look()
+                await asyncio.sleep(max(LOOK_EVERY, seconds / LOOK_SHARE))
+            finally:
+                self._asked = False  # one that comes from here on, in another thread, asks anew
             if not self.computing.waiting:
                 return
+            self._asked = True
+
+
+class _Permit(contextlib.AbstractAsyncContextManager[Place]):
+    """See `Places.permit`. A class: as a generator it would take three times as long, in every call of a tool."""
+
+    __slots__ = ("_execution", "_place", "_places")
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._execution: Lease | None = None
+        self._place: Place | None = None
+
+    async def __aenter__(self) -> Place:
+        executions, computing = self._places.executions, self._places.computing
+        held = _held.get()
+        if held is not None and held.belongs_to(computing):
+            return held
+        if executions is not None:
+            self._execution = executions.try_acquire()
+            if self._execution is None:
+                with queueing():
+                    self._execution = await executions.acquire()
+        try:
+            lease = computing.try_acquire()
+            if lease is None:
+                with queueing():
+                    lease = await computing.acquire(self._places.ask_to_look)
+        except BaseException:
+            if self._execution is not None:
+                self._execution.release()
+            raise
+        self._place = Place(computing, lease)
+        return self._place
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._place is not None:
+            self._place.release()
+        if self._execution is not None:
+            self._execution.release()
