@@ -24,7 +24,12 @@ def sandbox_command(
     host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8080].")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes [default: one per four processors].")] = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="Programs at once [default: 8 per processor].")] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Programs at once, those that sleep included [default: 32 per processor].")
+    ] = None,
+    max_computing: Annotated[
+        int | None, typer.Option(help="How many of them may compute [default: 4 per processor].")
+    ] = None,
     max_queue: Annotated[
         int | None, typer.Option(help="Requests that may wait; more get a 429 [default: 4096].")
     ] = None,
@@ -74,6 +79,7 @@ def sandbox_command(
         "port": port,
         "workers": workers,
         "max_concurrency": max_concurrency,
+        "max_computing": max_computing,
         "max_queue": max_queue,
         "max_sessions": max_sessions,
         "session_idle_timeout": session_idle_timeout,

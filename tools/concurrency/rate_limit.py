@@ -119,7 +119,8 @@ class LocalRateLimiter(RateLimiter):
         """Whether a further caller would wait."""
         return self._free <= 0 or bool(self._waiters)
 
-    async def acquire(self) -> Lease:
+    async def acquire(self, on_wait: Callable[[], None] | None = None) -> Lease:
+        """See `RateLimiter.acquire`. Where the caller must wait, `on_wait` is called once its place is in the queue."""
         loop = asyncio.get_running_loop()
         with self._lock:
             lease = self.try_acquire()
@@ -128,6 +129,8 @@ class LocalRateLimiter(RateLimiter):
             place = (loop, loop.create_future())
             self._waiters.append(place)
         try:
+            if on_wait is not None:
+                on_wait()
             await place[1]
         except BaseException:  # cancelled, or forgotten together with its event loop
             with self._lock:
@@ -148,14 +151,25 @@ class LocalRateLimiter(RateLimiter):
     def _hand_on(self) -> None:
         """Give a permit to the first waiter, or back to the free ones."""
         with self._lock:
+            here = running_loop() if self._waiters else None
             while self._waiters and self._free >= 0:
                 loop, future = self._waiters.popleft()
+                if loop is here:  # it is awake: no need for the system call that wakes it up
+                    _wake(future)
+                    return
                 try:
                     loop.call_soon_threadsafe(_wake, future)
                 except RuntimeError:  # that waiter's event loop has been closed
                     continue
                 return
             self._free += 1
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
 from collections.abc import AsyncIterator
+from typing import Protocol
 
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, ToolgymError
 
 MAX_RETRY_AFTER = 60
@@ -27,6 +28,17 @@ class BusyError(ToolgymError):
         self.retry_after = retry_after
 
 
+class Places(Protocol):
+    """What a request needs beside its slot, such as a processor's place. It is served in order."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a further request would wait."""
+
+    def hold(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Hold a place for the length of the block."""
+
+
 class Gate:
     """Lets a fixed number of requests run, first come first served, and a fixed number wait.
 
@@ -34,38 +46,40 @@ class Gate:
         slots: how many run at once.
         max_queue: how many wait at once.
         queue_timeout: most seconds that one waits.
+        places: what each needs beside its slot; None: nothing.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
-    def __init__(self, slots: int, max_queue: int, queue_timeout: float) -> None:
+    def __init__(self, slots: int, max_queue: int, queue_timeout: float, places: Places | None = None) -> None:
         if slots < 1 or max_queue < 0 or not queue_timeout > 0:
             raise ConfigError(
                 f"a gate needs a slot and a positive time to wait, got slots={slots!r}, max_queue={max_queue!r}, "
                 f"queue_timeout={queue_timeout!r}"
             )
-        self.slots = slots
         self.max_queue = max_queue
         self.queue_timeout = queue_timeout
-        self._running = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._slots = LocalRateLimiter(slots)
+        self._places = places
+        self._running = self._waiting = 0
         self._mean = 0.1
 
     @property
     def running(self) -> int:
-        """How many slots are taken."""
+        """How many requests run."""
         return self._running
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a slot."""
-        return len(self._queue)
+        """How many requests wait for a slot, or for a place beside it."""
+        return self._waiting
 
     @property
     def full(self) -> bool:
         """Whether a further request would be refused."""
-        return self._running >= self.slots and len(self._queue) >= self.max_queue
+        must_wait = self._slots.full or (self._places is not None and self._places.full)
+        return must_wait and self._waiting >= self.max_queue
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
@@ -76,47 +90,29 @@ class Gate:
         """
         time = asyncio.get_running_loop().time
         asked = time()
-        if self._running < self.slots and not self._queue:
+        if self.full:
+            raise self.busy()
+        async with contextlib.AsyncExitStack() as held:
+            self._waiting += 1
+            try:
+                async with asyncio.timeout(self.queue_timeout):
+                    await held.enter_async_context(self._slots.permit())
+                    if self._places is not None:
+                        await held.enter_async_context(self._places.hold())
+            except TimeoutError:
+                raise self.busy(f"no slot came free within {self.queue_timeout:g} s") from None
+            finally:
+                self._waiting -= 1
             self._running += 1
-        else:
-            await self._wait()
-        started = time()
-        try:
-            yield started - asked
-        finally:
-            self._mean += 0.1 * (time() - started - self._mean)
-            self._next()
+            started = time()
+            try:
+                yield started - asked
+            finally:
+                self._running -= 1
+                self._mean += 0.1 * (time() - started - self._mean)
 
     def busy(self, reason: str = "") -> BusyError:
         """Return the refusal, with an estimate of when the queue will be empty."""
-        seconds = math.ceil(self._mean * (len(self._queue) + 1) / self.slots)
-        reason = reason or f"{self._running} running and {len(self._queue)} waiting: no more are taken"
+        seconds = math.ceil(self._mean * (self._waiting + 1) / max(1, self._running))
+        reason = reason or f"{self._running} running and {self._waiting} waiting: no more are taken"
         return BusyError(reason, min(max(1, seconds), MAX_RETRY_AFTER))
-
-    async def _wait(self) -> None:
-        """Wait until another request gives its slot to this one."""
-        if len(self._queue) >= self.max_queue:
-            raise self.busy()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            async with asyncio.timeout(self.queue_timeout):
-                await turn
-        except BaseException as error:
-            if turn.done() and not turn.cancelled():
-                self._next()  # the slot came at the same moment: the next request gets it
-            else:
-                with contextlib.suppress(ValueError):  # `_next` may have dropped it already
-                    self._queue.remove(turn)
-            if isinstance(error, TimeoutError):
-                raise self.busy(f"no slot came free within {self.queue_timeout:g} s") from None
-            raise
-
-    def _next(self) -> None:
-        """Give a slot to the first request that waits; it is free if none waits."""
-        while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():  # one that was cancelled a moment ago is done
-                turn.set_result(None)  # the slot is now that request's
-                return
-        self._running -= 1

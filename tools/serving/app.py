@@ -57,8 +57,8 @@ class HttpApp:
         self._token = Token(config.secret)
         self._strangers = Seldom(TOKEN_LOG_INTERVAL)
         metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self._in_flight - 1)
-        metrics.gauge("running", "Requests that hold a slot to run something.", lambda: gate.running)
-        metrics.gauge("queue_length", "Requests that wait for a slot.", lambda: gate.waiting)
+        metrics.gauge("running", "Requests that run something.", lambda: gate.running)
+        metrics.gauge("queue_length", "Requests that wait to run something.", lambda: gate.waiting)
 
     def add_routes(self, routes: Sequence[Route]) -> None:
         """Answer requests for these paths, and for those of the metrics."""

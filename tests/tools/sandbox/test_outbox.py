@@ -62,3 +62,24 @@ async def test_closing_forgets_what_waits_for_room():
     with theirs:
         while theirs.recv(1 << 20):
             pass
+
+
+async def test_what_a_loop_writes_in_one_turn_goes_out_together_and_in_order():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # it keeps apart what is sent apart
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    outbox = Outbox(ours, loop)
+    for part in (b"a", b"b"):
+        outbox.write_soon(part)
+    outbox.write(b"c")  # it does not overtake them
+    await asyncio.to_thread(outbox.write, b"other thread")  # which writes at once
+    outbox.write(b"d")
+    outbox.write_soon(b"e")
+    await asyncio.sleep(0)
+    packets = {await loop.sock_recv(theirs, 100) for _ in range(4)}
+    assert packets == {b"abc", b"other thread", b"d", b"e"}
+    outbox.write_soon(b"late")
+    outbox.close()
+    await asyncio.sleep(0)
+    assert await loop.sock_recv(theirs, 100) == b""
+    theirs.close()

@@ -103,7 +103,7 @@ async def test_what_runs_ends_with_its_own_user():
     session, kept = await mine.session(), await other.session()
     calls = [asyncio.create_task(mine.run(sleep, timeout=60)), asyncio.create_task(session.run_cell(sleep, timeout=60))]
     others = asyncio.create_task(other.run("import time; time.sleep(3); print(1)"))
-    while mine.local._places.executions.in_use < 3:
+    while mine.local.places.executions.in_use < 3:
         await asyncio.sleep(0.01)
     calls.append(asyncio.create_task(mine.session()))
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import pydantic
 from aiohttp import web
 
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.sandbox.base import Sandbox
+from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.protocol.messages import (
     AskProcessRequest,
     AskProcessResponse,
@@ -107,7 +107,7 @@ class SandboxApp(HttpApp):
 
     def __init__(
         self,
-        sandbox: Sandbox,
+        sandbox: LocalSandbox,
         config: ServerConfig,
         *,
         languages: frozenset[str] = frozenset({"python"}),
@@ -116,7 +116,8 @@ class SandboxApp(HttpApp):
         worker: int = 0,
         folder: Path | None = None,
     ) -> None:
-        gate = Gate(config.share(config.max_concurrency), config.share(config.max_queue), config.queue_timeout)
+        slots, queue = config.share(config.max_concurrency), config.share(config.max_queue)
+        gate = Gate(slots, queue, config.queue_timeout, sandbox.places)
         metrics = SandboxMetrics()
         others = [number for number in range(config.workers) if number != worker]
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE

@@ -19,6 +19,7 @@ from toolgym.tools.sandbox.local.host import processors
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.local.host.packages import check
+from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, most_executions
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.serving.config import ServingConfig, Settings, load_settings
@@ -49,7 +50,10 @@ class ServerConfig(ServingConfig):
 
     Attributes:
         workers: processes that share the port. Default: one per four processors.
-        max_concurrency: programs and cells that run at once, all workers together. Default: 8 per processor.
+        max_concurrency: programs and cells at once, those that sleep included, all workers together. Default: 32 per
+            processor, and no more than fit into half of the memory with 128 MiB each.
+        max_computing: how many of them may compute, all workers together. One that sleeps or waits lends its place to
+            another. Default: 4 per processor.
         max_sessions: sessions that are open at once, all workers together; more are refused (429). Each worker has its
             share of them, and a fork lives where its parent does.
         session_idle_timeout: seconds without a call after which a session is closed.
@@ -69,7 +73,8 @@ class ServerConfig(ServingConfig):
     """
 
     workers: int = Field(default_factory=lambda: max(1, processors.available() // 4), ge=1, le=256)
-    max_concurrency: int = Field(default_factory=lambda: 8 * processors.available(), ge=1)
+    max_concurrency: int = Field(default_factory=lambda: most_executions(Limits(), processors.available()), ge=1)
+    max_computing: int = Field(default_factory=lambda: COMPUTING_EACH * processors.available(), ge=1)
     max_sessions: int = Field(1024, ge=0)
     session_idle_timeout: pydantic.FiniteFloat = Field(1800.0, gt=0)
     files_limit_mb: pydantic.FiniteFloat = Field(64.0, gt=0)

@@ -10,7 +10,7 @@ from toolgym.tools.sandbox.server.config import ServerConfig
 
 
 def make_sandbox(config: ServerConfig) -> LocalSandbox:
-    """Return the sandbox of one worker. The server's `Gate` admits what runs; the sandbox has no limit of its own.
+    """Return the sandbox of one worker. The server's `Gate` bounds how many executions there are.
 
     Raises:
         SandboxError: the machine cannot give the isolation that is asked for.
@@ -24,6 +24,7 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         python=config.python,
         packages=config.packages,
         max_running="unlimited",
+        max_computing=config.share(config.max_computing),
         templates=max(1, processors.available() // 2 // config.workers),
     )
 

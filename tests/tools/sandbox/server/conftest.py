@@ -45,7 +45,9 @@ async def serve():
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(**settings):
-            sandbox = await stack.enter_async_context(LocalSandbox(preload=[], warm=0, templates=1))
+            computing = settings.get("max_computing")
+            sandbox = LocalSandbox(preload=[], warm=0, templates=1, max_running="unlimited", max_computing=computing)
+            await stack.enter_async_context(sandbox)
             return await stack.enter_async_context(serving(sandbox, **settings))
 
         yield make

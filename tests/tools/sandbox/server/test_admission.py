@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import itertools
 import json
 import time
 
@@ -18,6 +19,10 @@ HELLO = {"code": "print('hello')", "language": "python"}
 
 def sleeping(seconds, **fields):
     return {"code": f"import time; time.sleep({seconds})", "language": "python", **fields}
+
+
+def sleeping_for_long():
+    return sleeping(60, run_timeout=60)
 
 
 async def until(check, timeout=10.0):
@@ -96,6 +101,59 @@ async def test_the_wait_is_bounded_and_does_not_count_as_run_time(serve, http):
     status, headers, _ = await post(http, service, HELLO)
     assert (status, "Retry-After" in headers, 1 < time.monotonic() - began < 2.5) == (429, True, True)
     first.cancel()
+
+
+async def test_programs_that_sleep_hold_slots_and_no_processors(serve, http):
+    service = await serve(max_concurrency=20, max_computing=1)
+    gate = service.app.gate
+    sleeping = [asyncio.create_task(post(http, service, sleeping_for_long())) for _ in range(19)]
+    await until(lambda: gate.running == 19)
+    assert (await post(http, service, HELLO))[0] == 200  # a slot and the processor's place are free
+    sleeping.append(asyncio.create_task(post(http, service, sleeping_for_long())))
+    await until(lambda: gate.running == 20)
+    sleeping.append(asyncio.create_task(post(http, service, sleeping_for_long())))
+    await until(lambda: gate.waiting == 1)  # for a slot, of which sleepers need one each
+    for task in sleeping:
+        task.cancel()
+    await until(lambda: (gate.running, gate.waiting) == (0, 0))
+    assert service.app.sandbox.places.computing.in_use == 0
+
+
+async def test_programs_cells_and_commands_that_compute_wait_for_each_other(serve, http):
+    service = await serve(max_concurrency=20, max_computing=1, queue_timeout=20)
+    gate = service.app.gate
+    async with http.post(f"{service.url}/sessions") as response:
+        session = f"{service.url}/sessions/{(await response.json())['id']}"
+    spin = "import time; began = time.time(); end = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
+    code = f"{spin}print(began, time.time())"
+
+    async def run():
+        return (await post(http, service, {"code": code, "language": "python"}))[2]["run_result"]["stdout"]
+
+    async def ask(path, body):
+        async with http.post(f"{session}/{path}", json=body) as response:
+            return (await response.json())["stdout"]
+
+    cell, command = ask("cells", {"code": code}), ask("exec", {"argv": ["python3", "-c", code]})
+    jobs = [asyncio.create_task(one) for one in (run(), cell, command, run())]
+    most = 0
+    while not all(job.done() for job in jobs):
+        most = max(most, gate.running)
+        await asyncio.sleep(0.005)
+    spans = sorted(tuple(map(float, job.result().split())) for job in jobs)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans)), spans
+    assert most == 1
+
+
+async def test_the_wait_for_a_processor_is_bounded_too(serve, http):
+    service = await serve(max_concurrency=20, max_computing=1, queue_timeout=0.5)
+    spinning = asyncio.create_task(post(http, service, {**HELLO, "code": "while True: pass", "run_timeout": 60}))
+    await until(lambda: service.app.gate.running == 1)
+    status, headers, _ = await post(http, service, HELLO)
+    assert (status, "Retry-After" in headers) == (429, True)
+    spinning.cancel()
+    await until(lambda: service.app.gate.running == 0)
+    assert (await post(http, service, HELLO))[0] == 200
 
 
 async def test_a_client_that_goes_away_ends_its_program_and_its_wait(serve, http):

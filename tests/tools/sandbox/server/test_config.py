@@ -29,7 +29,8 @@ def test_the_printed_settings_are_taken_back(tmp_path):
     file = tmp_path / "server.yaml"
     file.write_text(text)
     assert load_config(file, {"token": "s3sam3"}) == config
-    assert "\n# max_concurrency: " in text  # it follows the machine where the file is read
+    for name in ("max_concurrency", "max_computing"):  # they follow the machine where the file is read
+        assert f"\n# {name}: " in text
     assert "\nworkers: 3\n" in text
 
 

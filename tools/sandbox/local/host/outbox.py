@@ -7,9 +7,14 @@ import contextlib
 import socket
 import threading
 
+from toolgym.tools.concurrency.rate_limit import running_loop
+
 
 class Outbox:
-    """Sends bytes at once, as far as the socket takes them, and the rest, in order, when there is room.
+    """Sends bytes, as far as the socket takes them, and the rest, in order, when there is room.
+
+    What an event loop writes in one turn can go out together: a system call each would let another thread have the
+    interpreter's lock, and wake up the reader.
 
     Args:
         end: the socket, which becomes this object's to close; it is not read here.
@@ -20,11 +25,32 @@ class Outbox:
         end.setblocking(False)
         self.loop = loop
         self._socket, self._waiting = end, bytearray()
+        self._turns: dict[asyncio.AbstractEventLoop, list[bytes]] = {}  # what each loop has written in its turn
         self._lock = threading.Lock()
         self._closed = False
 
     def write(self, data: bytes) -> None:
         """Send bytes. Those for a socket that is closed are dropped: its reader tells of the loss."""
+        loop = running_loop() if self._turns else None
+        if loop is not None and loop in self._turns:  # behind what the loop has written before
+            self._turns[loop].append(data)
+        else:
+            self._write(data)
+
+    def write_soon(self, data: bytes) -> None:
+        """As `write`, at the end of the running loop's turn: for a caller that lets the loop go on."""
+        loop = asyncio.get_running_loop()
+        turn = self._turns.get(loop)
+        if turn is not None:
+            turn.append(data)
+        else:
+            self._turns[loop] = [data]
+            loop.call_soon(self._end_turn, loop)
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._write(b"".join(self._turns.pop(loop)))
+
+    def _write(self, data: bytes) -> None:
         with self._lock:
             if self._closed:
                 return

@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 
 from toolgym.tools.concurrency.deadline import queueing
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter
+from toolgym.tools.sandbox.base import Limits
+from toolgym.tools.sandbox.local.host import memory
 
 COMPUTING_EACH = 4
 """Executions for each processor that may compute at once. One that computes gets a fourth of a processor at least, so
@@ -30,6 +33,17 @@ LOOK_EVERY = 0.02
 
 LOOK_SHARE = 0.05
 """Share of a processor that looking may take: after a long look the next one comes later."""
+
+
+def most_executions(limits: Limits, processors: int) -> int:
+    """Return how many executions there may be at once by default: no more than fit into half of the memory.
+
+    Args:
+        limits: of each execution.
+        processors: how many there are.
+    """
+    fitting = int(memory.available() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
+    return max(COMPUTING_EACH * processors, min(RUNNING_EACH * processors, fitting))
 
 
 class Place:
@@ -61,12 +75,20 @@ class Place:
             self._ended = True
             self._lease.release()
 
+    def belongs_to(self, places: LocalRateLimiter) -> bool:
+        """Whether it is one of these, and not given back."""
+        return self._places is places and not self._ended
+
+
+_held: ContextVar[Place | None] = ContextVar("toolgym_sandbox_place", default=None)
+"""The place of the block of `Places.hold` that the caller is in."""
+
 
 class Places:
     """Admits executions, first come, first served, from any event loop.
 
     Args:
-        executions: most executions at once.
+        executions: most executions at once; None: any number, as long as they sleep.
         computing: how many of them may compute.
         look: tells the `Place` of each execution whether it sleeps; returns the seconds of a processor that it took.
         loop: returns the event loop to look in; None: the one that runs.
@@ -74,30 +96,38 @@ class Places:
 
     def __init__(
         self,
-        executions: int,
+        executions: int | None,
         computing: int,
         look: Callable[[], Awaitable[float]],
         loop: Callable[[], asyncio.AbstractEventLoop | None] = lambda: None,
     ) -> None:
-        self.executions = LocalRateLimiter(executions)
+        self.executions = LocalRateLimiter(executions) if executions is not None else None
         self.computing = LocalRateLimiter(computing)
         self._look, self._loop = look, loop
         self._looking: asyncio.Task[None] | None = None
-        self._closed = False
+        self._asked = self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether a further execution would wait."""
+        return self.computing.full or (self.executions is not None and self.executions.full)
 
     @contextlib.asynccontextmanager
-    async def permit(self) -> AsyncIterator[Place]:
-        """Hold a place for the length of the block. While the caller waits for it, deadlines stand still."""
-        async with self.executions.permit():
-            with queueing():
-                if self.computing.full:
-                    with contextlib.suppress(RuntimeError):  # that loop is closed, and the sandbox with it
-                        (self._loop() or asyncio.get_running_loop()).call_soon_threadsafe(self._look_out)
-                place = Place(self.computing, await self.computing.acquire())
+    async def hold(self) -> AsyncIterator[None]:
+        """Hold a place for everything that the block executes. The block executes one thing at a time."""
+        async with self.permit() as place:
+            token = _held.set(place)
             try:
-                yield place
+                yield
             finally:
-                place.release()
+                _held.reset(token)
+
+    def permit(self) -> contextlib.AbstractAsyncContextManager[Place]:
+        """Hold a place for the length of the block. While the caller waits for it, deadlines stand still.
+
+        In a block of `hold` it is the place that is held already.
+        """
+        return _Permit(self)
 
     async def close(self) -> None:
         """Stop to look. Called in the loop that looks."""
@@ -106,13 +136,64 @@ class Places:
             self._looking.cancel()
             await asyncio.wait({self._looking})
 
+    def ask_to_look(self) -> None:
+        """Have executions looked at for as long as others wait. For one that is in the queue now."""
+        if self._asked:
+            return
+        self._asked = True
+        with contextlib.suppress(RuntimeError):  # that loop is closed, and the sandbox with it
+            (self._loop() or asyncio.get_running_loop()).call_soon_threadsafe(self._look_out)
+
     def _look_out(self) -> None:
         if not self._closed and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
         while True:
-            seconds = await self._look()
-            await asyncio.sleep(max(LOOK_EVERY, seconds / LOOK_SHARE))
+            try:
+                seconds = await self._look()
+                await asyncio.sleep(max(LOOK_EVERY, seconds / LOOK_SHARE))
+            finally:
+                self._asked = False  # one that comes from here on, in another thread, asks anew
             if not self.computing.waiting:
                 return
+            self._asked = True
+
+
+class _Permit(contextlib.AbstractAsyncContextManager[Place]):
+    """See `Places.permit`. A class: as a generator it would take three times as long, in every call of a tool."""
+
+    __slots__ = ("_execution", "_place", "_places")
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._execution: Lease | None = None
+        self._place: Place | None = None
+
+    async def __aenter__(self) -> Place:
+        executions, computing = self._places.executions, self._places.computing
+        held = _held.get()
+        if held is not None and held.belongs_to(computing):
+            return held
+        if executions is not None:
+            self._execution = executions.try_acquire()
+            if self._execution is None:
+                with queueing():
+                    self._execution = await executions.acquire()
+        try:
+            lease = computing.try_acquire()
+            if lease is None:
+                with queueing():
+                    lease = await computing.acquire(self._places.ask_to_look)
+        except BaseException:
+            if self._execution is not None:
+                self._execution.release()
+            raise
+        self._place = Place(computing, lease)
+        return self._place
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._place is not None:
+            self._place.release()
+        if self._execution is not None:
+            self._execution.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
@@ -56,32 +55,29 @@ class Programs:
         owner: the session.
         level: its isolation level.
         terminals: whether programs can have a terminal.
-        places: admits what runs; None: everything is admitted.
+        places: admits what runs.
     """
 
-    def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, places: Places | None) -> None:
+    def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, places: Places) -> None:
         self._owner, self._level, self._terminals, self._places = owner, level, terminals, places
 
     async def exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
         """See `Session.exec`."""
         self._check(command)
-        async with self._permit() as place:
+        async with self._places.permit() as place:
             return await self._exec(command, stdin, timeout, place)
 
     async def start(self, command: Command) -> LocalProcess:
         """See `Session.start`."""
         self._check(command)
         request = self._request(command, b"", eof=False, deadline=None)
-        async with self._permit():
+        async with self._places.permit():
             answer = await self._launch(request)
         if "pid" in answer:
             return LocalProcess(self._owner, request["process"], int(answer["pid"]))
         if not answer.get("alive"):
             raise SessionLostError(f"no program can be started: {answer.get('message') or answer['status']}")
         raise _start_error(command, answer)
-
-    def _permit(self) -> contextlib.AbstractAsyncContextManager[Place | None]:
-        return self._places.permit() if self._places is not None else contextlib.nullcontext()
 
     def _check(self, command: Command) -> None:
         if self._level is Level.LANDLOCK:
@@ -119,7 +115,7 @@ class Programs:
             _abandon(self._owner, request["process"])  # it may run already
             raise
 
-    async def _exec(self, command: Command, stdin: bytes, timeout: float, place: Place | None) -> ExecResult:
+    async def _exec(self, command: Command, stdin: bytes, timeout: float, place: Place) -> ExecResult:
         request = self._request(command, stdin[:MAX_INPUT], eof=len(stdin) <= MAX_INPUT, deadline=timeout)
         answer = await self._launch(request)
         if "pid" not in answer:
@@ -137,7 +133,7 @@ class Programs:
             _abandon(self._owner, request["process"])
             raise
 
-    async def _wait(self, name: str, stdin: bytes, timeout: float, place: Place | None) -> ExecResult:
+    async def _wait(self, name: str, stdin: bytes, timeout: float, place: Place) -> ExecResult:
         """Feed a program that runs, and wait for its end. The broker kills it at its deadline."""
         until = time.monotonic() + timeout + SLACK
         for at in range(0, len(stdin), MAX_INPUT):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import sys
 import uuid
@@ -21,10 +20,10 @@ from toolgym.tools.errors import (
     named_keywords,
 )
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
-from toolgym.tools.sandbox.local.host import languages, memory, processors
+from toolgym.tools.sandbox.local.host import languages, processors
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
 from toolgym.tools.sandbox.local.host.packages import check
-from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, MEMORY_SHARE, RUNNING_EACH, Places
+from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, Places, most_executions
 from toolgym.tools.sandbox.local.host.room import check_room
 from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions
 from toolgym.tools.sandbox.local.host.template_pool import (
@@ -78,15 +77,18 @@ class LocalSandbox(Sandbox):
         python: interpreter to run programs with, for example that of another virtual environment: a path, or a name to
             look up in PATH. Default: this one.
         packages: a folder with packages for programs, readable for all; see `docs/sandboxfusion.md`.
-        max_running: executions and cells at once, those that sleep included; `"unlimited"`: no limit, nor one of those
-            that compute, for a caller that has limits of its own. Default: 32 per processor, and no more than fit
-            into half of the memory (of the machine, or of this process's control groups), with an eighth of
-            `limits.memory_mb` each.
+        max_running: executions and cells at once, those that sleep included; `"unlimited"`: any number, for a caller
+            that has a limit of its own. Default: 32 per processor, and no more than fit into half of the memory (of
+            the machine, or of this process's control groups), with an eighth of `limits.memory_mb` each.
         max_computing: how many of them may compute. Default: four per processor.
         templates: most template processes of each kind; the next is started when all there are have `CROWDED` requests
             each, or `SESSIONS_EACH` times as many sessions. Default: one per two processors, and at most
             `MOST_TEMPLATES`.
         warm: children that each template keeps ready.
+
+    Attributes:
+        limits: as given.
+        places: admits what runs code.
 
     Raises:
         SandboxUnavailableError: the machine cannot give the level.
@@ -136,15 +138,11 @@ class LocalSandbox(Sandbox):
         )
         self._templates = self._make_pool(network=network, limits=self.limits)
         self._others: dict[tuple[Limits, Network], TemplatePool] = {}
-        self._places: Places | None = None
-        if max_running != "unlimited":
-            computing = COMPUTING_EACH * cores if max_computing is None else max_computing
-            if max_running is None:
-                max_running = max(computing, min(RUNNING_EACH * cores, _fitting(self.limits)))
-            self._places = Places(max_running, computing, self._look, self._loop)
-        elif max_computing is not None:
-            raise ConfigError("max_computing has no meaning beside max_running='unlimited'; leave one of them out")
-        self._sessions = OpenSessions(self._places, self._level)
+        computing = COMPUTING_EACH * cores if max_computing is None else max_computing
+        if max_running is None:
+            max_running = max(computing, most_executions(self.limits, cores))
+        self.places = Places(None if max_running == "unlimited" else max_running, computing, self._look, self._loop)
+        self._sessions = OpenSessions(self.places, self._level)
 
     @property
     def level(self) -> Level:
@@ -218,7 +216,7 @@ class LocalSandbox(Sandbox):
             patience += compile_timeout
             if found.name == "pytest":
                 message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", wanted["source"]]
-        async with self._places.permit() if self._places else contextlib.nullcontext() as place:
+        async with self.places.permit() as place:
             for _ in range(TRIES):
                 choosing = self._templates.for_code(request.code) if found is None else self._templates.bare()
                 template = await choosing
@@ -265,8 +263,7 @@ class LocalSandbox(Sandbox):
 
     async def close(self) -> None:
         self._sessions.end_all()
-        if self._places is not None:
-            await self._places.close()
+        await self.places.close()
         # Half closed, it would leave processes unreaped and folders behind.
         await shielded(asyncio.gather(*(pool.close() for pool in self._pools)))
 
@@ -316,11 +313,6 @@ class LocalSandbox(Sandbox):
 
     def _has_network(self, network: Network) -> bool:
         return network != "loopback" or self._level is Level.NAMESPACES
-
-
-def _fitting(limits: Limits) -> int:
-    """How many executions fit into half of the memory."""
-    return int(memory.available() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
 
 
 def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -56,11 +56,11 @@ class OpenSessions:
     """The open sessions of one sandbox, and what they share.
 
     Args:
-        places: admits what runs code; None: everything is admitted.
+        places: admits what runs code.
         level: their isolation level, which decides whether they can be forked.
     """
 
-    def __init__(self, places: Places | None, level: Level) -> None:
+    def __init__(self, places: Places, level: Level) -> None:
         self.places, self.level = places, level
         self._open: set[LocalSession] = set()
         self._lock = threading.Lock()  # a session may end in another thread than that of the sandbox
@@ -369,8 +369,7 @@ class LocalSession(Session):
 
     async def _ask(self, request: SessionRequest) -> dict[str, Any]:
         """As `request`, while the caller holds the lock; a cell waits for a place."""
-        places = self._owner.places if request["op"] == "cell" else None
-        async with places.permit() if places else contextlib.nullcontext() as place:
+        async with self._owner.places.permit() if request["op"] == "cell" else contextlib.nullcontext() as place:
             return await self.request(request, request["timeout"] + GRACE, settle=GRACE, place=place)
 
 

@@ -212,7 +212,7 @@ class TemplateProcess:
             self._places[number] = place
         try:
             message["id"] = number
-            self._outbox.write(b"".join(frames.encode_request(number, message)))
+            self._outbox.write_soon(b"".join(frames.encode_request(number, message)))
             if not self.alive:  # lost meanwhile: nothing fails this future any more
                 raise TemplateLostError
             return await future
