@@ -168,7 +168,7 @@ class ToolgymEnvironment(BaseEnvironment):
         require_agent_environment_definition(self.environment_dir, docker_image=image)
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
             raise ConfigError(f"{self.environment_dir / COMPOSE_FILE_NAME}: a session cannot be several containers")
-        left_out = (f"docker_image = {image!r}",)
+        left_out: tuple[str, ...] = (f"docker_image = {image!r}",)
         if (self.environment_dir / DOCKERFILE_NAME).exists():
             self._dockerfile = read_dockerfile(self.environment_dir / DOCKERFILE_NAME)
             left_out = self._dockerfile.left_out

@@ -26,6 +26,7 @@ import shutil
 import socket
 import stat
 import sys
+from collections.abc import Sequence
 
 from toolgym.tools.sandbox.local.kernel import harden, landlock
 
@@ -55,18 +56,17 @@ _libc.tee.restype = ctypes.c_ssize_t
 _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
 
 
-def become_copy(control: int, out: int, err: int, writable: tuple[str, ...]) -> None:
+def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
     """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared.
 
     Args:
-        control: the copy's control socket.
-        out: its standard output.
-        err: its standard error.
+        ends: the copy's control socket, its standard output and its standard error.
         writable: the folders that a session can write to.
 
     Raises:
         OSError: something cannot be replaced; a copy that is not complete must not go on.
     """
+    control, out, err = ends
     outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
     for old, new in ((control, harden.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)

@@ -120,7 +120,7 @@ class Repl:
                     os.close(fd)
         if pid == 0:
             try:
-                fork_renewal.become_copy(*ends, self._writable)
+                fork_renewal.become_copy(ends, self._writable)
                 self._notebook.be_copy()
                 self._near_copies = False
                 self._forks = []
