@@ -21,10 +21,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import pydantic
+import tenacity
 
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import (
     ConfigError,
+    SandboxBusyError,
     SandboxError,
     SandboxUnsupportedError,
     UnknownNameError,
@@ -192,6 +194,8 @@ class ToolgymEnvironment(BaseEnvironment):
     async def start(self, force_build: bool) -> None:
         """Open the session, with the folders, variables and files of the task.
 
+        Where there is no room, it waits for other trials to end, at most `build_timeout_sec`.
+
         Raises:
             SandboxError: the sandbox cannot be had here, or not with such folders.
             ConfigError: a folder is where the machine has something.
@@ -215,7 +219,14 @@ class ToolgymEnvironment(BaseEnvironment):
     async def _open(self) -> None:
         disk_mb = self._effective_storage_mb or self.settings.disk_mb
         self._sandbox = self.settings.sandbox()
-        self._session = await self._sandbox.session(
+        waiting = tenacity.AsyncRetrying(  # until other trials end
+            retry=tenacity.retry_if_exception_type(SandboxBusyError),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=10.0),
+            stop=tenacity.stop_after_delay(self.task_env_config.build_timeout_sec),
+            reraise=True,
+        )
+        self._session = await waiting(
+            self._sandbox.session,
             env={**(self._dockerfile.env or {}), **self._startup_env()},
             memory_mb=self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT) or self.settings.memory_mb,
             file_mb=disk_mb,

@@ -19,8 +19,9 @@ from harbor.models.trial.paths import TrialPaths
 from harbor.trial.trial import Trial
 
 from tests.tools.sandbox.served import serving
-from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError, UnknownNameError
+from toolgym.tools.errors import ConfigError, SandboxBusyError, SandboxError, SandboxUnsupportedError, UnknownNameError
 from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.host import sandbox as local_sandbox
 
 pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="needs the level namespaces")
 
@@ -214,6 +215,22 @@ async def test_environments_are_apart_and_end(task):
     with pytest.raises(SandboxError, match="stopped"):
         await one.exec("true")
     await one.stop(delete=True)
+
+
+async def test_a_trial_waits_until_there_is_room(task, monkeypatch):
+    monkeypatch.setattr(local_sandbox, "MOST_POOLS", 1)
+    kwargs = {"processes": 200}  # so that no other test's sandbox is used
+    second = make(task, kwargs=kwargs, config={"storage_mb": 65})  # a kind of session for itself
+    impatient = make(task, kwargs=kwargs, config={"storage_mb": 66, "build_timeout_sec": 0.1})
+    async with started(task, kwargs=kwargs) as first:
+        with pytest.raises(SandboxBusyError):
+            await impatient.start(force_build=False)
+        waiting = asyncio.ensure_future(second.start(force_build=False))
+        assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
+        await first.stop(delete=True)
+        await waiting
+    assert (await second.exec("echo here")).stdout == "here\n"
+    await second.stop(delete=True)
 
 
 async def test_limits_of_the_task(task):
