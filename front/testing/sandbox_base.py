@@ -44,6 +44,7 @@ class SandboxTests(Suite):
     programs: bool = True
     terminals: bool = True
     session_limits: bool = True
+    folders: bool = True
     variables: bool = True
     output_bytes: int | None = None
 

@@ -282,6 +282,25 @@ class ProgramSuite(SandboxTests):
             with pytest.raises(ConfigError):
                 await sandbox.session(**wrong)
 
+    @needs("sessions", "folders")
+    async def test_folders_of_one_session(self, sandbox: Sandbox) -> None:
+        async with await sandbox.session(folders=["/logs/x", "/app"], hint="", disk_mb=4) as session:
+            await session.write_file("/app/a/b", b"here")
+            done = await session.run_cell("import os\nos.rename('/app/a', '/app/c')\nopen('/app/c/b').read()")
+            assert done.result == "'here'"
+            if self.programs:
+                assert (await session.exec("cat b > /logs/x/out && ls -A /logs/x", cwd="/app/c")).stdout == "out\n"
+            await session.write_file("/app/large", bytes(2 << 20))
+            with pytest.raises(SandboxError):  # one limit for all that it writes
+                await session.write_file("/logs/x/large", bytes(2 << 20))
+            with pytest.raises(SandboxFileError):
+                await session.write_file("/logs/y", b"")
+        async with await sandbox.session(folders=["/app", "/logs/x"], hint="", disk_mb=4) as session:
+            assert not await session.list("/app")
+        for folders in (["app"], ["/"], ["/app/"], ["/app/../x"], ["/a", "/a/b"], ["/a"] * 2, "/app", ["/usr/x"], [1]):
+            with pytest.raises(ConfigError, match=r"folder|name"):
+                await sandbox.session(folders=folders)  # type: ignore[arg-type]
+
     @needs("sessions", "session_limits", "terminals")
     async def test_network_of_one_session(self, sandbox: Sandbox) -> None:
         code = "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"

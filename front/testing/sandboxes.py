@@ -40,6 +40,7 @@ class SandboxSuite(RunSuite, SessionSuite, ProgramSuite, ForkSuite):
         programs: whether a session can start other programs (`Session.exec`), a shell and its usual tools among them.
         terminals: whether these can have a terminal (`Session.start(pty=)`).
         session_limits: whether a session can have limits of its own for files, and a network of its own.
+        folders: whether a session can have further folders with absolute names.
         variables: whether runs and sessions take environment variables.
         output_bytes: its cap on each of stdout and stderr in bytes (`Limits.output_bytes`); at most 1 MiB for a quick
             test. None: not tested.

@@ -20,6 +20,9 @@ MAX_NAME = 4096
 MAX_LABEL = 200
 """Characters of a checkpoint's name."""
 
+MAX_FOLDERS = 32
+"""Further folders that a session can have."""
+
 MAX_REASONS = 10
 """Files of which a message says why they could not be fetched."""
 
@@ -137,10 +140,28 @@ def check_path(name: str, *, field: Sequence[str | int] = ()) -> str:
     """
     if name in (".", "/"):
         return name
-    check_name(
-        name.lstrip("/") if isinstance(name, str) and name.startswith("/") else name, up=name[:1] == "/", field=field
-    )
+    is_absolute = isinstance(name, str) and name.startswith("/")
+    check_name(name.lstrip("/") if is_absolute else name, up=is_absolute, field=field)
     return name
+
+
+def check_folders(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the absolute names of further folders of a session, sorted.
+
+    Raises:
+        OptionError: they are no list, or too many, or one is relative, not in its shortest form, or in another one.
+    """
+    if isinstance(names, str) or not isinstance(names, Sequence) or len(names) > MAX_FOLDERS:
+        raise OptionError(f"folders must be a list of at most {MAX_FOLDERS} absolute names, got {names!r}", "folders")
+    for at, name in enumerate(names):
+        check_path(name, field=("folders", at))
+        if name[:1] != "/" or name == "/" or ".." in name.split("/") or str(PurePosixPath(name)) != name:
+            said = f"a folder's name must be absolute and in its shortest form, for example '/app', got {name!r}"
+            raise OptionError(said, "folders", at)
+    for outer, inner in itertools.permutations(names, 2):
+        if f"{inner}/".startswith(f"{outer}/"):
+            raise OptionError(f"the folder {inner!r} lies in {outer!r}: name the outer one, once", "folders")
+    return tuple(sorted(names))
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:

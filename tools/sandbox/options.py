@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypedDict, get_args
 
 from toolgym.tools.errors import UnknownNameError, nearest
-from toolgym.tools.sandbox.names import OptionError, check_env, check_files, positive
+from toolgym.tools.sandbox.names import OptionError, check_env, check_files, check_folders, positive
 
 Network = Literal["off", "loopback", "host"]
 """What programs reach: nothing, a network of their own, or the host's."""
@@ -55,6 +55,8 @@ class SessionOptions(TypedDict, total=False):
         inodes: files and folders at once.
         network: what it reaches: `off`, `loopback` (its own), or `host`, which the sandbox's owner must have allowed.
             Default: as the sandbox.
+        folders: further folders to write to, by absolute names that its world does not have yet: `("/app", "/logs")`.
+            They are empty, are forked with it, and count like the others. Needs the level `namespaces`.
         hint: code that will run in it, where all of it is known. A sandbox may use it to open the session sooner, or
             ignore it; what the session can do is the same.
     """
@@ -66,6 +68,7 @@ class SessionOptions(TypedDict, total=False):
     disk_mb: int | None
     inodes: int | None
     network: Network | None
+    folders: Sequence[str] | None
     hint: str | None
 
 
@@ -122,6 +125,7 @@ class SessionRequest:
     disk_mb: int | None = None
     inodes: int | None = None
     network: Network | None = None
+    folders: Sequence[str] = field(default_factory=tuple)
     hint: str | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +137,7 @@ class SessionRequest:
         if self.network is not None and self.network not in get_args(Network):
             known = ", ".join(map(repr, get_args(Network)))
             raise OptionError(f"network must be one of {known}, got {self.network!r}", "network")
+        check_folders(self.folders)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SessionRequest:

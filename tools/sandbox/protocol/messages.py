@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, FiniteFloat
 from pydantic_core import PydanticKnownError
 
 from toolgym.tools.sandbox.base import ExecutionStatus
+from toolgym.tools.sandbox.names import MAX_FOLDERS
 from toolgym.tools.sandbox.options import Network
 
 MAX_ITEMS = 10_000
@@ -170,6 +171,7 @@ class CreateSessionRequest(_Request):
     disk_mb: int | None = Field(None, gt=0, description="all its files together in MiB; null: the server's default")
     inodes: int | None = Field(None, gt=0, description="files and folders at once; null: the server's default")
     network: Network | None = Field(None, description="what it reaches; null: what the server's programs do")
+    folders: list[str] = Field([], max_length=MAX_FOLDERS, description="further folders to write to: absolute names")
     files: dict[str, str] = Field({}, max_length=MAX_ITEMS, description="files to begin with: relative name to base64")
     env: _Few[dict[str, str]] = Field({}, max_length=MAX_ITEMS, description="further environment variables")
 

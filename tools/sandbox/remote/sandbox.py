@@ -187,6 +187,8 @@ class RemoteSandbox(Sandbox):
         for name in ("file_mb", "disk_mb", "inodes", "network"):
             if getattr(request, name) is not None:
                 body[name] = getattr(request, name)
+        if request.folders:
+            body["folders"] = list(request.folders)
         asked = Request("POST", "/sessions", json_body(body), OPENING)
         try:
             (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))

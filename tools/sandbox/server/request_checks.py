@@ -67,6 +67,7 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
                 disk_mb=asked.disk_mb,
                 inodes=asked.inodes,
                 network=asked.network,
+                folders=asked.folders,
             )
         return SessionRequest(files=files, memory_mb=memory, hint="\n".join(asked.cells))
     except OptionError as error:

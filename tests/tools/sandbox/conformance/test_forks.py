@@ -52,6 +52,19 @@ async def test_a_fork_has_its_own_tmp(branching):
                 assert (await one.run_cell(look)).result == repr(expected)
 
 
+@pytest.mark.skipif("namespaces" not in BRANCHING, reason="needs the level namespaces")
+async def test_a_fork_has_its_own_further_folders():
+    look = "os.getcwd(), h.read(), sorted(os.listdir('/app')), open('/app/x').read()"
+    async with MAKERS["namespaces"]() as made, await made.session(folders=["/app"], hint="") as session:
+        await session.write_file("/app/x", b"before")
+        await session.run_cell("import os\nos.chdir('/app')\nh = open('/app/x')")
+        async with await forked(session) as other:
+            for one, name in ((session, "a"), (other, "b")):
+                await one.run_cell(f"open('/app/{name}', 'w').close()\nopen('x', 'w').write('{name}')")
+            for one, name in ((session, "a"), (other, "b")):
+                assert (await one.run_cell(look)).result == repr(("/app", name, [name, "x"], name))
+
+
 async def test_forks_of_forks_have_their_own_tmp(branching):
     async with await branching.session() as session:
         await session.run_cell(NEW_IN_TMP + "open('/tmp/0', 'w').close()")

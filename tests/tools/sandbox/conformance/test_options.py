@@ -31,6 +31,13 @@ async def test_sessions_take_files_variables_and_memory(maker):
         assert await made.has_sessions()
 
 
+@pytest.mark.skipif("landlock" not in MAKERS, reason="needs the level landlock")
+async def test_folders_need_a_file_system_of_its_own():
+    async with MAKERS["landlock"]() as made:
+        with pytest.raises(SandboxUnsupportedError, match="'/app', need the level 'namespaces'"):
+            await made.session(folders=["/app"])
+
+
 async def test_a_sandbox_without_sessions_says_so():
     async with ProcessSandbox() as made:
         assert made.sessions_known is False

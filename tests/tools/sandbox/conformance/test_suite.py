@@ -46,7 +46,8 @@ class TestPrograms(ProgramSuite):
     @pytest.fixture
     def sandbox(self, isolated, request):
         name = request.node.callspec.params["isolated"]
-        self.programs, self.terminals = name in FORKING, name in BRANCHING
+        self.programs = name in FORKING
+        self.terminals = self.folders = name in BRANCHING
         return isolated
 
 
@@ -72,7 +73,8 @@ class TestShared(Suite):
     test_a_program_in_the_background = ProgramSuite.test_a_program_in_the_background
     test_files_and_folders = ProgramSuite.test_files_and_folders
     test_a_folder_goes_there_and_back = ProgramSuite.test_a_folder_goes_there_and_back
-    sessions = variables = programs = True
+    test_folders_of_one_session = ProgramSuite.test_folders_of_one_session
+    sessions = variables = programs = folders = True
 
     @pytest_asyncio.fixture(loop_scope="module", scope="module", params=SHARED)
     @classmethod

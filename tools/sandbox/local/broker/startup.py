@@ -70,7 +70,8 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-        jailed = jail.enter(config["read_only"], network=config["network"] == "host")
+        network = config["network"] == "host"
+        jailed = jail.enter(config["read_only"], network=network, folders=config["folders"])
         if jailed.pid:
             host.close()
             _wait_for(jailed.pid)
@@ -311,6 +312,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         proc_options=_proc_options() if namespaces and jailed.fresh_proc else None,
         terminals=namespaces and _has_terminals(),
         below_tmp=tuple(path for path in jail.outermost(config["read_only"]) if path.startswith("/tmp/")),
+        folders=tuple(config["folders"]),
     )
 
 

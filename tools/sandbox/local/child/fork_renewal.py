@@ -3,7 +3,7 @@
 A forked process has its own memory, but shares open files with their positions, mapped files, shared memory and pipes.
 Each is replaced by a copy in its current state:
 
-- the files below /tmp and /dev/shm, and deleted ones that are open;
+- the files below the folders that it can write to, and deleted ones that are open;
 - descriptors and mappings of these files; shared memory;
 - pipes with both ends in the session, with their content. A pipe whose other end belongs to a program or thread of the
   origin is closed in the copy: the program stays with the origin;
@@ -26,13 +26,12 @@ import shutil
 import socket
 import stat
 import sys
+from collections.abc import Sequence
 
 from toolgym.tools.sandbox.local.kernel import harden, landlock
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
-
-_FOLDERS = ("/tmp", "/dev/shm")
 
 _STEP = 1 << 20
 
@@ -57,12 +56,17 @@ _libc.tee.restype = ctypes.c_ssize_t
 _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
 
 
-def become_copy(control: int, out: int, err: int) -> None:
+def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
     """In the copy: take these descriptors, and the root that comes over the first, and replace what is shared.
+
+    Args:
+        ends: the copy's control socket, its standard output and its standard error.
+        writable: the folders that a session can write to.
 
     Raises:
         OSError: something cannot be replaced; a copy that is not complete must not go on.
     """
+    control, out, err = ends
     outputs = {_file_id(os.fstat(fd)): fd for fd in (1, 2)}
     for old, new in ((control, harden.CONTROL_FD), (out, 1), (err, 2)):
         os.dup2(old, new)
@@ -78,7 +82,7 @@ def become_copy(control: int, out: int, err: int) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
         copied[_file_id(os.lstat(source))] = source
 
-    for folder in _FOLDERS:
+    for folder in writable:
         shutil.copytree(
             folder, folder[1:], symlinks=True, ignore=_not_copied, copy_function=copy, dirs_exist_ok=True
         )  # fmt: skip
@@ -92,7 +96,7 @@ def become_copy(control: int, out: int, err: int) -> None:
         file_id = _file_id(about)
         if file_id in copied:
             _reopen(fd, copied[file_id])
-        elif folders.get(fd, "").startswith(_FOLDERS):
+        elif folders.get(fd, "").startswith(writable):
             with contextlib.suppress(FileNotFoundError):
                 _reopen(fd, folders[fd])
         elif file_id in outputs:

@@ -17,21 +17,27 @@ MAX_REASON = 1000
 """Characters of the reason why a request failed."""
 
 
-def serve(request: Mapping[str, Any]) -> NoReturn:
-    """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket."""
+def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
+    """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket.
+
+    Args:
+        request: the `SessionRequest` of the broker.
+        writable: the folders that it can write to, all of which a fork copies.
+    """
     if request.get("env"):
         os.environ.update(request["env"])
     if request.get("files"):
         program.place_files(request["files"])
-    session = Repl()
+    session = Repl(writable)
     frames.send_all(harden.CONTROL_FD, frames.encode({"ready": True}))
     session.run()
 
 
 class Repl:
-    """Keeps the state of a session."""
+    """Keeps the state of a session. `writable` are the folders that it can write to."""
 
-    def __init__(self) -> None:
+    def __init__(self, writable: tuple[str, ...]) -> None:
+        self._writable = writable
         self._notebook = notebook.Notebook(program.fresh_main("<session>"))
         self._near_copies = False
         self._forks: list[int] = []
@@ -114,7 +120,7 @@ class Repl:
                     os.close(fd)
         if pid == 0:
             try:
-                fork_renewal.become_copy(*ends)
+                fork_renewal.become_copy(ends, self._writable)
                 self._notebook.be_copy()
                 self._near_copies = False
                 self._forks = []

@@ -8,8 +8,9 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import (
     ConfigError,
@@ -31,10 +32,12 @@ from toolgym.tools.sandbox.local.host.template_pool import (
     TemplatePool,
     absolute,
     enterable,
+    world,
 )
-from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError
+from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, runtime_paths
+from toolgym.tools.sandbox.local.kernel import jail
 from toolgym.tools.sandbox.local.protocol import messages
-from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
+from toolgym.tools.sandbox.names import OptionError, check_folders, fetchable, not_fetched, unused_stem
 from toolgym.tools.sandbox.options import Network, RunRequest, SessionRequest
 
 PRELOAD = ("numpy", "sympy", "pandas", "scipy")
@@ -51,7 +54,16 @@ three tries were too few once in 30,000 executions."""
 
 
 MOST_POOLS = 8
-"""Sets of template processes for sessions with limits or a network of their own; beyond that an idle one makes room."""
+"""Sets of template processes for sessions with limits, a network or folders of their own; beyond that an idle one makes
+room."""
+
+
+class _Kind(NamedTuple):
+    """What sessions share with all others of the same template processes: arguments of `TemplatePool`."""
+
+    limits: Limits
+    network: Network
+    folders: tuple[str, ...]
 
 
 _NO_LOOPBACK = "network='loopback' needs the level 'namespaces', and this is {!r}"
@@ -136,8 +148,8 @@ class LocalSandbox(Sandbox):
             count=templates or max(1, min(MOST_TEMPLATES, cores // 2)),
             warm=max(0, warm),
         )
-        self._templates = self._make_pool(network=network, limits=self.limits)
-        self._others: dict[tuple[Limits, Network], TemplatePool] = {}
+        self._templates = self._make_pool(network=network, limits=self.limits, folders=())
+        self._others: dict[_Kind, TemplatePool] = {}
         computing = COMPUTING_EACH * cores if max_computing is None else max_computing
         if max_running is None:
             max_running = max(computing, most_executions(self.limits, cores))
@@ -243,10 +255,12 @@ class LocalSandbox(Sandbox):
             "memory_mb": request.memory_mb if request.memory_mb is not None else self.limits.memory_mb,
             "timeout": START_SESSION,
         }
+        kind = _Kind(limits, request.network or self._network, check_folders(request.folders))
+        await self._check_kind(kind)
         why = ""
         for _ in range(TRIES):
             hint = request.hint
-            pool = await self._pool(limits, request.network or self._network)
+            pool = await self._pool(kind)
             template = await (pool.full() if hint is None else pool.for_code(hint))
             try:
                 answer = await template.request(message, patience=START_SESSION + GRACE)
@@ -277,28 +291,45 @@ class LocalSandbox(Sandbox):
     def _loop(self) -> asyncio.AbstractEventLoop | None:
         return next((pool.loop for pool in self._pools if pool.loop is not None), None)
 
-    async def _pool(self, limits: Limits, network: Network) -> TemplatePool:
-        """Return the templates of sessions with these limits and this network.
+    async def _check_kind(self, kind: _Kind) -> None:
+        """Check that there can be sessions of a kind.
 
         Raises:
-            SandboxUnsupportedError: there is no such network at this level, or it is not allowed.
-            SandboxBusyError: there are too many other kinds of sessions.
+            SandboxUnsupportedError: there is no such network at this level, or it is not allowed; or no such folders.
+            OptionError: a folder is where something else is.
         """
-        if (limits, network) == (self.limits, self._network):
-            return self._templates
-        if network == "host" and not self._may_use_host:
+        if kind.network == "host" and not self._may_use_host:
             raise SandboxUnsupportedError(
                 "the network 'host' is not allowed to sessions here: make the sandbox with allow_host_network=True"
             )
-        if not self._has_network(network):
+        if not self._has_network(kind.network):
             raise SandboxUnsupportedError(_NO_LOOPBACK.format(self._level.value))
-        pool = self._others.get((limits, network))
+        if kind.folders and self._level is not Level.NAMESPACES:
+            raise SandboxUnsupportedError(
+                f"folders of a session with absolute names, such as {kind.folders[0]!r}, need the level 'namespaces', "
+                f"and this is {self._level.value!r}: elsewhere its world is the machine's own"
+            )
+        runtime = await in_thread(runtime_paths, self._python) if kind.folders else ()
+        for folder in kind.folders:
+            part = jail.part_of_world(folder, world(runtime, self._packages))
+            if part is not None:
+                raise OptionError(
+                    f"the folder {folder!r} cannot be made for a session: {part!r} is part of its world already; take "
+                    "another name",
+                    "folders",
+                )
+
+    async def _pool(self, kind: _Kind) -> TemplatePool:
+        """Return the templates of a kind of sessions. Raises SandboxBusyError: there are too many other kinds."""
+        if kind == (self.limits, self._network, ()):
+            return self._templates
+        pool = self._others.get(kind)
         if pool is None:
             if len(self._others) >= MOST_POOLS:
                 await self._drop_idle_pool()
             if self._templates.closed:
                 raise SandboxClosedError("the sandbox is closed")
-            pool = self._others.setdefault((limits, network), self._make_pool(network=network, limits=limits))
+            pool = self._others.setdefault(kind, self._make_pool(**kind._asdict()))
         return pool
 
     async def _drop_idle_pool(self) -> None:
@@ -308,7 +339,7 @@ class LocalSandbox(Sandbox):
                 await shielded(pool.close())
                 return
         raise SandboxBusyError(
-            f"{MOST_POOLS} kinds of sessions, with limits or networks of their own, are open already"
+            f"{MOST_POOLS} kinds of sessions, with limits, networks or folders of their own, are open already"
         )
 
     def _has_network(self, network: Network) -> bool:

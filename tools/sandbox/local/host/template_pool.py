@@ -63,6 +63,7 @@ class TemplatePool:
         python: absolute path of the interpreter.
         preload: modules of the full ones, as far as they are installed.
         packages: a folder with packages for programs; None: there is none.
+        folders: absolute names of further folders of their children.
         count: most template processes of each kind.
         warm: children that each keeps ready.
 
@@ -79,11 +80,13 @@ class TemplatePool:
         python: str,
         preload: Sequence[str],
         packages: str | None,
+        folders: tuple[str, ...],
         count: int,
         warm: int,
     ) -> None:
         self._level, self._network, self._limits, self._python = level, network, limits, python
         self._preload, self._packages, self._warm = tuple(preload), packages, warm
+        self._folders = folders
         self._kinds: dict[str, list[TemplateProcess | None]] = {"bare": [None] * count, "full": [None] * count}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._starting: Counter[tuple[str, int]] = Counter()
@@ -230,7 +233,8 @@ class TemplatePool:
             "level": self._level.value,
             "network": self._network,
             "limits": asdict(self._limits),
-            "read_only": [*jail.SYSTEM_PATHS, *self._paths, *([self._packages] if self._packages else ())],
+            "read_only": world(self._paths, self._packages),
+            "folders": list(self._folders),
             "variables": packages.variables(self._packages),
             "preload": preload,
             "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
@@ -262,6 +266,11 @@ class TemplatePool:
             _said.add(_SLOW)
             _log.info("%s: %s", _SLOW, template.layers["slow"])
         return template
+
+
+def world(runtime: Sequence[str], packages: str | None) -> list[str]:
+    """Return the files and folders of this machine that programs see: the system's, an interpreter's and packages."""
+    return [*jail.SYSTEM_PATHS, *runtime, *([packages] if packages else ())]
 
 
 def _work_folder() -> str:

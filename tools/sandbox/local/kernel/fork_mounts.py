@@ -1,4 +1,4 @@
-"""A root for the copy of a forked session: the same read-only runtime, and a new /tmp and /dev/shm.
+"""A root for the copy of a forked session: the same read-only runtime, and new folders to write to.
 
 A forked process cannot leave the mount namespace of its origin: mounting takes rights that it gave up, and Landlock
 forbids it for good. So the broker, which neither restricts, makes a copy of the namespace with other folders in it, and
@@ -45,12 +45,11 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
     try:
         syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        for folder in ("/tmp", "/dev/shm"):
-            syscalls.detach(
-                folder
-            )  # the origin's: the copy must not reach them, and this namespace must not keep them alive
+        for _, folder in hardening.mounts:
+            # The origin's: the copy must not reach them, and this namespace must not keep them alive.
+            syscalls.detach(folder)
         syscalls.mount("tmpfs", BASE, "tmpfs", safe, hardening.file_system)
-        for name in ("tmp", "shm", "root"):
+        for name in ("root", *(name for name, _ in hardening.mounts)):
             os.mkdir(f"{BASE}/{name}")
             os.chmod(f"{BASE}/{name}", 0o777)
         syscalls.mount("/", f"{BASE}/root", None, bind)
@@ -58,8 +57,8 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
         for path in hardening.below_tmp:
             os.makedirs(f"{BASE}{path}")
             syscalls.mount(path, f"{BASE}{path}", None, bind)
-        syscalls.mount(f"{BASE}/tmp", f"{BASE}/root/tmp", None, bind)
-        syscalls.mount(f"{BASE}/shm", f"{BASE}/root/dev/shm", None, bind)
+        for name, folder in hardening.mounts:
+            syscalls.mount(f"{BASE}/{name}", f"{BASE}/root{folder}", None, bind)
         if hardening.terminals:
             syscalls.detach(f"{BASE}/root/dev/pts")
             options = syscalls.MS_NOSUID | syscalls.MS_NOEXEC

@@ -55,6 +55,7 @@ class Hardening:
         proc_options: mount options of its /proc; None: the default ones.
         terminals: whether each gets terminals of its own (at the level `namespaces`).
         below_tmp: folders below /tmp that the interpreter needs.
+        folders: further folders that a child can write to, which its root has already.
         proc: high descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
     """
 
@@ -76,6 +77,7 @@ class Hardening:
     proc_options: str | None = None
     terminals: bool = False
     below_tmp: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
     def batch(self, slot: int, folder: str) -> SyscallBatch:
         """The calls by which a child hardens itself for good, prepared before the fork.
@@ -98,7 +100,7 @@ class Hardening:
         writable = [folder]
         if self.namespaces:
             folder = self.home
-            writable = ["/tmp", "/dev/shm"]
+            writable = [target for _, target in self.mounts]
             self._enter_namespaces(batch, free)
             if folder != "/tmp":
                 batch.add("mkdirat", AT_FDCWD, folder, 0o755, expect=IGNORE_ERRORS, about=folder)
@@ -146,6 +148,11 @@ class Hardening:
         return batch
 
     @property
+    def mounts(self) -> list[tuple[str, str]]:
+        """Names in the file system that a child writes to, and where each is mounted in its world."""
+        return [("tmp", "/tmp"), ("shm", "/dev/shm"), *((f"{at}", path) for at, path in enumerate(self.folders))]
+
+    @property
     def file_system(self) -> str:
         """Options of the file system that a child writes to."""
         return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
@@ -156,9 +163,9 @@ class Hardening:
         batch.add("unshare", flags | syscalls.CLONE_NEWNET if self.own_network else flags)
         safe = syscalls.MS_NOSUID | syscalls.MS_NODEV
         bind = syscalls.MS_BIND | syscalls.MS_REC
-        # One file system for both, so that one size limits everything that the child writes.
+        # One file system for all, so that one size limits everything that the child writes.
         batch.add("mount", "tmpfs", "/w", "tmpfs", safe, self.file_system, about="tmpfs /w")
-        for name, target in (("tmp", "/tmp"), ("shm", "/dev/shm")):
+        for name, target in self.mounts:
             _make_folder(batch, f"/w/{name}", 0o1777)  # sticky, or Ruby makes no temporary files there
             if name == "tmp":
                 made = {"/tmp"}

@@ -7,6 +7,7 @@
 /dev         null, zero, full, random, urandom, tty; each child mounts its own pts here
 /proc        of the new pid namespace
 /tmp         each child mounts its own here
+(folders)    empty; each child mounts its own here
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _ETC = {
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+_OWN_FOLDERS = ("/dev/shm", "/dev/pts", "/tmp", "/w/new", "/proc", "/etc")
+
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
 """Folders to build the new root on. Any will do: the mount hides it from this process alone."""
 
@@ -58,12 +61,13 @@ class Jailed:
     host_proc: int
 
 
-def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
+def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = ()) -> Jailed:
     """Fork a process into new namespaces with a private root. Must be called single-threaded.
 
     Args:
         read_only: files and folders to bind, and nothing else; see `SYSTEM_PATHS`.
         network: whether to keep the host's network.
+        folders: absolute names of further folders that children mount something on; see `part_of_world`.
 
     Returns:
         In both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
@@ -88,7 +92,7 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     if built:
         # Bound while root can still traverse every folder; afterwards only what is bound exists.
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-        _build(root, _opened(paths))
+        _build(root, _opened(paths), folders)
         os.setgroups([])
         os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
         os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
@@ -116,7 +120,7 @@ def enter(read_only: Iterable[str], *, network: bool) -> Jailed:
     syscalls.libc.sethostname(b"sandbox", 7)
     if not built:
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-        _build(root, handles)
+        _build(root, handles, folders)
     else:
         # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
         syscalls.mount(root, root, None, syscalls.MS_BIND | syscalls.MS_REC)
@@ -201,15 +205,15 @@ def _opened(paths: Iterable[str]) -> dict[str, int]:
     return {path: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths}
 
 
-def _build(root: str, handles: Mapping[str, int]) -> None:
-    """Mount a new tmpfs and fill it. `handles` are of the paths to bind, and get closed."""
+def _build(root: str, handles: Mapping[str, int], folders: Iterable[str]) -> None:
+    """Mount a new tmpfs and fill it. `handles` are of the paths to bind, and get closed; `folders` stay empty."""
     syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=2m,mode=755")
     os.umask(0o022)
     for path, handle in handles.items():
         _bind(handle, root + path)
         os.close(handle)
-    for folder in ("dev/shm", "dev/pts", "tmp", "w/new", "proc", "etc"):
-        os.makedirs(f"{root}/{folder}", exist_ok=True)
+    for folder in (*_OWN_FOLDERS, *folders):
+        os.makedirs(f"{root}{folder}", exist_ok=True)
     for name in (*DEVICES, "tty"):
         target = f"{root}/dev/{name}"
         with open(target, "w"):
@@ -221,6 +225,20 @@ def _build(root: str, handles: Mapping[str, int]) -> None:
     for name, text in _ETC.items():
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
+
+
+def part_of_world(folder: str, read_only: Iterable[str]) -> str | None:
+    """Return the part of the world inside that a further folder would hide, or lie in. None: there is none.
+
+    Args:
+        folder: its absolute name.
+        read_only: as for `enter`.
+    """
+    for path in (*outermost(read_only), *_OWN_FOLDERS):
+        own = f"/{path.split('/')[1]}" if path in _OWN_FOLDERS else path
+        if f"{folder}/".startswith(f"{own}/") or f"{own}/".startswith(f"{folder}/"):
+            return own
+    return None
 
 
 def outermost(paths: Iterable[str]) -> list[str]:

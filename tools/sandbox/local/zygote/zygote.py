@@ -249,4 +249,4 @@ class Zygote:
         if request["op"] == "run":
             self._drop_capabilities.run()
             program.run(request, base="/tmp" if self._spec.hardening.namespaces else ".")
-        repl.serve(request)
+        repl.serve(request, tuple(folder for _, folder in self._spec.hardening.mounts))

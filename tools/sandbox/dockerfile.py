@@ -1,0 +1,266 @@
+"""What a session can take of a Dockerfile: its folder, its variables and the files that it copies; never its image.
+
+    found = read_dockerfile(Path("environment/Dockerfile"))
+    found.left_out     # ("line 3: RUN apt-get install -y jq",): what only an image could have
+
+Honoured: FROM (a later one begins anew; the image's name alone is kept), ARG with a value, ENV, WORKDIR, and COPY of
+files and folders beside the Dockerfile. LABEL, MAINTAINER, EXPOSE, STOPSIGNAL, CMD and USER change nothing for the
+programs of a session. All else is left out, and said so.
+
+Source: the Dockerfile reference, https://docs.docker.com/reference/dockerfile/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from toolgym.tools.errors import ConfigError
+
+WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD", "USER")
+"""Instructions that change nothing for the programs of a session."""
+
+_HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
+_VARIABLES = r"\$(?P<name>\w+)|\$\{(?P<braced>\w+)\}|(?P<other>\$\{)"
+_TOKEN = re.compile(
+    rf"\\(?P<escaped>.)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|{_VARIABLES}"
+    r"|(?P<space>\s+)|(?P<plain>[^'\"\\\s$]+|\$)|(?P<unclosed>.)"
+)
+_IN_QUOTES = re.compile(rf"\\(?P<escaped>[\"\\$])|{_VARIABLES}|(?P<plain>[^\\$]+|.)")
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class FileCopy:
+    """One COPY.
+
+    Attributes:
+        sources: files and folders of this machine.
+        target: absolute name there. A folder's content goes into it; so does a file where `into` is true, or where a
+            folder of that name exists.
+        into: whether it is a folder for sure.
+    """
+
+    sources: tuple[Path, ...]
+    target: str
+    into: bool
+
+    @property
+    def folder(self) -> str:
+        """The folder that something is written to."""
+        is_folder = self.into or self.sources[0].is_dir()
+        return self.target if is_folder else str(PurePosixPath(self.target).parent)
+
+
+@dataclass(frozen=True)
+class Dockerfile:
+    """What a Dockerfile says.
+
+    Attributes:
+        image: the image that it begins with.
+        workdir: the folder that programs start in; None: it names none.
+        env: environment variables.
+        copies: files to copy, in this order.
+        left_out: what a session cannot honour, a line each.
+    """
+
+    image: str = ""
+    workdir: str | None = None
+    env: Mapping[str, str] | None = None
+    copies: tuple[FileCopy, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+class _NotHonouredError(Exception):
+    """An instruction has a form that a session cannot honour."""
+
+
+def read_dockerfile(path: Path) -> Dockerfile:
+    """Return what a Dockerfile says. What it copies is looked up beside it.
+
+    Raises:
+        ConfigError: it cannot be read, or copies something that is not there.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"the Dockerfile {str(path)!r} cannot be read: {error}") from None
+    stage = _Stage(path.parent, {})
+    for number, name, rest in _instructions(text):
+        if name == "FROM":
+            stage = _Stage(path.parent, {} if stage.image else stage.arguments)
+        try:
+            stage.take(name, rest)
+        except _NotHonouredError:
+            stage.left_out.append(f"line {number}: {name} {rest}"[:_LONGEST])
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+    return Dockerfile(stage.image, stage.workdir, stage.env, tuple(stage.copies), tuple(stage.left_out))
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield instructions: the number of the line, the name in capitals, the rest. Lines that go on are joined."""
+    lines = iter(enumerate(text.splitlines(), 1))
+    parts: list[str] = []
+    first = 0
+    for number, line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        first = first if parts else number
+        goes_on = line.rstrip().endswith("\\")
+        parts.append(line.rstrip().removesuffix("\\").strip() if goes_on else line.strip())
+        if goes_on:
+            continue
+        name, _, rest = " ".join(parts).partition(" ")
+        yield first, name.upper(), rest.strip()
+        for end in _HEREDOC.findall(rest) if name.upper() in ("RUN", "COPY", "ADD") else ():
+            next((line for _, line in lines if line.strip() == end), None)
+        parts = []
+    if parts:
+        name, _, rest = " ".join(parts).partition(" ")
+        yield first, name.upper(), rest.strip()
+
+
+class _Stage:
+    """One stage of a build, as far as it was read.
+
+    Args:
+        context: the folder that files are copied from.
+        arguments: variables for names alone, which programs do not see.
+    """
+
+    def __init__(self, context: Path, arguments: Mapping[str, str]) -> None:
+        self._context = context
+        self.arguments = dict(arguments)
+        self.image = ""
+        self.workdir: str | None = None
+        self.env: dict[str, str] = {}
+        self.copies: list[FileCopy] = []
+        self.left_out: list[str] = []
+
+    def take(self, name: str, rest: str) -> None:
+        """Take an instruction.
+
+        Raises:
+            _NotHonouredError: a session cannot honour it.
+            ConfigError: it copies what is not there.
+        """
+        if name in WITHOUT_EFFECT:
+            return
+        known = {"FROM": self._from, "ARG": self._arg, "ENV": self._set, "WORKDIR": self._enter, "COPY": self._copy}
+        if name not in known:
+            raise _NotHonouredError
+        known[name](rest)
+
+    def _from(self, rest: str) -> None:
+        words = [word for word in rest.split() if not word.startswith("--")]
+        self.image = words[0] if words else "scratch"
+
+    def _arg(self, rest: str) -> None:
+        self.arguments.update(_pairs(word for word in self._words(rest) if "=" in word))
+
+    def _set(self, rest: str) -> None:
+        words = self._words(rest)
+        if len(words) > 1 and "=" not in words[0]:  # the older form, `ENV NAME a value`
+            self.env[words[0]] = " ".join(words[1:])
+            return
+        self.env.update([*_pairs(words)])
+
+    def _enter(self, rest: str) -> None:
+        self.workdir = self._absolute(" ".join(self._words(rest)))
+
+    def _copy(self, rest: str) -> None:
+        if (self._context / ".dockerignore").exists() or _HEREDOC.search(rest):
+            raise _NotHonouredError
+        words = self._words(rest)
+        while words and words[0].startswith("--"):
+            if not words.pop(0).startswith(("--chown=", "--link")):
+                raise _NotHonouredError
+        if len(words) < 2:
+            raise _NotHonouredError
+        *names, target = words
+        sources = tuple(source for name in names for source in self._sources(name))
+        into = len(sources) > 1 or target.endswith("/") or PurePosixPath(target).name in ("", "..")
+        self.copies.append(FileCopy(sources, self._absolute(target), into))
+
+    def _sources(self, name: str) -> list[Path]:
+        relative = name.strip("/")
+        plain = self._context / relative
+        found = [plain] if plain.exists() else sorted(self._context.glob(relative)) if relative else []
+        root = self._context.resolve()
+        if not found:
+            raise ConfigError(f"COPY {name}: there is no such file beside the Dockerfile")
+        if not all(path.resolve().is_relative_to(root) for path in found):
+            raise ConfigError(f"COPY {name}: it leads outside of the Dockerfile's folder")
+        return found
+
+    def _absolute(self, name: str) -> str:
+        parts: list[str] = []
+        for part in (PurePosixPath(self.workdir or "/") / name).parts[1:]:
+            if part != "..":
+                parts.append(part)
+            elif parts:
+                parts.pop()
+        return f"/{'/'.join(parts)}"
+
+    def _words(self, text: str) -> list[str]:
+        """Return the words of a text, with the values of variables."""
+        return _words(text, {**self.arguments, **self.env})
+
+
+def _words(text: str, variables: Mapping[str, str]) -> list[str]:
+    """Return the words of a text as a shell would have them, or those of the JSON list that it is.
+
+    Raises:
+        _NotHonouredError: a variable has no value, or a form of a value is not known here.
+    """
+    if text.startswith("["):
+        return _listed(text)
+    words: list[str] = []
+    ended = True
+    for found in _TOKEN.finditer(text):
+        kind = found.lastgroup
+        if kind == "space":
+            ended = True
+            continue
+        if ended:
+            words.append("")
+            ended = False
+        words[-1] += _value(kind, found[kind or 0], variables)
+    return words
+
+
+def _value(kind: str | None, text: str, variables: Mapping[str, str]) -> str:
+    """Return what a token stands for. Raises as `_words`."""
+    if kind in ("name", "braced"):
+        if text not in variables:
+            raise _NotHonouredError
+        return variables[text]
+    if kind == "double":
+        parts = _IN_QUOTES.finditer(text)
+        return "".join(_value(part.lastgroup, part[part.lastgroup or 0], variables) for part in parts)
+    if kind in ("other", "unclosed"):
+        raise _NotHonouredError
+    return text
+
+
+def _listed(text: str) -> list[str]:
+    try:
+        words = json.loads(text)
+    except ValueError:
+        raise _NotHonouredError from None
+    if not all(isinstance(word, str) and "$" not in word for word in words):
+        raise _NotHonouredError
+    return [*words]
+
+
+def _pairs(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of words of the form `NAME=value`. Raises _NotHonouredError for other words."""
+    for word in words:
+        name, is_pair, value = word.partition("=")
+        if not is_pair:
+            raise _NotHonouredError
+        yield name, value
