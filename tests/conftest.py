@@ -7,6 +7,10 @@ import os
 import signal
 import threading
 
+# Before anything imports torch: tiny models gain nothing from threads, which spin where the tests fill all processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
