@@ -32,7 +32,7 @@ Language = Literal[
 ]  # fmt: skip
 """Languages that a request may name; see `toolgym.tools.sandbox.local.host.languages` for those that can run."""
 
-COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit"})
+COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit", "scala"})
 """Languages with a compiler's run of its own, to which `compile_timeout` applies."""
 
 

@@ -59,3 +59,13 @@ def go_module(folder: str | None) -> str:
         return ""
     module = shlex.quote(f"{folder}/go")
     return f"[ -e go.mod ] || [ -e vendor ] || {{ cp {module}/go.* . && ln -s {module}/vendor vendor; }}; "
+
+
+def node_project(folder: str | None) -> str:
+    """Return a line of shell that makes a test without a `package.json` part of the operator's Node project."""
+    if folder is None or not os.path.exists(f"{folder}/node/package.json"):
+        return ""
+    project = shlex.quote(f"{folder}/node")
+    files = f"{project}/package.json {project}/*.config.*"
+    copy = f'for f in {files}; do [ ! -e "$f" ] || [ -e "${{f##*/}}" ] || cp "$f" .; done'
+    return f"[ -e package.json ] || [ -e node_modules ] || {{ {copy}; ln -s {project}/node_modules .; }}; "
