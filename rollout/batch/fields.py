@@ -178,7 +178,7 @@ class Batch:
         version_numbers: the engine's name of each version to its number in `weight_versions`. A name that is a
             decimal number, as a training step is, keeps it. Others get the smallest numbers that are left, in the
             order of their first appearance; so SGLang's initial `default` comes before step 1.
-        aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
+        aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype that they came in.
             Elsewhere they hold -1 where the dtype has a sign and is an integer, else 0 or False.
     """
 
@@ -366,7 +366,7 @@ FIELDS: tuple[Field, ...] = (
         },
     ),
 )
-"""The tensors of a batch, in the order in which they are made and checked."""
+"""The tensors of a batch, in the order that they are made and checked."""
 
 if Batch.__doc__:  # python -OO takes docstrings away
     Batch.__doc__ = Batch.__doc__.replace("the tensors that `FIELDS` lists.", "\n        ".join(map(str, FIELDS)))

@@ -30,7 +30,7 @@ GRACE = 5.0
 """Seconds that cancelled code gets to clean up, before the caller goes on without it."""
 
 SLICE = 0.1
-"""Seconds for which a thread waits before it looks again whether it was interrupted."""
+"""Seconds that a thread waits before it looks again whether it was interrupted."""
 
 _log = logging.getLogger("toolgym.tools")
 

@@ -21,7 +21,7 @@ MAX_LABEL = 200
 """Characters of a checkpoint's name."""
 
 MAX_REASONS = 10
-"""Files of which a message says why they could not be fetched."""
+"""A message gives the reasons for at most so many files that could not be fetched."""
 
 
 class OptionError(ConfigError):

@@ -244,7 +244,7 @@ async def test_exit_codes_signals_and_deadlines_of_commands(sandbox):
     assert (late.status, late.stdout) == (ExecutionStatus.TIMEOUT, "begun\n")
 
 
-async def test_what_cannot_be_run_is_told(sandbox):
+async def test_what_cannot_be_run_is_an_error(sandbox):
     with pytest.raises(ConfigError, match="did you mean 'python'"):
         await sandbox.run("1", language="pyton")
     absent = next(name for name, language in LANGUAGES.items() if not language.available)

@@ -84,8 +84,8 @@ async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
 
 
 def test_the_documentation_tells_every_reason():
-    told = " ".join((Path(__file__).parents[4] / "docs" / "sandboxfusion.md").read_text().split())
-    assert [reason["why"] for reason in REASONS if reason["why"] not in told] == []
+    page = " ".join((Path(__file__).parents[4] / "docs" / "sandboxfusion.md").read_text().split())
+    assert [reason["why"] for reason in REASONS if reason["why"] not in page] == []
 
 
 def test_every_case_is_recorded_and_every_difference_is_one_of_a_case():

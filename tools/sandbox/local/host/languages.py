@@ -43,7 +43,7 @@ class Language:
         compile: the command that compiles it first, where there is one.
         needs: programs that must be installed, or other files by their full names.
         alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
-        level: the weakest isolation level at which it can run: `landlock`; `uid` where it takes several processes; or
+        level: the weakest isolation level that it runs at: `landlock`; `uid` where it takes several processes; or
             `namespaces` where it does not start without a /proc.
         env: variables for the commands.
         begins: text that is put in front of a program without it, and behind its first lines that match `head`.

@@ -32,7 +32,7 @@ def check(folder: str) -> str:
 
 
 def variables(folder: str | None) -> dict[str, str]:
-    """Return the environment variables by which programs find packages; None: there is no such folder."""
+    """Return the environment variables that let programs find packages; None: there is no such folder."""
     node = NODE_PATH if folder is None else (f"{folder}/node/node_modules", *NODE_PATH)
     found = {"NODE_PATH": ":".join(node)}
     if folder is not None:
