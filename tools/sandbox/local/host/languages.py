@@ -188,6 +188,8 @@ _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
     "-XX:ActiveProcessorCount={processors}",
 )  # fmt: skip
+_JAVA_OPTS = (("JAVA_OPTS", " ".join(_JAVA_FLAGS)),)
+"""For the scripts that start Scala and Kotlin: by themselves they take 256 MiB, and compile at half the speed."""
 _JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
 
 _JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
@@ -322,12 +324,13 @@ LANGUAGES = _table(
         "scala",
         "Main.scala",
         ("scala", *_CLASSES, "{main_class}"),
-        ("scalac", *_CLASSES, "Main.scala"),
+        ("scalac", *_JAVAC_FLAGS, *_CLASSES, "Main.scala"),
         needs=("scala", "scalac"),
         level="uid",
+        env=_JAVA_OPTS,
     ),
     Language("julia", "{main}.jl", ("julia", "{main}.jl"), needs=("julia",)),
-    Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid"),
+    Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid", env=_JAVA_OPTS),
     Language(
         "swift", "{main}.swift", ("./{main}",), ("swiftc", "{main}.swift", "-o", "{main}"), ("swiftc",), makes=_PROGRAM
     ),
