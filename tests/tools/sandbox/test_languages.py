@@ -69,7 +69,9 @@ def installed(*names, marks=()):
     ]
 
 
-@pytest.mark.parametrize("name", installed(*HELLO))
+@pytest.mark.parametrize(
+    "name", [*installed(*(name for name in HELLO if name != "scala")), *installed("scala", marks=[pytest.mark.long])]
+)
 async def test_hello(sandbox, name):
     result = await sandbox.run(HELLO[name], language=name, stdin="world\n", timeout=60, memory_mb=2048)
     assert (result.status, result.stdout) == (ExecutionStatus.OK, "hello world\n"), result
