@@ -9,7 +9,8 @@ TORCH  ?= torch==2.13.0
 LIBRARY_FIRST := "import sys; sys.meta_path.sort(key=lambda one: '__editable___toolgym' not in getattr(one, '__module__', ''))"
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Setuptools warns of the editable install that is asked for here.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check
 # One thread per operation and no spinning: tiny matrices gain nothing from more, and two cores are soon crowded.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false

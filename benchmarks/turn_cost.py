@@ -4,7 +4,7 @@
 
 The engine answers at once with ids that were made before, and the tool does nothing, so all of the time is the
 library's own: prompt, runner, parsing, checks, env, tokens, record. Each episode calls the tool in every turn but the
-last, in which it answers; eight episodes share a task. The lines take turns in one run, and the least CPU time of the
+last, which answers; eight episodes share a task. The lines take turns in one run, and the least CPU time of the
 repeats is printed, so that other work on the machine counts little.
 """
 

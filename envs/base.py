@@ -131,5 +131,5 @@ class BaseEnv(AsyncCloseable):
 
     @property
     def tool_schemas(self) -> list[ToolSchema]:
-        """The tools that the policy may call, in the order in which its prompt lists them."""
+        """The tools that the policy may call, in the order of its prompt."""
         return []

@@ -9,6 +9,7 @@ Importing this module is cheap: an env's own module is imported when the first e
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -210,7 +211,7 @@ def import_module(module_name: str, why: str) -> Any:
             raise
         import pkgutil
 
-        found = [] if "." in error.name else [one.name for one in pkgutil.iter_modules()]
+        found = [] if "." in error.name else {one.name for one in pkgutil.iter_modules()} - sys.stdlib_module_names
         raise UnknownNameError(f"there is no module {error.name!r}{nearest(error.name, found)}; {why}") from error
 
 

@@ -295,7 +295,7 @@ class ToolEnv(BaseEnv):
         Raises:
             ForkNotSupportedError: a tool cannot be forked; names it.
             EpisodeError: no episode is under way.
-            DeadlineError: a tool's fork did not finish within `tool_timeout`. Whatever else a tool's fork raises passes
+            DeadlineError: a tool's fork did not finish within `tool_timeout`. All else that a tool's fork raises passes
                 through. In any case no instance is left behind.
         """
         if self._over or self._instances is None:

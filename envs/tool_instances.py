@@ -26,7 +26,7 @@ class ToolInstances:
         tools: the tools by name.
         task: its `tools_kwargs` are passed to them.
         cut: returns what remains of a result's text.
-        timeout: wall seconds for any one call of a tool's methods, not counting those for which it waits for permits.
+        timeout: wall seconds for any one call of a tool's methods, without the time that it waits for permits.
         queue_timeout: wall seconds that one call may wait for permits.
     """
 
@@ -52,7 +52,7 @@ class ToolInstances:
         """Open every tool. Where one raises, or the caller is cancelled, none is left behind.
 
         Raises:
-            DeadlineError: a tool's `create` took too long. Whatever else it raises passes through.
+            DeadlineError: a tool's `create` took too long. All else that it raises passes through.
         """
         try:
             for name, made in self._tools.items():
@@ -111,7 +111,7 @@ class ToolInstances:
         """Return what a tool adds to the episode's reward.
 
         Raises:
-            DeadlineError: `calc_reward` took too long. Whatever else it raises passes through.
+            DeadlineError: `calc_reward` took too long. All else that it raises passes through.
         """
         made = self._tools[name]
         call = made.calc_reward(self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
@@ -124,7 +124,7 @@ class ToolInstances:
 
         Raises:
             ForkNotSupportedError: a tool cannot be forked; names it.
-            DeadlineError: a tool's `fork` took too long. Whatever else it raises passes through.
+            DeadlineError: a tool's `fork` took too long. All else that it raises passes through.
         """
         twin = ToolInstances(self._tools, self._task, self._cut, self._timeout, self._queue_timeout)
         try:

@@ -1,4 +1,4 @@
-"""A tool with state: a notebook in which the model keeps notes, one for each episode.
+"""A tool with state: a notebook for the model's notes, one for each episode.
 
 Concepts (3): `StatefulTool`, `ToolSession`, `ToolSchema`.
 

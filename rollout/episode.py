@@ -4,7 +4,7 @@
 ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
 
 A turn that the engine aborts, as it does when its weights are updated, is resumed: the same turn goes on from prompt
-and partial, under whatever weights the engine then has. Each token keeps the version that it was sampled with.
+and partial, under the weights that the engine then has. Each token keeps the version that it was sampled with.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def derive_seed(run_seed: int, *parts: str | int) -> int:
 
 
 def step_seed(run_seed: int | None, training_step: int) -> int | None:
-    """The seed from which those of one training step's episodes are derived; at step 0 the run's own."""
+    """The seed of one training step, which its episodes' seeds derive from; at step 0 the run's own."""
     return run_seed if run_seed is None or not training_step else derive_seed(run_seed, "step", training_step)
 
 
@@ -283,7 +283,7 @@ class Episode:
                 for index, message in enumerate(admitted):
                     admit = partial(policy.admit, message, renderer)
                     admitted[index] = await _apart(admit, [message]) if policy.tokenizes else admit()
-        # A context policy may shorten a conversation that is too long, and is told its length.
+        # A context policy gets the conversation's length, and may shorten one that is too long.
         most = None if any(map(_revises, self._context)) else self._longest() - 1
         with _failing(StopReason.PROMPT_REFUSED):
             extend = partial(conversation.extended_with, admitted, most=most)

@@ -23,7 +23,7 @@ _GENERATION = "generation_config.json"
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether a tokenizer was saved in a folder, in whatever form and state."""
+    """Whether a tokenizer was saved in a folder, in any form and state."""
     return any(item.match(pattern) for item in list(folder.iterdir()) for pattern in _FILES)
 
 

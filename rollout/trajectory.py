@@ -45,7 +45,7 @@ MAX_DEPTH = 150
 """Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
 
 SHORTEST_QUOTE = 24
-"""Characters from which on a turn's text is stored as its place in `input` and `output`."""
+"""A turn's text of so many characters or more is stored as its place in `input` and `output`."""
 
 
 @dataclass(frozen=True)

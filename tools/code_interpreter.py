@@ -73,7 +73,7 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     sandbox_token: pydantic.SecretStr | None = None
     """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
     sandbox_fusion_url: str | None = None
-    """Run on this server by SandboxFusion's `/run_code` alone, so without sessions, whatever else it can do. For verl's
+    """Run on this server by SandboxFusion's `/run_code` alone, so without sessions. For verl's
     files, and for gateways that let nothing else through."""
     memory_limit_mb: int = -1
     """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""

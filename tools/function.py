@@ -35,7 +35,7 @@ class FunctionTool(BaseTool):
     def __init__(self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel]) -> None:
         super().__init__({}, schema)
         if not inspect.iscoroutinefunction(function):
-            tool_threads()  # a number of threads that makes no sense is told here, and not to a model
+            tool_threads()  # a number of threads that makes no sense is an error here, and not a model's observation
         self.function = function
         self._model = model
 

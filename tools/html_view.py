@@ -1,4 +1,4 @@
-"""What objects look like in a notebook: a small table, in which all text is escaped."""
+"""What objects look like in a notebook: a small table, with all text escaped."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ToolSchema:
 
     @functools.cached_property
     def _pickled(self) -> bytes:
-        """`to_openai`, from which a copy is made ten times as fast as by `copy.deepcopy`: each episode makes one."""
+        """`to_openai` as what is copied ten times as fast as by `copy.deepcopy`: each episode makes a copy."""
         function: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -104,7 +104,7 @@ class ToolSchema:
         return [sentence for error in errors for sentence in _sentences(error)]
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of the arguments in which absent ones with a `default` in the schema are filled in."""
+        """Return a copy of the arguments, with absent ones filled in that have a `default` in the schema."""
         return _fill_defaults(self.parameters, dict(arguments))
 
     @functools.cached_property

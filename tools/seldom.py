@@ -10,7 +10,7 @@ class Seldom:
     """Says when a line of the log is due.
 
     Args:
-        interval: seconds in which at most one line about the same thing is due.
+        interval: at most one line about the same thing is due in so many seconds.
     """
 
     def __init__(self, interval: float) -> None:

@@ -163,7 +163,7 @@ def plain_info(info: ResetInfo | StepInfo) -> dict[str, Any]:
 
 
 def turn(action: str, result: StepResult) -> list[Message]:
-    """Return the messages by which a step made the conversation longer."""
+    """Return the messages that a step added to the conversation."""
     message: Message = result.info.get("message") or {"role": "assistant", "content": action}
     return copy.deepcopy([message, *result.obs])
 

@@ -41,6 +41,9 @@ def _env_ids(incomplete: str) -> list[str]:
     return [id for id in sorted(registered()) if id.startswith(incomplete)]
 
 
+_LINES = 10
+"""Lines that a run prints while it goes on, where there is no terminal for a bar."""
+
 STOPPED_BY = 128
 """Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
 
@@ -289,15 +292,23 @@ async def _play(
         TextColumn("reward {task.fields[reward]:.2f}"),
         console=errors,
         transient=True,
+        disable=not errors.is_terminal,
     )
 
+    def show(finished: int) -> None:
+        reward = sum(one.reward for one in done) / max(1, finished)
+        if errors.is_terminal:
+            progress.update(bar, completed=finished, reward=reward)
+        elif finished * _LINES // total > (finished - 1) * _LINES // total:
+            errors.print(f"{finished} of {total} episodes, reward {reward:.2f}", highlight=False)
+
     async def consume() -> None:
-        bar = progress.add_task("episodes", total=total, reward=0.0)
         async with contextlib.aclosing(runner.stream(tasks)) as stream:
             async for trajectory in stream:
                 done.append(trajectory)
-                progress.update(bar, advance=1, reward=sum(one.reward for one in done) / len(done))
+                show(len(done))
 
+    bar = progress.add_task("episodes", total=total, reward=0.0)
     with progress:
         player = asyncio.create_task(consume())
         loop = asyncio.get_running_loop()

@@ -67,7 +67,7 @@ def sandbox_command(
 ) -> None:
     """Serve the sandbox: SandboxFusion's API and stateful sessions.
 
-    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 stopped as told, 1 an error, 2 wrong usage.
+    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage.
     """
     from toolgym.tools.sandbox.server.config import load_config
     from toolgym.tools.sandbox.server.serve import serve

@@ -51,7 +51,7 @@ class EngineSubject:
         seeds: whether a request with a seed gives the same tokens in any company.
         min_p: whether it has `SamplingParams.min_p`.
         keeps_retracted: whether requests that were retracted give back what they have when a pause then aborts them.
-        eos: the model's own end-of-sequence id, at which an engine must not stop unasked.
+        eos: the model's own end-of-sequence id. An engine must not stop at it unasked.
         idle: whether nothing runs on the engine's server. Tests wait for it after a request was cancelled.
     """
 

@@ -45,5 +45,5 @@ class SandboxSuite(RunSuite, SessionSuite, ProgramSuite, ForkSuite):
         output_bytes: its cap on each of stdout and stderr in bytes (`Limits.output_bytes`); at most 1 MiB for a quick
             test. None: not tested.
 
-    A fixture may set them on `self`, where it has parameters of which not all can do the same.
+    A fixture may set them on `self`, where its parameters differ in what they can do.
     """

@@ -251,7 +251,7 @@ FIELDS: tuple[Field, ...] = (
         "group_number",
     ),
 )
-"""The tensors of a batch, in the order in which they are made and checked."""
+"""The tensors of a batch, in the order that they are made and checked."""
 
 
 def payload_padding(dtype: torch.dtype) -> int:

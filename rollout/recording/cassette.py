@@ -177,7 +177,7 @@ class Recorded:
 
 @dataclass
 class Cassette:
-    """A recording, read back. Replies are found by what was asked, not by the order in which they came.
+    """A recording, read back. Replies are found by what was asked, not by their order.
 
     Attributes:
         path: the file.
@@ -423,7 +423,7 @@ def scrub(text: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """Return a value as plain JSON in which arguments with a secret name are replaced."""
+    """Return a value as plain JSON, with arguments of a secret name replaced."""
     return _redact(plain(value))
 
 

@@ -77,7 +77,7 @@ class Replay:
         differences: the first one of each trajectory that differs, in order.
         unfinished: episodes that were not finished when the recording ended; they were played as far as it goes.
         not_made: episodes whose env could not be made; a replay can make it, so they are not compared.
-        misses: one line for each request that was not recorded, in the order in which they came.
+        misses: one line for each request that was not recorded, in their order.
     """
 
     trajectories: list[Trajectory]

@@ -21,7 +21,7 @@ class EnvFactory:
     Attributes:
         env_id: what trajectories call the env: its id, or a name of your choice.
         make: makes one env.
-        kwargs: the arguments with which `toolgym.make` makes such an env from `env_id`; None where only `make` can.
+        kwargs: the arguments that make such an env with `toolgym.make(env_id, ...)`; None where only `make` can.
     """
 
     env_id: str
@@ -77,7 +77,7 @@ class EnvFactory:
         return env
 
     def changed(self, change: Callable[[BaseEnv], None]) -> EnvFactory:
-        """A factory of the same envs, to each of which `change` is applied when it was made."""
+        """A factory of the same envs, which applies `change` to each env that it makes."""
 
         def make_changed() -> BaseEnv:
             env = self()

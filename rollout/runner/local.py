@@ -258,7 +258,7 @@ async def rollout(
     """Play tasks and return the trajectories, ordered by task and sample.
 
     An interrupt (Ctrl-C, a notebook's stop button, a cancelled task) or an error loses no episode that has finished:
-    they are in the file `out`, and in the order in which they finished in the attribute `trajectories` of the exception
+    they are in the file `out`, and in the order that they finished, in the attribute `trajectories` of the exception
     (`CancelledError`, ...) that leaves this function.
 
     Example:
@@ -280,7 +280,7 @@ async def rollout(
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         config: see `RunConfig`.
-        out: a JSON Lines file to which each trajectory is appended as soon as it has finished; `read_trajectories`
+        out: a JSON Lines file that gets each trajectory as soon as it has finished; `read_trajectories`
             reads it. A file that holds an earlier run's is refused.
         progress: show a progress bar on standard error, in a terminal or a notebook.
 

@@ -32,7 +32,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        """Take the trajectory of a job, in the order in which episodes finish.
+        """Take the trajectory of a job, in the order that episodes finish.
 
         Returns:
             The trajectories that the run's consumer gets now: this one, none, or earlier ones with it.

@@ -189,7 +189,7 @@ class Summarize(ContextPolicy):
         callback: gets copies of the messages, from the first to those the model has not read yet, and returns those
             that take their place. They are rendered as a prompt, so they usually end with a message of a user or a
             tool; tool results need the assistant's message that called.
-        share: the share of the budget from which on it is called, before each turn.
+        share: it is called before each turn once this share of the budget is used.
 
     Raises:
         ConfigError: `share` is out of range.

@@ -206,7 +206,7 @@ class Conversation:
         return Extension(view, added, None, "", len(self.context) + len(added))
 
     def rewritten(self, view: list[Message], start_reason: str, *, most: int | None = None) -> Extension:
-        """How the conversation goes on with messages of which any may have changed. Nothing changes before `apply`.
+        """How the conversation goes on with messages; any of them may have changed. Nothing changes before `apply`.
 
         Turns that are kept as text are rendered as they were read where the template refuses the text: some templates
         take no tool result without a structured call before it.
@@ -226,7 +226,7 @@ class Conversation:
     def _structured(self, view: Sequence[Message]) -> list[Message]:
         """The messages, with its own reading in the place of each turn that is kept as text.
 
-        Turns come in the order in which they were sampled. A context policy may have dropped some, so among turns of
+        Turns come in the order of their sampling. A context policy may have dropped some, so among turns of
         the same text the result behind the message decides.
         """
         left = list(self._readings)

@@ -69,7 +69,7 @@ class EndOfTurn:
 
     @property
     def sampled(self) -> tuple[str, ...]:
-        """The tokens with which the policy ends its turns."""
+        """The tokens that end the policy's turns."""
         return tuple(dict.fromkeys([*(one.end for one in self.answer[:1] + self.call), *self.markers]))
 
     @property

@@ -76,7 +76,7 @@ class ChatRenderer:
             tools, such a template's turns are content.
         opens_thinking: the generation prompt ends with `<think>`, so that turns begin inside of thinking.
         facts: what was proven about the template.
-        end_of_turn: the text of the token with which the policy ends an answer.
+        end_of_turn: the text of the token that ends the policy's answer.
         end_of_turn_id: its id.
         stop_token_ids: ids of all tokens that end a turn: behind an answer, behind a call, and what the tokenizer and
             the generation config beside it name as an end (`end_token_ids`).

@@ -30,8 +30,8 @@ except ImportError as error:
     raise missing_extra("rollout", "Exact tokens", error) from error
 
 LONG = 16_384
-"""Characters from which on a text is encoded without the interpreter's lock. To encode so many takes some 10 ms, in
-which no other thread could run."""
+"""A text of so many characters or more is encoded without the interpreter's lock. It takes some 10 ms, and no other
+thread could run meanwhile."""
 
 _made: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[Any, ...], SafeEncoder]]
 _made = weakref.WeakKeyDictionary()
@@ -192,7 +192,7 @@ class SafeEncoder:
         return [self._remap.get(one, one) for one in ids] if self._remap else ids
 
     def plain(self, text: str) -> Encoding:
-        """Return the encoding of foreign text on its own, in which nothing is a control token.
+        """Return the encoding of foreign text on its own, without any control token.
 
         Raises:
             TemplateError: as `encode`.

@@ -35,7 +35,7 @@ _KINDS: tuple[tuple[DeltaKind, re.Pattern[str]], ...] = (
     ("results and user", re.compile(r"t+u")),
     ("results and system", re.compile(r"t+su?")),
 )
-"""Of each kind the order of roles, by their first letters, for which it is proven."""
+"""The order of roles that each kind is proven for, by their first letters."""
 
 _CONTENTS = ("toolgym probe", "", "two\nlines: ü🦊 ")
 _REMEMBERED: OrderedDict[Any, TemplateAnalysis] = OrderedDict()
@@ -74,7 +74,7 @@ class TemplateFacts:
         append_only_thinking_user_turn: a user message follows a tool cycle with thinking and its answer.
         generation_prompt: what the template writes for the policy to go on from.
         generation_prompt_is_prefix: whether a rendered turn begins with that text.
-        ends_of_turn: the tokens with which the policy ends its turns.
+        ends_of_turn: the tokens that end the policy's turns.
         end_of_turn_in_history: what the template writes there once the conversation goes on.
         end_of_turn_is_marker: turns have no end of their own; the next role's marker ends them.
         merged_results: results of one turn share a frame, so they must be added together.

@@ -154,9 +154,9 @@ def test_what_is_no_source(source):
 def test_a_missing_package_is_named_with_what_installs_it(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(as_parquet([VERL]))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError) as told:
+    with pytest.raises(MissingExtraError) as error:
         load_tasks(tmp_path / "a.parquet")
-    command = str(told.value).partition("Install it with: ")[2]
+    command = str(error.value).partition("Install it with: ")[2]
     assert command == f"{sys.executable} -m pip install pyarrow"
     done = subprocess.run([*command.split(), "--dry-run", "--no-deps", "--no-index"], capture_output=True, check=False)
     assert done.returncode == 0  # it is installed already

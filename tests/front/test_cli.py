@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
     assert len(trajectories) == len(batch) == 8
     assert sorted(batch.ids) == sorted(one.id for one in trajectories)
     assert "\x1b[" not in done.stdout  # no colours into a pipe
+    assert re.search(r"^8 of 8 episodes, reward \d\.\d\d$", done.stderr, re.M)  # nor a bar
     assert "Traceback" not in done.stderr
 
 

@@ -38,6 +38,7 @@ def test_each_id_is_a_line_and_a_module_of_the_current_folder_adds_its_own(tmp_p
     ("name", "said"),
     [
         ("town_evn", "error: there is no module 'town_evn', did you mean 'town_env'?"),
+        ("tracemaloc", "error: there is no module 'tracemaloc'; "),  # Python's own modules have no envs
         ("broken", "error: importing the module 'broken' failed: SyntaxError: "),
         ("needs", "error: importing the module 'needs' failed: ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("no module", "error: 'no module' is not the name of a module"),

@@ -1,4 +1,4 @@
-"""Ray's actors and SGLang run on uvloop: whoever calls us from there gets what others get."""
+"""Ray's actors and SGLang run on uvloop: a caller there gets what others get."""
 
 from __future__ import annotations
 

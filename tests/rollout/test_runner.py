@@ -329,7 +329,7 @@ async def test_the_response_budget_holds_before_generation(scripted, tokenizer):
     one_turn = len(tokenizer.encode(call("print(1)"), add_special_tokens=False)) + 1
     [one] = await play(engine, tokenizer, ["a"], limits=EpisodeLimits(max_response_tokens=one_turn + 5))
     assert one.stop_reason is StopReason.BUDGET
-    assert len(one.response_ids) == one_turn  # an observation that nobody could answer is not appended
+    assert len(one.response_ids) == one_turn  # an observation that no turn could answer is not appended
     assert [m["role"] for m in one.messages] == ["user", "assistant"]
     assert one.turns[0].tool_calls[0].text == "1"
     [two] = await play(engine, tokenizer, ["a"], limits=EpisodeLimits(max_response_tokens=5))

@@ -284,10 +284,10 @@ async def test_what_a_tool_raises_is_plain_words_to_the_model(raised, read):
 )
 def test_a_yaml_error_names_the_file_and_the_line(tmp_path, text, said):
     (tmp_path / "tools.yaml").write_text(text)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         toolgym.from_config(tmp_path / "tools.yaml")
-    assert said in str(told.value)
-    assert "unicode string" not in str(told.value)
+    assert said in str(error.value)
+    assert "unicode string" not in str(error.value)
 
 
 @pytest.mark.parametrize(

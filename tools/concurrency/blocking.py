@@ -37,7 +37,7 @@ QUEUE_TIMEOUT = 600.0
 
 
 class NoThreadError(ToolgymError, RuntimeError):
-    """The system gives this process no further thread. Says how many hang, and in which functions."""
+    """The system gives this process no further thread. Says how many threads hang, and where."""
 
 
 class DaemonThread(Executor):
@@ -166,7 +166,7 @@ class BlockingPool:
             count = sum(one == name for one in self._left.values())
             log = self._logs.setdefault(name, OverrunLog())
         if overran():
-            log.add(f"the thread of the blocking tool {name!r}, of which {count} run on")
+            log.add(f"the thread of the blocking tool {name!r}; {count} of its threads run on")
 
     def _on_done(self, thread: DaemonThread, future: Future[Any]) -> None:
         with self._lock:

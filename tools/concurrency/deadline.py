@@ -24,7 +24,7 @@ _GRACE_PARTS = 20
 event loop. So code gets this many turns of a loop that is busy with cancelling others."""
 
 LOG_INTERVAL = 10.0
-"""Seconds in which at most one line about code that was left behind is logged."""
+"""At most one line about code that was left behind is logged in so many seconds."""
 
 _log = logging.getLogger("toolgym.tools")
 _left_behind: set[asyncio.Task[Any]] = set()

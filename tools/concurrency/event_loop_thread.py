@@ -30,7 +30,7 @@ GRACE = 5.0
 """Seconds that cancelled code gets to clean up, before the caller goes on without it."""
 
 SLICE = 0.1
-"""Seconds for which a thread waits before it looks again whether it was interrupted."""
+"""Seconds that a thread waits before it looks again whether it was interrupted."""
 
 _log = logging.getLogger("toolgym.tools")
 
@@ -319,7 +319,10 @@ class _Server:
 
     def _start(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self._serve, args=(loop,), name=self.name, daemon=True)
+        # Our own instead of the loop's default one, whose shutdown has no deadline before Python 3.12. Made here: the
+        # first one of a process imports its module, which fails on a thread once the main one has ended.
+        executor = concurrent.futures.ThreadPoolExecutor(self.max_threads, thread_name_prefix=self.name)
+        thread = threading.Thread(target=self._serve, args=(loop, executor), name=self.name, daemon=True)
         self._pid, self._loop, self.thread = os.getpid(), loop, thread
         try:
             thread.start()
@@ -336,10 +339,8 @@ class _Server:
 
     # ------------------------------------------------------------------ on the thread
 
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop, executor: concurrent.futures.ThreadPoolExecutor) -> None:
         asyncio.set_event_loop(loop)
-        # Our own instead of the loop's default one, whose shutdown has no deadline before Python 3.12.
-        executor = concurrent.futures.ThreadPoolExecutor(self.max_threads, thread_name_prefix=self.name)
         loop.set_default_executor(executor)
         try:
             while not self._stop_seen:

@@ -47,7 +47,7 @@ class RateLimiter(ABC):
     async def acquire(self) -> Lease:
         """Wait for a permit and return the lease on it.
 
-        Waiters are served in the order in which they came; cancelling gives up the place.
+        Waiters are served in the order of their coming; cancelling gives up the place.
         """
 
     def try_acquire(self) -> Lease | None:

@@ -29,7 +29,7 @@ class ParsedTurn(NamedTuple):
 
     @property
     def requests(self) -> list[ToolCall | ToolCallError]:
-        """Calls and errors in the order in which the model wrote them."""
+        """Calls and errors, as the model ordered them."""
         return sorted([*self.calls, *self.errors], key=lambda one: one.index)
 
     @property

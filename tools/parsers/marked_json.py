@@ -31,7 +31,7 @@ def read_marked_json(
         at: where its arguments begin.
         name: the tool's name.
         closing: what must stand after the arguments.
-        close: the marker with which `closing` ends, to go on after it where the arguments cannot be read.
+        close: the marker at the end of `closing`, to go on after it where the arguments cannot be read.
         openers: markers that begin another call.
         shape: how a call is written, for the error.
         call_id: the id that the model wrote.

@@ -18,7 +18,7 @@ THINKING = (("<think>", "</think>"),)
 
 
 class TurnBuilder:
-    """Collects content, calls and errors in the order in which a parser finds them.
+    """Collects content, calls and errors in the order that a parser finds them.
 
     Args:
         first_id: number in the id of the first call.

@@ -266,7 +266,7 @@ def split(sizes: object, data: object, count: int) -> Sequence[bytes | None]:
 
 
 def stays_inside(link: FileInfo) -> bool:
-    """Return whether a link of a folder that is copied leads to a place in that folder, wherever other links lead.
+    """Return whether a link of a folder that is copied leads to a place in that folder.
 
     Steps up are only allowed at its beginning: there, they lead up from real folders.
     """

@@ -40,7 +40,7 @@ except ImportError as error:
     raise missing_extra("inspect", "The provider for Inspect AI", error) from error
 
 LONGEST = 3600.0
-"""Seconds that a command may take for which the caller gives no time: the most that a server allows by default."""
+"""Seconds that a command may take where the caller gives no time: the most that a server allows by default."""
 
 OWN_USERS = ("user", "1000")
 """Name and number of the user that programs of a session run as."""

@@ -24,7 +24,7 @@ MAX_FOLDERS = 32
 """Further folders that a session can have."""
 
 MAX_REASONS = 10
-"""Files of which a message says why they could not be fetched."""
+"""A message gives the reasons for at most so many files that could not be fetched."""
 
 
 class OptionError(ConfigError):

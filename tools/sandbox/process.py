@@ -162,7 +162,7 @@ class ProcessSandbox(Sandbox):
             )
             timed_out = not done
         finally:
-            # Whatever happened, cancellation included, nothing of the group may survive.
+            # After any end, cancellation included, nothing of the group may survive.
             _kill_group(group)
             try:
                 await shielded(program.settle())
@@ -246,7 +246,7 @@ def _place_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _fetch_files(folder: Path, names: Sequence[str], left_out: list[str]) -> dict[str, bytes]:
-    """Read regular files that lie truly below the folder; of whatever else is there, `left_out` gets why it is not."""
+    """Read regular files that lie truly below the folder; for all else that is there, `left_out` gets the reason."""
     found = {}
     root = folder.resolve()
     for name in names:

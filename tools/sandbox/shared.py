@@ -27,7 +27,7 @@ T = TypeVar("T")
 _log = logging.getLogger("toolgym.tools.sandbox")
 
 LINGER = 60.0
-"""Seconds for which the local sandbox stays when its last handle is closed, unless that handle says otherwise."""
+"""Seconds that the local sandbox stays when its last handle is closed, unless that handle says otherwise."""
 
 CLOSE_TIMEOUT = 30.0
 """Seconds that the sandbox gets to close."""
@@ -236,7 +236,7 @@ class _Share:
     async def opened(self, opening: Callable[[], Coroutine[Any, Any, Sequence[Session]]]) -> list[Session]:
         """Return the sessions that a coroutine of the sandbox's loop makes.
 
-        They may be there at the moment at which the caller is cancelled; then they are closed, as no one else can.
+        They may be there when the caller is cancelled; then they are closed, as no one else can.
         """
         made: list[Session] = []
 
@@ -308,7 +308,7 @@ class SharedSandbox(Sandbox):
     instead of closed leaves nothing either.
 
     Args:
-        linger: seconds for which the local sandbox stays when this handle is closed as the last one; 0: it ends with
+        linger: seconds that the local sandbox stays when this handle is closed as the last one; 0: it ends with
             the handle. `end_lingering` ends it sooner.
         options: those of `LocalSandbox`.
 
@@ -357,7 +357,7 @@ class SharedSandbox(Sandbox):
         return session
 
     async def close(self) -> None:
-        """Kill what still runs for this handle and close its sessions, whatever other handles are open."""
+        """Kill what still runs for this handle and close its sessions; other handles may stay open."""
         await self._share.close(self._key, self._linger)
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger("toolgym.tools.serving")
 _access_log = logging.getLogger("toolgym.tools.serving.access")
 
 TOKEN_LOG_INTERVAL = 10.0
-"""Seconds in which at most one line about requests without a valid token is logged."""
+"""At most one line about requests without a valid token is logged in so many seconds."""
 
 
 class HttpApp:

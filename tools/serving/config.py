@@ -41,8 +41,8 @@ class ServingConfig(Settings):
         max_connections: connections at once, per worker; further ones are closed immediately.
         body_limit_mb: MiB of one request's body; a longer one is refused (413).
         bodies_limit_mb: MiB of all bodies that are being received or worked on at once, per worker.
-        read_timeout: seconds in which a request's head must arrive, and then its body.
-        write_timeout: seconds in which a client must read its answer.
+        read_timeout: seconds for a request's head to arrive, and then for its body.
+        write_timeout: seconds for a client to read its answer.
         keepalive_timeout: seconds that an idle connection is kept.
         drain_timeout: seconds that requests have to finish when the server stops.
         token: secret that clients must send as `Authorization: Bearer ...`; None: every client is let in.

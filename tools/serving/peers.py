@@ -33,7 +33,7 @@ class PeerGoneError(ToolgymError):
 
 
 def socket_path(folder: Path, worker: int) -> Path:
-    """Return the path of the socket on which a worker listens for the others."""
+    """Return the path of the socket where a worker listens for the others."""
     return folder / f"w{worker}.sock"
 
 

@@ -48,7 +48,7 @@ class RefusedError(ToolgymError):
         status: HTTP status.
         detail: the answer's `detail`.
         headers: further headers.
-        reason: the answer's `reason`, a word by which clients recognise the error.
+        reason: the answer's `reason`, a word that tells clients which error it is.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ START_DEADLINE = 120.0
 """Seconds for a service to start."""
 
 CANCEL_GRACE = 5.0
-"""Seconds after the drain in which what still runs is killed."""
+"""Seconds after the drain to kill what still runs."""
 
 CUT = 0.05
 """Seconds between two steps of cutting a connection."""

@@ -96,7 +96,7 @@ class OpenAICompatible(Engine):
         context_length: most tokens of prompt and generation together; None takes the server's.
         weight_version: version of the weights that the server has now.
         logprobs_mode: what the server's log-probabilities are of; None finds out.
-        affinity_header: header in which requests carry their `affinity`, for a router that keeps those with the same
+        affinity_header: header that carries a request's `affinity`, for a router that keeps those with the same
             value on one server (`x-smg-routing-key` for SGLang's).
         request_timeout: seconds for one generation, waiting on the server and pauses included.
         connect_timeout: seconds to connect.

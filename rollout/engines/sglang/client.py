@@ -339,7 +339,7 @@ class SGLangClient(Engine):
         backend: str = "nccl",
         timeout: float | None = None,
     ) -> None:
-        """Let the servers join a torch process group in which the learner is rank 0.
+        """Let the servers join a torch process group whose rank 0 is the learner.
 
         The learner must join at the same time (`torch.distributed`, or SGLang's `init_custom_process_group`), with
         the world size of `weights_world_size`. All servers must be healthy: a group waits for each of its ranks.

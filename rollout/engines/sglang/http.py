@@ -16,7 +16,7 @@ from toolgym.tools.http.retries import AttemptError
 from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, OverdueError
 
 LARGE_PROMPT = 50_000
-"""Tokens of a prompt from which its request is encoded in a thread."""
+"""A prompt of so many tokens or more is encoded in a thread."""
 
 
 class ServerLostError(AttemptError, EngineUnavailableError):

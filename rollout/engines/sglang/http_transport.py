@@ -36,7 +36,7 @@ ROUTER_MOVES = 10
 FIRST_ANSWER = 10.0
 """Most seconds to wait for the first answer of all, which costs a server nothing."""
 ROUTING_KEY = "x-smg-routing-key"
-"""The header by which `sglang-router --policy manual` keeps a trajectory on one worker."""
+"""`sglang-router --policy manual` keeps a trajectory on one worker by this header."""
 MAX_ROUTING_KEYS = 65_536
 """Most trajectories remembered that a router had to place anew."""
 

@@ -21,10 +21,10 @@ def offline(monkeypatch):
 
 
 async def test_a_hub_that_is_switched_off_is_told(offline):
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         await open_engine("some-org/some-model")
-    assert "there is no such folder here; its files are not in the hub's cache" in str(told.value)
-    assert "HF_HUB_OFFLINE is set" in str(told.value)
+    assert "there is no such folder here; its files are not in the hub's cache" in str(error.value)
+    assert "HF_HUB_OFFLINE is set" in str(error.value)
 
 
 async def test_a_hub_that_cannot_be_reached_is_told(monkeypatch):

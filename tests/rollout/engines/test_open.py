@@ -62,10 +62,10 @@ async def test_a_name_that_is_none_is_told_without_words_of_the_command(
     name: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(UnknownNameError) as told:
+    with pytest.raises(UnknownNameError) as error:
         await open_engine(name.format(folder=tmp_path))
-    assert message.format(folder=tmp_path) in str(told.value)
-    assert "--" not in str(told.value)
+    assert message.format(folder=tmp_path) in str(error.value)
+    assert "--" not in str(error.value)
 
 
 async def test_a_url_is_a_server() -> None:

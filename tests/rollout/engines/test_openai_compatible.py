@@ -123,15 +123,15 @@ class Server:
 
     def _event(self, body: dict[str, Any], prompt: list[int] | None, step: Any, finish: str | None) -> dict[str, Any]:
         ids = list(step.token_ids)
-        told: dict[str, Any] = {
+        logprobs: dict[str, Any] = {
             "tokens": [f"token_id:{one}" if self.dialect == "vllm" else "?" for one in ids],
             "token_logprobs": list(step.logprobs),
             "text_offset": [0] * len(ids),
             "top_logprobs": [],
         }
         if body["logprobs"] and prompt is not None:
-            told["top_logprobs"] = [self._top(prompt, body)]
-        choice: dict[str, Any] = {"index": 0, "text": "...", "logprobs": told, "finish_reason": finish}
+            logprobs["top_logprobs"] = [self._top(prompt, body)]
+        choice: dict[str, Any] = {"index": 0, "text": "...", "logprobs": logprobs, "finish_reason": finish}
         if not self.ids_as_text:
             choice["token_ids"] = ids
             if prompt is not None:
@@ -542,9 +542,9 @@ async def test_a_refusal_is_passed_on_and_not_repeated(status: int, error: type[
 
 
 async def test_a_stop_is_believed_where_the_last_id_proves_it() -> None:
-    told = [GOOD[0], event([7], [-1.0], finish_reason="stop", stop_reason=7)]
+    events = [GOOD[0], event([7], [-1.0], finish_reason="stop", stop_reason=7)]
     asked = [GOOD[0], event([9], [-1.0], finish_reason="stop", stop_reason=None)]
-    async with scripted(Script(told, asked)) as engine:
+    async with scripted(Script(events, asked)) as engine:
         params = SamplingParams(max_new_tokens=5, stop_token_ids=(9,))
         for last in (7, 9):  # its own end of sequence, named; and one that was asked for
             generation = await engine.generate([1, 2], params, request_id="a")

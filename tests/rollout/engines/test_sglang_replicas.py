@@ -334,7 +334,7 @@ async def test_a_server_that_misses_an_update_is_named_and_left_out() -> None:
         assert not two.seen
 
 
-async def test_an_update_that_nobody_takes_changes_nothing() -> None:
+async def test_an_update_that_no_server_takes_changes_nothing() -> None:
     one, two = Fake(), Fake()
     async with fakes(one, two), client(one, two) as engine:
         one.refuse = two.refuse = "update_weights_from_disk"
@@ -344,7 +344,7 @@ async def test_an_update_that_nobody_takes_changes_nothing() -> None:
         assert set(engine.replicas.values()) == {ReplicaState.HEALTHY}
 
 
-async def test_a_pause_that_fails_somewhere_leaves_nobody_paused() -> None:
+async def test_a_pause_that_fails_somewhere_leaves_no_server_paused() -> None:
     one, two = Fake(), Fake()
     async with fakes(one, two), client(one, two) as engine:
         two.refuse = "pause_generation"

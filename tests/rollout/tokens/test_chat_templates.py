@@ -411,7 +411,7 @@ def test_content_that_is_no_text_is_told(content, said):
             use([{"role": "user", "content": content}])
 
 
-def test_a_role_that_nobody_knows_is_told():
+def test_an_unknown_role_is_named():
     with pytest.raises(TemplateError, match="got 'im_end'"):
         renderer_of("phi3").prompt([{"role": "im_end", "content": "a"}])
 
@@ -538,7 +538,7 @@ def test_a_template_stays_in_its_sandbox(attack):
 
 @pytest.mark.parametrize("name", ["qwen2_5", "gemma4", "llama3_1", "gptoss", "glm4moe", "nemotron_3_nano"])
 def test_text_in_a_tools_schema_is_text_too(name):
-    """Descriptions come from whoever wrote the tool, maybe a server on the network."""
+    """Descriptions come from a tool's author, maybe a server on the network."""
     tokenizer = renderer_of(name).tokenizer
 
     def controls(text):

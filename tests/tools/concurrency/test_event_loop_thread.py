@@ -339,6 +339,25 @@ def test_an_open_one_is_closed_at_exit_without_a_word():
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
 
 
+def test_one_that_starts_while_the_program_ends_is_closed_without_a_word():
+    done = python(
+        """
+        import asyncio, threading
+        from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+
+        class Late(threading.Thread):
+            def run(self):
+                threading.main_thread().join()
+                super().run()
+
+        threading.Thread = Late
+        bridge = EventLoopThread()
+        bridge.submit(asyncio.sleep(0))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_forked_child_is_refused_and_leaves_the_parents_alone():
     done = python(
         """

@@ -38,7 +38,7 @@ LIFELINE = ("odd/exits_at_once", "time/sleep", "secrets/environment", "network/t
 
 @dataclass
 class Report:
-    """What one run of the runner told."""
+    """What one run of the runner reported."""
 
     header: dict[str, str] = field(default_factory=dict)
     verdicts: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ KNOWN = {
     ("root:landlock", "escapes/privileges"): _STAYS_ROOT,
     ("docker-root:landlock", "escapes/privileges"): _STAYS_ROOT,
 }
-"""Holes that are known and told (in `Isolation.missing` and the README), by place and program."""
+"""Holes that are known and named (in `Isolation.missing` and the README), by place and program."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -125,7 +125,7 @@ def test_abuse(place, name):
 
 @pytest.mark.parametrize("place", sorted(IMPOSSIBLE))
 def test_a_level_that_cannot_be_is_refused(place):
-    """No silent downgrade: whoever asks for more than there is gets an error that says so."""
+    """No silent downgrade: a request for more than there is gets an error that says so."""
     seen = report(place, *LIFELINE)
     if reason := why_not(place.partition(":")[0]):
         pytest.skip(reason)

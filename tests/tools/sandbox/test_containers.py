@@ -177,9 +177,9 @@ async def test_a_temporary_folder_without_programs_is_told(monkeypatch: pytest.M
     """Docker's `--tmpfs /tmp` is one."""
     async with LocalSandbox(level="landlock", preload=()) as sandbox:
         await sandbox.start()
-        for flag, told in ((os.ST_NOEXEC, True), (0, False)):
+        for flag, missing in ((os.ST_NOEXEC, True), (0, False)):
             monkeypatch.setattr(os, "statvfs", lambda _, flag=flag: SimpleNamespace(f_flag=flag))
-            assert any("noexec" in line for line in sandbox.isolation.missing) is told
+            assert any("noexec" in line for line in sandbox.isolation.missing) is missing
 
 
 def test_a_template_needs_the_standard_library_and_this_folder_alone() -> None:

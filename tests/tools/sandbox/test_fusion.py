@@ -96,7 +96,7 @@ async def test_a_server_that_never_answers(server):
     assert "no answer within" in result.message
 
 
-async def test_nobody_there():
+async def test_no_server_is_there():
     async with fusion("http://127.0.0.1:9", retries=Retries(attempts=2, first_delay=0.01)) as sandbox:
         result = await sandbox.run("print(1)")
     assert result.status is ExecutionStatus.SANDBOX_ERROR

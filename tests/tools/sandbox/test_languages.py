@@ -33,6 +33,10 @@ HELLO = {
         'println!("hello {}", x.trim());}'
     ),
     "csharp": 'class P { static void Main() { System.Console.WriteLine("hello " + System.Console.ReadLine()); } }',
+    "scala": (
+        'object Hello { def main(args: Array[String]): Unit = { println("hello " + scala.io.StdIn.readLine()) } }'
+    ),
+    "racket": '#lang racket/base\n(printf "hello ~a\\n" (read-line))',
     "D_ut": 'import std.stdio; void main() { write("hello ", readln()); }',
     "typescript": "const x: string = require('fs').readFileSync(0, 'utf8'); console.log('hello ' + x.trim())",
     "sql": "select 'hello world';",
@@ -65,7 +69,9 @@ def installed(*names, marks=()):
     ]
 
 
-@pytest.mark.parametrize("name", installed(*HELLO))
+@pytest.mark.parametrize(
+    "name", [*installed(*(name for name in HELLO if name != "scala")), *installed("scala", marks=[pytest.mark.long])]
+)
 async def test_hello(sandbox, name):
     result = await sandbox.run(HELLO[name], language=name, stdin="world\n", timeout=60, memory_mb=2048)
     assert (result.status, result.stdout) == (ExecutionStatus.OK, "hello world\n"), result
@@ -151,6 +157,13 @@ echo 2 >>f; git diff --shortstat | cat; git log --format=%s
         {},
         (134, ""),
     ),
+    "what C# uses without saying so": (
+        "csharp",
+        "#define LOUD\n// all of these\nusing System.Linq;\nclass P { static void Main() {\n#if LOUD\n"
+        'Console.WriteLine(new List<int> { 1, 2 }.Sum() + Path.Combine("a", "b"));\n#endif\n} }',
+        {},
+        (0, "3a/b\n"),
+    ),
     "JUnit": (
         "junit",
         "import org.junit.jupiter.api.*; public class Sum { @Test void f() { Assertions.assertEquals(2, 1 + 1); } }",
@@ -208,6 +221,14 @@ async def test_whole_programs_as_another_user(uid_sandbox, name):
     await run_whole(uid_sandbox, name)
 
 
+@pytest.mark.parametrize("name", installed("cpp"))
+async def test_what_a_compiler_used_is_not_the_programs(sandbox, name):
+    result = await sandbox.run("#include <regex>\nint main() { return 0; }", language=name, timeout=60)
+    assert result.ok, result
+    assert result.cpu_seconds < 0.2
+    assert result.memory_bytes < 32 << 20
+
+
 @pytest.mark.parametrize("name", installed(*BROKEN))
 async def test_a_program_that_does_not_compile(sandbox, name):
     result = await sandbox.run(BROKEN[name], language=name, timeout=60, memory_mb=2048)
@@ -225,7 +246,7 @@ async def test_exit_codes_signals_and_deadlines_of_commands(sandbox):
     assert (late.status, late.stdout) == (ExecutionStatus.TIMEOUT, "begun\n")
 
 
-async def test_what_cannot_be_run_is_told(sandbox):
+async def test_what_cannot_be_run_is_an_error(sandbox):
     with pytest.raises(ConfigError, match="did you mean 'python'"):
         await sandbox.run("1", language="pyton")
     absent = next(name for name, language in LANGUAGES.items() if not language.available)
@@ -276,6 +297,20 @@ def test_what_a_program_is_put_into():
         for code in ("import x; public final class Sum {}", "class A {}", "public record P(int x) {}")
     ]
     assert names == ["Sum.java", "MainTest.java", "P.java"]
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("object Hello { def main(args: Array[String]): Unit = () }", "Hello"),
+        ("object Help { def f = 1 }\nobject Hello { def main(args: Array[String]) = () }", "Hello"),
+        ("object Help { def f = 1 }\nobject Hello extends Help with App { println(1) }", "Hello"),
+        ("package a.b\nobject Hello extends App {}", "a.b.Hello"),
+        ("class Help", "Main"),
+    ],
+)
+def test_the_main_object_of_scala(code, name):
+    assert LANGUAGES["scala"].request(code, 64, "uid")["argv"][-1] == name
 
 
 def test_a_compiler_that_a_sandbox_cannot_see(monkeypatch, tmp_path):

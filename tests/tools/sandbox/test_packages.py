@@ -32,6 +32,14 @@ PROGRAMS = {
     "ruby": "require 'greet'; require 'json'; puts greet",
     "lua": "require('further'); print(require('greet').hello())",
 }
+OWN_TRANSFORM = {
+    "node/package.json": "{}",
+    "node/jest.config.js": "module.exports = { transform: { 'test.ts$': 'typeless' } }",
+    "node/node_modules/typeless/index.js": (
+        "exports.process = (code) => ({ code: code.replace(': number', '').replace(/import (.*) from '(.*)'/, "
+        "\"const $1 = require('$2')\") })"
+    ),
+}
 LEVELS = [level for level in probe()["levels"] if level != "uid"]
 
 
@@ -73,6 +81,22 @@ async def test_a_go_program_finds_packages_unless_it_has_a_module_of_its_own(fol
         assert result.ok, result
         other = await sandbox.run(code, language=language, timeout=100, memory_mb=2048, files=own)
         assert not other.ok
+
+
+@pytest.mark.skipif(not LANGUAGES["jest"].available, reason="jest is not installed here")
+@pytest.mark.long
+async def test_jest_is_part_of_the_operators_project_unless_it_has_one_of_its_own(tmp_path):
+    tmp_path.chmod(0o755)
+    for name, text in (HELLO | OWN_TRANSFORM).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = "import greet from 'greet'\nconst n: number = 1\ntest('it', () => expect(greet() + n).toBe('hello1'))"
+    async with LocalSandbox(packages=str(tmp_path), preload=()) as sandbox:
+        result = await sandbox.run(code, language="jest", timeout=60, memory_mb=2048)
+        assert result.ok, result
+        assert "1 passed" in result.stderr
+        own = {"package.json": b"{}"}
+        assert not (await sandbox.run(code, language="jest", timeout=60, memory_mb=2048, files=own)).ok
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("javac", "jar"))), reason="there is no Java here")

@@ -66,12 +66,12 @@ def test_a_machine_without_control_groups(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("machine", "limits", "told"),
+    ("machine", "limits", "expected"),
     [(2, {}, 2), (192, {}, 8), (192, {"processes": 256}, 32), (4, {"processes": 4}, 1), (192, {"cores": 1.5}, 2)],
 )
-def test_programs_are_told_of_no_more_processors_than_they_can_use(machine, limits, told, monkeypatch):
+def test_programs_are_told_of_no_more_processors_than_they_can_use(machine, limits, expected, monkeypatch):
     monkeypatch.setattr(processors, "available", lambda: machine)
-    assert processors.reported(Limits(**limits)) == told
+    assert processors.reported(Limits(**limits)) == expected
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is only one processor")

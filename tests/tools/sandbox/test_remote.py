@@ -137,7 +137,7 @@ async def test_cancelling_closes_the_connection():
         assert len(server.seen) == 1
 
 
-async def test_nobody_there():
+async def test_no_server_is_there():
     async with RemoteSandbox("http://127.0.0.1:9", retries=QUICK) as sandbox:
         result = await sandbox.run("1")
         assert result.status is INFRA
@@ -232,7 +232,7 @@ async def test_a_server_that_is_down_is_left_out_and_comes_back():
     async with StandIn(GOOD) as up:
         down = StandIn(GOOD)
         await down.start()
-        await down.stop()  # nobody listens at its port now
+        await down.stop()  # no process listens at its port now
         async with remote(up, down) as sandbox:
             results = await asyncio.gather(*(sandbox.run("1") for _ in range(20)))
             assert all(result.ok for result in results)

@@ -77,7 +77,7 @@ async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(
     """The server has answered, and the caller has not read the answer."""
     from toolgym.tools.serving import app
 
-    async def told(request, response, timeout):
+    async def noted(request, response, timeout):
         await send(request, response, timeout)
         if response.status == 201:
             making.cancel()
@@ -85,7 +85,7 @@ async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(
     send = app.send
     async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
         origin = await sandbox.session()
-        monkeypatch.setattr(app, "send", told)
+        monkeypatch.setattr(app, "send", noted)
         making = asyncio.create_task(sandbox.session() if what == "session" else origin.fork())
         await asyncio.wait({making})
         assert making.cancelled()

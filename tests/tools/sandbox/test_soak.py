@@ -98,7 +98,7 @@ class Saboteur:
 
 
 def named(result: ExecutionResult) -> str:
-    """What came of a call that did not go as it would without anybody being killed."""
+    """What came of a call that did not go as it would without a kill."""
     if result.status is not ExecutionStatus.SANDBOX_ERROR:
         return result.status
     return f"sandbox_error: {result.message}"

@@ -33,8 +33,8 @@ Language = Literal[
 ]  # fmt: skip
 """Languages that a request may name; see `toolgym.tools.sandbox.local.host.languages` for those that can run."""
 
-COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit"})
-"""Languages with a compiler's run of its own, to which `compile_timeout` applies."""
+COMPILED = frozenset({"cpp", "c", "go", "java", "rust", "csharp", "swift", "D_ut", "verilog", "junit", "scala"})
+"""Languages with a compiler's run of its own; `compile_timeout` applies to that."""
 
 
 def _few(value: Any) -> Any:

@@ -79,7 +79,7 @@ class SessionOwner(Protocol):
 
 
 class RemoteSession(Session):
-    """A session of a `RemoteSandbox`. Made by `RemoteSandbox.session`; lives on one server, to which all calls go.
+    """A session of a `RemoteSandbox`. Made by `RemoteSandbox.session`; lives on one server, which gets all its calls.
 
     A cell or program that may have begun is never sent again. A session whose server cannot be reached any more, or
     does not know it, counts as ended (`alive` false).

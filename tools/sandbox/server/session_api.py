@@ -267,7 +267,7 @@ def made_sessions(response: web.Response) -> list[str]:
 
 
 def _unquoted(raw: str) -> str:
-    """Return a name from a path, in which it is percent-encoded."""
+    """Return a name from a path that has it percent-encoded."""
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Programs that are merely odd: each must give the result that its reader expects, and harm nobody."""
+"""Programs that are merely odd: each must give the result that its reader expects, and harm no other."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Scene:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            # The dead count too: until somebody reaps them they take places that the next program needs.
+            # The dead count too: until they are reaped they take places that the next program needs.
             if not left and not await asyncio.to_thread(marked, self.mark, dead=True):
                 break
             await asyncio.sleep(0.01)

@@ -194,9 +194,9 @@ async def test_a_program_stays_with_its_session(branching):
     async with await branching.session() as session:
         await session.run_cell("import subprocess\np = subprocess.Popen(['cat'], stdin=-1, stdout=-1)")
         async with await forked(session) as other:
-            told = await other.run_cell("p.stdin.write(b'no\\n'); p.stdin.flush()")
-            assert told.error is not None
-            assert told.error.name == "BrokenPipeError"
+            result = await other.run_cell("p.stdin.write(b'no\\n'); p.stdin.flush()")
+            assert result.error is not None
+            assert result.error.name == "BrokenPipeError"
             assert (await other.run_cell("p.stdout.readline()")).result == "b''"
             await session.run_cell("p.stdin.write(b'yes\\n'); p.stdin.flush()")
             assert (await session.run_cell("p.stdout.readline()")).result == r"b'yes\n'"

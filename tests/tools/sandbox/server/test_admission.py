@@ -1,4 +1,4 @@
-"""Load, limits and rude clients: what one does harms no other, and nobody waits without end."""
+"""Load, limits and rude clients: what one does harms no other, and none waits without end."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ async def test_what_is_no_request_is_told_and_fills_no_log(serve, http, dial, ca
         writer.write(sent)
         assert (await asyncio.wait_for(reader.readline(), 10)).split()[1] == status
         writer.transport.abort()
-    # Somebody who goes away while his answer is on its way.
+    # A client that goes away while its answer is on its way.
     for _ in range(10):
         _, writer = await dial(service)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
@@ -297,7 +297,7 @@ async def test_a_thousand_at_once(serve, http):
     assert {body["run_result"]["stdout"] for _, _, body in answers} == {"hello\n"}
 
 
-async def test_what_the_server_gets_wrong_is_500_and_harms_nobody(serve, http, monkeypatch, caplog):
+async def test_what_the_server_gets_wrong_is_500_and_harms_no_other(serve, http, monkeypatch, caplog):
     service = await serve()
 
     async def broken(*args, **kwargs):

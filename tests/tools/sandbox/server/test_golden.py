@@ -73,6 +73,8 @@ def languages(shared_url):
 async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
     if case.language and case.language not in languages:
         pytest.skip(f"{case.language} is not installed here")
+    if case.name == "fields/language_without_runner" and "racket" in languages:
+        pytest.skip("Racket is installed here")
     if case.name == "jupyter/fetch_absolute" and IN_TMP:
         pytest.skip("the interpreter lives below /tmp, so programs work in a folder there, and not in /tmp itself")
     answer = await ask(http, shared_url, case)
@@ -84,8 +86,8 @@ async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
 
 
 def test_the_documentation_tells_every_reason():
-    told = " ".join((Path(__file__).parents[4] / "docs" / "sandboxfusion.md").read_text().split())
-    assert [reason["why"] for reason in REASONS if reason["why"] not in told] == []
+    page = " ".join((Path(__file__).parents[4] / "docs" / "sandboxfusion.md").read_text().split())
+    assert [reason["why"] for reason in REASONS if reason["why"] not in page] == []
 
 
 def test_every_case_is_recorded_and_every_difference_is_one_of_a_case():

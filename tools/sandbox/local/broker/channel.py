@@ -102,7 +102,7 @@ class CopyState:
     """What a session's channel holds for its forks.
 
     Attributes:
-        fork: the fork that is under way, and in which this channel is the origin or the copy.
+        fork: the fork that is under way; this channel is its origin or its copy.
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, where that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
@@ -130,7 +130,7 @@ class Channel:
         request: the request that waits for its answer; None: there is none.
         deadline: number of the deadline in force, see `reactor.Timed`; 0: there is none.
         session: name of the session; empty: it is a run, or still waits for its first request.
-        untrusted: whether user code has run: it may have written whatever comes from here on.
+        untrusted: whether user code has run: it may have written all that comes from here on.
         killed: why the broker ended it; None: it did not.
     """
 

@@ -158,7 +158,7 @@ class Processes:
 
     @property
     def busy(self) -> Iterator[Child]:
-        """Yield the children in which a program runs."""
+        """Yield the children that run a program."""
         for channel, links in self._links.items():
             if any(not process.ended for link in links for process in link.processes.values()):
                 yield channel.child

@@ -2,7 +2,7 @@
 
 The session asks for descriptors, forks, and says which process its copy is; the copy says that it is in place, or that
 it failed; the session says that it goes on. User code in the session can forge all of these notes. So a request yields
-at most one copy, and whatever goes wrong in between counts as the program's failure, and not as the sandbox's.
+at most one copy, and a failure in between counts as the program's, and not as the sandbox's.
 """
 
 from __future__ import annotations

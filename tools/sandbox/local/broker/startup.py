@@ -317,7 +317,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
 
 
 def _proc_options() -> str | None:
-    """Options by which a /proc shows only the processes that its reader may look into: no other forks of a session.
+    """Options that let a /proc show only the processes that its reader may look into: no other forks of a session.
 
     None: the kernel has no such option.
     """

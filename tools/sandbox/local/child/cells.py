@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SHELL = "__shell__"
-"""The name by which a rewritten cell calls `run_shell`."""
+"""The name that a rewritten cell calls `run_shell` by."""
 
 _MARKS = re.compile(r"""\\.|'''|\"""|['"#()\[\]{}]""")
 _ASSIGNED = re.compile(r"([\w.\[\]'\", ]+=\s*)([!%].*)")

@@ -1,4 +1,4 @@
-"""Rich output of a session, as in a notebook: the forms of a value, and the functions by which libraries show it.
+"""Rich output of a session, as in a notebook: the forms of a value, and the functions that libraries show it with.
 
 The interpreter of a sandbox need not have IPython, so the part that libraries use is written here. It is loaded before
 sessions are forked, and makes only a few small objects per session.
@@ -76,7 +76,7 @@ def bundle(offered: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def shows_itself(value: Any) -> bool:
-    """Call the method by which a value shows itself. Returns whether it has one."""
+    """Call the method that shows a value. Returns whether it has one."""
     shower = None if _has_any_name(value) else _method(value, "_ipython_display_")
     if shower is not None:
         shower()

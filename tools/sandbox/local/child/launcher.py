@@ -102,7 +102,7 @@ class Launcher:
 
     Args:
         control: the socket to the broker.
-        home: folder in which programs start.
+        home: folder that programs start in.
         environment: their variables.
     """
 
@@ -248,7 +248,7 @@ def run(control: int, home: str, environment: Mapping[str, str]) -> NoReturn:
 
     Args:
         control: the socket to the broker.
-        home: folder in which programs start.
+        home: folder that programs start in.
         environment: their variables.
     """
     try:

@@ -15,6 +15,7 @@ import linecache
 import logging
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -393,12 +394,11 @@ def _run_command(request: Mapping[str, Any]) -> NoReturn:
     if not request.get("fork", True):
         _exec(request["argv"])
     if request.get("compile"):
-        status = _spawn(request["compile"])
+        status, _ = _spawn(request["compile"])
         frames.send_all(harden.CONTROL_FD, frames.encode({"compiled": status}))
         if frames.receive(harden.CONTROL_FD) is None or status != 0:
             run_report.report_and_exit(1)
-    status = _spawn(request["argv"])
-    run_report.report_command(status)
+    run_report.report_command(*_spawn(request["argv"]))
 
 
 def _exec(argv: list[str]) -> NoReturn:
@@ -410,14 +410,21 @@ def _exec(argv: list[str]) -> NoReturn:
         os._exit(127)
 
 
-def _spawn(argv: list[str]) -> int:
-    """Run a program to its end. Returns its exit code: negative for a signal, 127 where it does not exist."""
+def _spawn(argv: list[str]) -> tuple[int, resource.struct_rusage]:
+    """Run a program to its end.
+
+    Returns:
+        Its exit code, negative for a signal, 127 where it does not exist; and what it and its children used. A compiler
+        that ran before it is not counted.
+    """
     try:
         process = subprocess.Popen(argv, close_fds=True)
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
-        return 127
-    return process.wait()
+        return 127, resource.getrusage(resource.RUSAGE_THREAD)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, used
 
 
 def _connect_stdin(text: str) -> None:

@@ -52,9 +52,8 @@ def _report(status: int, why: str = "") -> bytes:
     return frames.HEADER.pack(len(body)) + body
 
 
-def report_command(status: int) -> NoReturn:
-    """Report how a program ended that ran as a process below this one, and exit."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+def report_command(status: int, used: resource.struct_rusage) -> NoReturn:
+    """Report how a program ended that ran as a process below this one and what it used, and exit."""
     report = {"done": status, "cpu": used.ru_utime + used.ru_stime, "rss_kb": used.ru_maxrss}
     frames.send_all(harden.CONTROL_FD, frames.encode(report))
     os._exit(0)

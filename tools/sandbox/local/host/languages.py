@@ -33,7 +33,8 @@ class Language:
     In commands and variables, `{heap}`, `{start}` and `{stack}` stand for MiB: what a garbage collector may use, what
     it begins with, and a thread's stack, all in proportion to the memory that the program may have. `{processors}` is
     the number that is reported to the program. `{main}`, which names of files may hold too, is `main`, or another word
-    where one of the caller's files has such a name. `{jars}` and `{go_module}` come from `packages`.
+    where one of the caller's files has such a name. `{main_class}` is the program's main class or object, `Main` where
+    none is found. `{jars}`, `{go_module}` and `{node_project}` come from `packages`.
 
     Attributes:
         name: as callers give it.
@@ -42,10 +43,11 @@ class Language:
         compile: the command that compiles it first, where there is one.
         needs: programs that must be installed, or other files by their full names.
         alone: instead of both commands, one that compiles and runs in a single process, where no more are allowed.
-        level: the weakest isolation level at which it can run: `landlock`; `uid` where it takes several processes; or
+        level: the weakest isolation level that it runs at: `landlock`; `uid` where it takes several processes; or
             `namespaces` where it does not start without a /proc.
         env: variables for the commands.
-        begins: text that is put in front of a program without it.
+        begins: text that is put in front of a program without it, and behind its first lines that match `head`.
+        head: pattern of lines that must stay first.
         named_by_class: whether the file has the name of the program's public class, where it has one.
         makes: names of what the commands put beside it.
     """
@@ -59,6 +61,7 @@ class Language:
     level: str = "landlock"
     env: tuple[tuple[str, str], ...] = ()
     begins: str = ""
+    head: str = ""
     named_by_class: bool = False
     makes: tuple[str, ...] = ()
 
@@ -104,12 +107,21 @@ class Language:
         source = self.source
         if self.named_by_class and (found := _PUBLIC_CLASS.search(code)):
             source = found[1] + os.path.splitext(source)[1]
-        code = code if self.begins.strip() in code else self.begins + code
+        if self.begins.strip() not in code:
+            head = re.match(self.head, code)
+            at = head.end() if head else 0
+            code = code[:at] + self.begins + code[at:]
         if files.get(source, code.encode("utf-8", "surrogatepass")) != code.encode("utf-8", "surrogatepass"):
             said = f"the file {source!r} has the name that {self.name} wants for the program itself; give it another"
             raise OptionError(said, "files", source)
         stem = unused_stem((source, *self.makes), files)
-        names = {"go_module": packages.go_module(folder), "jars": packages.jars(folder), "main": stem}
+        names = {
+            "go_module": packages.go_module(folder),
+            "node_project": packages.node_project(folder),
+            "jars": packages.jars(folder),
+            "main": stem,
+            "main_class": _main_class(code),
+        }
         run, compiler = (self.alone, ()) if level == "landlock" and self.alone else (self.run, self.compile)
         argv = [_fitted(word, names, memory_mb, processors) for word in run]
         compile_mb = max(memory_mb, COMPILER_MB) if compiler else memory_mb
@@ -128,6 +140,21 @@ class Language:
 _PUBLIC_CLASS = re.compile(
     r"\bpublic\s+(?:(?:static|final|abstract|sealed|strictfp)\s+)*(?:class|interface|enum|record)\s+(\w+)"
 )
+_SCALA_APP = re.compile(r"\bobject\s+(\w+)\s+extends\s[^{]*\bApp\b")
+_SCALA_OBJECT = re.compile(r"\bobject\s+(\w+)")
+_SCALA_PACKAGE = re.compile(r"^\s*package\s+([\w.]+)\s*;?\s*$", re.MULTILINE)
+
+
+def _main_class(code: str) -> str:
+    """Return the name of the Scala object that a program begins with: an `App`, or the one around `def main`."""
+    if app := _SCALA_APP.search(code):
+        name = app[1]
+    else:
+        before, found, _ = code.partition("def main(")
+        objects = _SCALA_OBJECT.findall(before if found else code)
+        name = objects[-1 if found else 0] if objects else "Main"
+    package = _SCALA_PACKAGE.search(code)
+    return f"{package[1]}.{name}" if package else name
 
 
 def _fitted(text: str, names: Mapping[str, str], memory_mb: int, processors: int) -> str:
@@ -161,6 +188,8 @@ _JAVA_FLAGS = (
     "-Xmx{heap}m", "-Xms{start}m", "-Xss{stack}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
     "-XX:ActiveProcessorCount={processors}",
 )  # fmt: skip
+_JAVA_OPTS = (("JAVA_OPTS", " ".join(_JAVA_FLAGS)),)
+"""For the scripts that start Scala and Kotlin: by themselves they take 256 MiB, and compile at half the speed."""
 _JAVAC_FLAGS = tuple(f"-J{flag}" for flag in _JAVA_FLAGS)
 
 _JUNIT = "/usr/share/java/junit-platform-console-standalone.jar"
@@ -207,8 +236,16 @@ cat >{main}.exe.config <<X
 <clear/><add name="assertions" type="FailedAssertion, {main}"/>
 </listeners></trace></system.diagnostics></configuration>
 X
-exec mcs -d:DEBUG -out:{main}.exe {main}.cs .{main}-assertions.cs"""
+exec mcs -nowarn:105 -d:DEBUG -out:{main}.exe {main}.cs .{main}-assertions.cs"""
 """Mono by itself goes on after an assertion that failed; .NET ends the program, with this code."""
+
+_USINGS = "".join(
+    f"using System{name}; " for name in ("", ".Collections.Generic", ".IO", ".Linq", ".Threading", ".Threading.Tasks")
+)
+"""What .NET's projects use without saying so. A program that says it too gets a warning, number 105."""
+
+_CSHARP_HEAD = r"(?:[ \t]*(?:#.*|//.*|extern alias .*)?\r?\n)*"
+"""Blank lines, directives and comments: nothing may stand in front of a `#define`."""
 
 
 def _typescript() -> tuple[str, ...]:
@@ -279,11 +316,21 @@ LANGUAGES = _table(
         ("mcs", "mono"),
         level="namespaces",
         env=(("MONO_GC_PARAMS", "max-heap-size={heap}m"),),  # or, out of memory, it ends with code 0
+        begins=_USINGS,
+        head=_CSHARP_HEAD,
         makes=("{main}.exe", "{main}.exe.config", ".{main}-assertions.cs"),
     ),
-    Language("scala", "Main.scala", ("scala", "Main.scala"), needs=("scala",), level="uid"),
+    Language(
+        "scala",
+        "Main.scala",
+        ("scala", *_CLASSES, "{main_class}"),
+        ("scalac", *_JAVAC_FLAGS, *_CLASSES, "Main.scala"),
+        needs=("scala", "scalac"),
+        level="uid",
+        env=_JAVA_OPTS,
+    ),
     Language("julia", "{main}.jl", ("julia", "{main}.jl"), needs=("julia",)),
-    Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid"),
+    Language("kotlin_script", "{main}.kts", ("kotlin", "{main}.kts"), needs=("kotlin",), level="uid", env=_JAVA_OPTS),
     Language(
         "swift", "{main}.swift", ("./{main}",), ("swiftc", "{main}.swift", "-o", "{main}"), ("swiftc",), makes=_PROGRAM
     ),
@@ -335,8 +382,11 @@ LANGUAGES = _table(
     ),
     Language(
         "jest",
-        "{main}.test.js",
-        _shell("[ -e package.json ] || echo {} >package.json; exec jest --runInBand --no-cache {main}.test.js"),
+        "{main}.test.ts",
+        _shell(
+            "{node_project}[ -e package.json ] || echo {} >package.json; "
+            "exec jest --runInBand --no-cache {main}.test.ts"
+        ),
         needs=("jest",),
         level="uid",
     ),

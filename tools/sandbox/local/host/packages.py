@@ -32,7 +32,7 @@ def check(folder: str) -> str:
 
 
 def variables(folder: str | None) -> dict[str, str]:
-    """Return the environment variables by which programs find packages; None: there is no such folder."""
+    """Return the environment variables that let programs find packages; None: there is no such folder."""
     node = NODE_PATH if folder is None else (f"{folder}/node/node_modules", *NODE_PATH)
     found = {"NODE_PATH": ":".join(node)}
     if folder is not None:
@@ -59,3 +59,13 @@ def go_module(folder: str | None) -> str:
         return ""
     module = shlex.quote(f"{folder}/go")
     return f"[ -e go.mod ] || [ -e vendor ] || {{ cp {module}/go.* . && ln -s {module}/vendor vendor; }}; "
+
+
+def node_project(folder: str | None) -> str:
+    """Return a line of shell that makes a test without a `package.json` part of the operator's Node project."""
+    if folder is None or not os.path.exists(f"{folder}/node/package.json"):
+        return ""
+    project = shlex.quote(f"{folder}/node")
+    files = f"{project}/package.json {project}/*.config.*"
+    copy = f'for f in {files}; do [ ! -e "$f" ] || [ -e "${{f##*/}}" ] || cp "$f" .; done'
+    return f"[ -e package.json ] || [ -e node_modules ] || {{ {copy}; ln -s {project}/node_modules .; }}; "

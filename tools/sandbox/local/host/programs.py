@@ -23,7 +23,7 @@ START = 30.0
 """Seconds that starting a program may take."""
 
 SLACK = 5.0
-"""Seconds beyond a program's deadline in which the broker has killed it, or its session."""
+"""Seconds beyond a program's deadline until the broker has killed it, or its session."""
 
 NO_PROGRAM, NOT_EXECUTABLE = 127, 126
 """A shell's codes for a program that is not there, and for one that cannot be executed."""

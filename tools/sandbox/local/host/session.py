@@ -93,7 +93,7 @@ class LocalSession(Session):
     """A session of a `LocalSandbox`. Made by `LocalSandbox.session`.
 
     Attributes:
-        template: the process in which it lives.
+        template: the process that it lives in.
     """
 
     def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str, max_file_bytes: int) -> None:

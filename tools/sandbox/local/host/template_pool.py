@@ -313,7 +313,7 @@ def enterable(python: str, level: str | None, require: str | None) -> Level:
 
 
 def _names_pattern(preload: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches code in which a preloaded module, or one that usually brings it, is named."""
+    """Return what matches code that names a preloaded module, or one that usually brings it."""
     names = {name.partition(".")[0] for name in preload}
     friends = {"numpy": ("np", "matplotlib", "sklearn"), "pandas": ("pd",), "scipy": ("sklearn",)}
     words = sorted({*names, *(friend for name in names for friend in friends.get(name, ()))})

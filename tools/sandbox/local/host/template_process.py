@@ -310,7 +310,7 @@ class TemplateProcess:
             self._mailboxes.setdefault(loop, []).append(message)
 
     def _on_read(self) -> None:
-        """Hand over what came for other loops, each of which is woken once."""
+        """Hand over what came for other loops. Each is woken once."""
         mailboxes, self._mailboxes = self._mailboxes, {}
         for loop, messages in mailboxes.items():
             with contextlib.suppress(RuntimeError):  # it is closed, and nothing waits on it any more
@@ -321,7 +321,7 @@ class TemplateProcess:
             self._deliver(message)
 
     def _deliver(self, message: dict[str, Any]) -> None:
-        """Give an answer to what waits for it, on the loop on which that waits. Meanwhile it may have gone."""
+        """Give an answer to what waits for it, on its own loop. Meanwhile it may have gone."""
         future = self._waiting.get(message["id"])
         if future is not None and not future.done():
             future.set_result(message)

@@ -46,7 +46,7 @@ def sweep() -> None:
 def remove(folder: str) -> None:
     """Remove a folder, even a tree too deep for Python, or folders without permissions. Never raises."""
     with contextlib.suppress(OSError):
-        os.rmdir(folder)  # an empty folder, for which no descriptor need be free
+        os.rmdir(folder)  # an empty folder: that takes no free descriptor
         return
     try:
         shutil.rmtree(folder)

@@ -27,7 +27,7 @@ PENDING_SIGNALS = 1024
 """Signals that are queued, and timers. The kernel counts them for each user, and in each user namespace."""
 
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
-"""What a child may have of that for which the kernel has quotas for each user: with that of its namespace alone."""
+"""What a child may have where the kernel has quotas for each user: with that of its namespace alone."""
 
 _MIB = 1 << 20
 _EMPTY_PATH = 0x1000
@@ -56,7 +56,7 @@ class Hardening:
         terminals: whether each gets terminals of its own (at the level `namespaces`).
         below_tmp: folders below /tmp that the interpreter needs.
         folders: further folders that a child can write to, which its root has already.
-        proc: high descriptor of a /proc in which this process is visible, for writing its user ids; -1: none is needed.
+        proc: high descriptor of a /proc that shows this process, for writing its user ids; -1: none is needed.
     """
 
     namespaces: bool
@@ -80,7 +80,7 @@ class Hardening:
     folders: tuple[str, ...] = ()
 
     def batch(self, slot: int, folder: str) -> SyscallBatch:
-        """The calls by which a child hardens itself for good, prepared before the fork.
+        """The calls that harden a child for good, prepared before the fork.
 
         The process that makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If
         one fails, the child must end: nothing may run in a child that is hardened in part.
@@ -141,7 +141,7 @@ class Hardening:
         return "/tmp/work" if self.below_tmp else "/tmp"
 
     def drop_capabilities(self) -> SyscallBatch:
-        """The calls by which a run drops its last capability: only a session may have to change its root one day."""
+        """The calls that drop a run's last capability: only a session may have to change its root one day."""
         batch = SyscallBatch()
         if self.namespaces:
             _keep_capabilities(batch, 0)

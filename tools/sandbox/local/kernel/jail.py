@@ -25,7 +25,8 @@ from toolgym.tools.sandbox.local.kernel.users import SANDBOX_UID
 SYSTEM_PATHS = (
     "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/etc/alternatives", "/etc/fonts",
     "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/certs", *glob.glob("/etc/java-*-openjdk"), "/etc/mono", "/etc/R",
-    *glob.glob("/etc/php/*/cli"), *glob.glob("/etc/php/*/mods-available"), "/etc/ldc2.conf", "/opt/go",
+    *glob.glob("/etc/php/*/cli"), *glob.glob("/etc/php/*/mods-available"), "/etc/ldc2.conf", "/etc/racket",
+    "/opt/go",
 )  # fmt: skip
 """The parts of the system that programs need, where they exist. None is secret: the rest of /etc stays outside."""
 

@@ -58,7 +58,7 @@ class Ruleset:
     Args:
         read_only: files and folders that may be read and executed.
         devices: files that may be read and written.
-        writable: folders in which everything but devices may be made, changed and removed; devices there may be used.
+        writable: folders where everything but devices may be made, changed and removed; devices there may be used.
     """
 
     def __init__(self, read_only: Iterable[str], devices: Iterable[str] = (), writable: Iterable[str] = ()) -> None:
@@ -86,7 +86,7 @@ class Ruleset:
 
         Args:
             batch: where to add them.
-            writable: further folders, opened by the batch, in which everything but devices may be made and removed.
+            writable: further folders, opened by the batch, where everything but devices may be made and removed.
             devices: further folders of devices, likewise, that may be listed, read and written.
             free: the lowest descriptor that is free at that point of the batch.
             network: whether TCP is allowed; otherwise the kernel refuses bind and connect, since ABI 4.

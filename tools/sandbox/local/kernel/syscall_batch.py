@@ -1,6 +1,6 @@
 """Batches of system calls: prepared once before the fork, and made in every child.
 
-The calls by which a child hardens itself take hardly any time in the kernel. The Python code around them does: each
+The calls that harden a child take hardly any time in the kernel. The Python code around them does: each
 object that it touches lies on a page that the child shares with the zygote, and that must be copied. So a child walks a
 list of numbers, and touches little else. What that saves is measured by `benchmarks/sandbox.py --without
 syscall-batch`.

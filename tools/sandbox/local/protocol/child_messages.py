@@ -68,7 +68,7 @@ class Begins(TypedDict):
 
 
 class Folder(TypedDict):
-    """The working folder, from which files will be fetched. The child waits for `Go`."""
+    """The working folder; files will be fetched from it. The child waits for `Go`."""
 
     folder: str
 
@@ -126,7 +126,7 @@ ChildNote = (
 
 
 class LaunchProgram(TypedDict):
-    """Start a program, to which this number belongs."""
+    """Start a program, and give it this number."""
 
     op: Literal["start"]
     number: int

@@ -1,6 +1,6 @@
 """The first process of a pid namespace, so that a program need not be it.
 
-The kernel spares process 1 of a namespace every signal for which it has no handler, even one that it sends itself: a
+The kernel spares process 1 of a namespace every signal that it has no handler for, even one that it sends itself: a
 program in that place could not kill itself, and would end in other ways than elsewhere. So process 1 is another
 process, which reaps orphans and sleeps. It shares the memory of the zygote (`CLONE_VM`), so that starting and ending it
 copies nothing, and takes some 60 microseconds together. It runs no Python, only a few instructions of its own: they

@@ -65,7 +65,7 @@ class ChildSpec:
 
     Attributes:
         hardening: how each hardens itself.
-        work: folder in which each gets a working folder, where it has no file system of its own.
+        work: folder where each gets a working folder, where it has no file system of its own.
         output_bytes: how much of each stream is kept.
         pid_namespace: descriptor of the broker's own pid namespace, where each child gets one; -1: it gets none.
         cgroups: control groups for them; None: there are none.
