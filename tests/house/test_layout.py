@@ -98,6 +98,7 @@ ORDERS = {
         "episode_config",
         "episode",
         "runner",
+        "endpoint",
         "adapters",
         "recording",
     ],
