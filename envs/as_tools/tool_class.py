@@ -8,7 +8,7 @@ import copyreg
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -111,6 +111,24 @@ class ToolEnvironment:
         if not self._episode.over:
             self._home.run(self._episode.answer(answer))
         return self._episode.reward
+
+
+def finish_all(environments: Sequence[ToolEnvironment], answers: Sequence[str | None]) -> list[float | None]:
+    """The rewards of many episodes, scored side by side.
+
+    Args:
+        environments: the episodes.
+        answers: the last turn of each; None for a policy that did not get that far: its env scores nothing, and the
+            reward is what was earned until then.
+    """
+    scored = [
+        one._home.submit(one._episode.answer(answer))
+        for one, answer in zip(environments, answers, strict=True)
+        if answer is not None and not one._episode.over
+    ]
+    for each in scored:
+        each.result()
+    return [one._episode.reward for one in environments]
 
 
 def tool_class(
@@ -221,12 +239,14 @@ def _answering(name: str) -> Callable[..., str]:
 
 
 def _dressed(call: Any, name: str, made: Signature) -> Callable[..., str]:
-    """A function with the name, signature and docstring that it is to be known by."""
+    """A function with the name, signature and docstring that it is to be known by.
+
+    The return type stands in the signature alone: transformers would write it into the schema that the model reads.
+    """
     call.__name__ = call.__qualname__ = name
     call.__doc__, call.__signature__ = made.doc, made.signature
     hints = {one.name: one.annotation for one in made.signature.parameters.values()}
     call.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Parameter.empty}
-    call.__annotations__["return"] = str
     dressed: Callable[..., str] = call
     return dressed
 
@@ -240,7 +260,7 @@ class _Home:
         self._open = {self._spare}
         self._warned = False
         self._bridge = EventLoopThread(name="toolgym-tools", on_close=partial(_close_all, self._open))
-        self.run = self._bridge.run
+        self.run, self.submit = self._bridge.run, self._bridge.submit
 
     def begin(self) -> ToolEpisode:
         """An episode in an env of its own."""
@@ -251,7 +271,7 @@ class _Home:
     def end(self, episode: ToolEpisode) -> None:
         """Have an episode closed whose instance was collected."""
         self._open.discard(episode)
-        close_later(episode, self._bridge.submit)
+        close_later(episode, self.submit)
 
     def close(self, episode: ToolEpisode) -> None:
         """Close an episode, and wait for it."""
