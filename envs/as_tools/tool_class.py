@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import copyreg
 import inspect
@@ -22,6 +23,9 @@ from toolgym.tools.schema import ToolSchema
 
 OWN_NAMES = ("reset", "get_reward", "close", "finish")
 """Names that no tool may have."""
+
+CLOSE_TIMEOUT = 30.0
+"""Seconds that the envs of a class get to close when the class is gone."""
 
 _log = logging.getLogger("toolgym.envs")
 
@@ -259,7 +263,10 @@ class _Home:
         self._spare: ToolEpisode | None = ToolEpisode(first)  # whose tools the class was made of
         self._open = {self._spare}
         self._warned = False
-        self._bridge = EventLoopThread(name="toolgym-tools", on_close=partial(_close_all, self._open))
+        self._bridge = EventLoopThread(
+            name="toolgym-tools", on_close=partial(_close_all, self._open), close_timeout=CLOSE_TIMEOUT
+        )
+        _homes.add(self)
         self.run, self.submit = self._bridge.run, self._bridge.submit
 
     def begin(self) -> ToolEpisode:
@@ -278,6 +285,10 @@ class _Home:
         self._open.discard(episode)
         self.run(episode.close())
 
+    def end_all(self) -> None:
+        """Close every episode, and end the loop."""
+        self._bridge.close()
+
     def warn_once(self, text: str) -> None:
         """Log a warning, the first time."""
         if not self._warned:
@@ -288,5 +299,15 @@ class _Home:
 async def _close_all(episodes: set[ToolEpisode]) -> None:
     for result in await asyncio.gather(*(one.close() for one in episodes), return_exceptions=True):
         if isinstance(result, Exception):
-            with contextlib.suppress(Exception):
-                _log.warning("closing an env failed: %s: %s", type(result).__name__, result)
+            _log.warning("closing an env failed: %s: %s", type(result).__name__, result)
+
+
+_homes: weakref.WeakSet[_Home] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Close what is left before the sandboxes' loops end, which this needs: what was registered last runs first."""
+    for home in list(_homes):
+        with contextlib.suppress(Exception):  # the interpreter ends anyway
+            home.end_all()
