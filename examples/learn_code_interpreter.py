@@ -26,6 +26,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not keep the tools from a processor
 
 import torch
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from toolgym.envs import ArithmeticTasks
@@ -51,6 +52,14 @@ def evaluate(trainer: GRPOTrainer, spec: Spec, tasks: int) -> tuple[float, float
     model = trainer.accelerator.unwrap_model(trainer.model)
     sampled, greedy = (asyncio.run(success(model, spec, temperature, tasks)) for temperature in (1.0, 0.0))
     return sampled, greedy
+
+
+class PrintReward(TrainerCallback):
+    """One short line for each step, in place of all of TRL's figures."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if logs and "reward" in logs:
+            print(f"step {state.global_step}: mean reward {logs['reward']:.3f}", flush=True)
 
 
 def main() -> None:
@@ -99,7 +108,9 @@ def main() -> None:
             processing_class=spec.tokenizer,
             reward_funcs=spec.reward_funcs,
             rollout_func=spec.rollout_func,
+            callbacks=[PrintReward()],
         )
+        trainer.remove_callback(PrinterCallback)
         before = evaluate(trainer, spec, given.tasks)
         print(f"before: sampled {before[0]:.3f}, greedy {before[1]:.3f}", flush=True)
         started, computed = time.monotonic(), time.process_time()

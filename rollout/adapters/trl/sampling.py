@@ -66,10 +66,10 @@ def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:
     Raises:
         ConfigError: a prompt is none of a data set that the spec made.
     """
-    indices = []
+    indices: list[int] = []
     for row, prompt in enumerate(prompts):
-        last = prompt[-1] if isinstance(prompt, list) and prompt else None
-        index = last.get("toolgym_index") if isinstance(last, Mapping) else None
+        last: Any = prompt[-1] if isinstance(prompt, list) and prompt else None
+        index: Any = last.get("toolgym_index") if isinstance(last, Mapping) else None
         known = isinstance(index, int) and 0 <= index < len(tasks)
         if not known or tasks[index].messages[-1]["content"] != last["content"]:
             raise ConfigError(
