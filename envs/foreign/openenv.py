@@ -162,9 +162,7 @@ class OpenEnvAdapter(Adapter):
     def _shown(self, observation: Any) -> str:
         """The fields of an observation: a text alone as it is, anything else as JSON. Empty fields are left out."""
         fields = dict(_plain(observation)) if not isinstance(observation, str) else {"text": observation}
-        shown = {
-            name: value for name, value in fields.items() if name not in _NOT_SHOWN and value not in (None, "", [], {})
-        }
+        shown = {name: value for name, value in fields.items() if name not in _NOT_SHOWN and not _is_empty(value)}
         if not shown:
             return ""
         if len(shown) == 1:
@@ -194,6 +192,10 @@ def _takes(function: Any, name: str) -> bool:
 
 def _field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | tuple | dict) and not value)
 
 
 def _plain(value: Any) -> Any:

@@ -71,10 +71,10 @@ def messages_of(
     """
     if to_text is not None:
         observation = to_text(observation)
-    if observation is None or observation == "":
+    if observation is None:
         return []
     if isinstance(observation, str):
-        return [user(encodable(observation))]
+        return [user(encodable(observation))] if observation else []
     if isinstance(observation, Mapping) and "role" in observation:
         return [message_of(observation, what)]
     if isinstance(observation, list | tuple) and all(isinstance(one, Mapping) and "role" in one for one in observation):

@@ -30,12 +30,12 @@ def tiny_tokenizer():
 def exact_rollout(tiny_tokenizer):
     """Plays 4 tasks twice each, checks that every token is the engine's own, and returns the trajectories."""
 
-    async def play(make, tasks=None):
+    async def play(make, tasks=None, *, max_new_tokens=32, max_response_tokens=300):
         config = RunConfig(
             group_size=2,
             seed=3,
-            sampling=SamplingParams(max_new_tokens=32),
-            limits=EpisodeLimits(max_response_tokens=300),
+            sampling=SamplingParams(max_new_tokens=max_new_tokens),
+            limits=EpisodeLimits(max_response_tokens=max_response_tokens),
             on_truncated_turn="close",  # so that the env sees the turns of a policy that rarely ends one
         )
         async with Listening(tiny_policy_path()) as engine:
