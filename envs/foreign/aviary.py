@@ -57,10 +57,7 @@ def _message(turn: ParsedTurn) -> Any:
 
     if not turn.calls:
         return AviaryMessage(role="assistant", content=turn.content)
-    calls = [
-        ToolCall(id=call.id, function={"name": call.name, "arguments": call.arguments})  # type: ignore[arg-type]
-        for call in turn.calls
-    ]
+    calls = [ToolCall(id=call.id, function={"name": call.name, "arguments": call.arguments}) for call in turn.calls]
     return ToolRequestMessage(content=turn.content.strip() or None, tool_calls=calls)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -28,6 +29,8 @@ from toolgym.tools.parsers import ParsedTurn, Parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 
 T = TypeVar("T")
+
+_log = logging.getLogger("toolgym.envs")
 
 NO_OBSERVATION = "[no observation]"
 """What the policy reads where an env goes on and says nothing: a chat needs a message between two turns."""
@@ -182,7 +185,10 @@ class ForeignEnv(BaseEnv):
         )
         if found is not None and not fresh:
             return found
-        await self._drop()
+        try:
+            await self._drop()
+        except Exception as error:  # noqa: BLE001  the next episode needs nothing of the object before
+            _log.warning("closing a foreign env failed: %s", error_text(error))
         assert self._make is not None
         what = f"making the env with {self._make!r}"
         made = await self._deadline(self._made(task), StopReason.ENV_CREATE_FAILED, what)

@@ -6,6 +6,7 @@ The contract: `reset(seed=, options=) -> (obs, info)`, `step(action) -> (obs, re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +53,8 @@ class GymnasiumAdapter(Adapter):
             )
 
     async def reset(self, start: Start) -> Begun:
-        arguments = {"seed": start.seed, "options": dict(start.options) or None}
-        observation, info = await self.threads.run(self.env.reset, **arguments)
+        reset = functools.partial(self.env.reset, seed=start.seed, options=dict(start.options) or None)
+        observation, info = await self.threads.run(reset)
         return Begun(opened(start.messages, self.read(observation)), info=_info(info))
 
     async def step(self, turn: ParsedTurn) -> Stepped:

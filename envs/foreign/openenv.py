@@ -63,22 +63,25 @@ class OpenEnvAdapter(Adapter):
         if not turn.calls:
             return Stepped([], 0.0, True)
         messages: list[Message] = []
-        reward, info, done, failed = 0.0, {}, False, set()
+        told: dict[str, Any] = {}
+        failed: set[str] = set()
+        reward, done = 0.0, False
         for call in turn.calls:
             if done:
                 break
             try:
-                observation, gained, ended, told = self._split(await self._call("step", self._action(call)))
+                observation, gained, ended, info = self._split(await self._call("step", self._action(call)))
             except InvalidActionError as error:
-                text, failed = str(error), {*failed, call.id}
+                text = str(error)
+                failed.add(call.id)
             else:
                 text = self._answer(observation)
                 reward, done = reward + number_of(gained, self.name), flag_of(ended, self.name)
-                info |= told
+                told |= info
                 if getattr(observation, "error", None) is not None:
                     failed.add(call.id)
             messages.append(tool(text, tool_call_id=call.id, name=call.name))
-        return Stepped(messages, reward, done, info=info, failed_calls=frozenset(failed))
+        return Stepped(messages, reward, done, info=told, failed_calls=frozenset(failed))
 
     async def close(self) -> None:
         if self._client:

@@ -61,7 +61,7 @@ class EnvThreads:
         try:
             work = functools.partial(self._do, call)
             if self._own is None:
-                return await tool_threads().run(work, name=self.name)  # type: ignore[no-any-return]
+                return await tool_threads().run(work, name=self.name)
             context = contextvars.copy_context()
             return await asyncio.wrap_future(self._own.submit(context.run, contained, work, (), {}))
         except asyncio.CancelledError:

@@ -1,7 +1,8 @@
-"""The programs of the README and of docs/own_env.md run as they stand there."""
+"""The programs of the README, of docs/own_env.md and of docs/foreign_envs.md run as they stand there."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ def _blocks(page, language):
 
 README = _blocks("README.md", "python")
 OWN_ENV = _blocks("docs/own_env.md", "python")
+FOREIGN_ENVS = _blocks("docs/foreign_envs.md", "python")
 FILES = {name: (ROOT / "examples" / name).read_text() for name in ("sums.py", "grpo.py")}
 
 
@@ -45,12 +47,20 @@ def _name(program):
 def test_there_are_programs():
     assert len(README) >= 4
     assert len(OWN_ENV) == 4
+    assert len(FOREIGN_ENVS) == 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", README, ids=_name)
 def test_a_program_of_the_readme_runs(program):
     _run([sys.executable, "-c", program])
+
+
+@pytest.mark.long
+def test_the_program_of_the_page_on_foreign_envs_runs():
+    rewards = ast.literal_eval(_run([sys.executable, "-c", FOREIGN_ENVS[0]]))
+    assert len(rewards) == 8
+    assert set(rewards) <= {0.0, 1.0}
 
 
 def test_the_page_shows_the_examples_as_they_are():

@@ -18,6 +18,7 @@ import pytest
 from toolgym.envs import StopReason, Task, seed_tasks, wrap
 from toolgym.envs.foreign.projects import project_of
 from toolgym.envs.types import EpisodeFailedError
+from toolgym.rollout import EnginePlayer, SamplingParams, open_engine
 from toolgym.testing import check_env
 from toolgym.tools import ToolSchema
 from toolgym.tools.errors import ConfigError
@@ -635,3 +636,19 @@ async def test_tau2s_broken_simulations_are_no_reward_of_0(ends, reason):
             assert failed.value.stop_reason is reason
         else:
             assert (await env.step("Bye.")).stop_reason is reason
+
+
+async def test_an_engine_is_an_opponent():
+    async with open_engine("tiny") as engine:
+        opponent = EnginePlayer(engine, sampling=SamplingParams(max_new_tokens=4), system_prompt="Play.")
+        assert isinstance(await opponent("one"), str)
+        async with wrap(Nim(), players=2, player=1, opponents=opponent) as env:
+            obs, _ = await env.reset(seed=1)
+            assert "[Ann]" in obs[0]["content"]
+        with pytest.raises(EpisodeFailedError, match="its engine's context") as failed:
+            await opponent("word " * 10_000)
+        assert failed.value.stop_reason is StopReason.ENGINE_FAILED
+    async with wrap(Nim(), players=2, player=1, opponents=opponent) as env:
+        with pytest.raises(EpisodeFailedError, match="closed") as failed:
+            await env.reset(seed=1)
+    assert failed.value.stop_reason is StopReason.ENGINE_FAILED
