@@ -20,7 +20,7 @@ from typing import Any
 from toolgym.envs.foreign.base import Adapter, Begun, InvalidActionError, Start, Stepped
 from toolgym.envs.foreign.options import WrapOptions
 from toolgym.envs.foreign.threads import EnvThreads
-from toolgym.envs.foreign.values import flag_of, messages_of, number_of, opened, text_of
+from toolgym.envs.foreign.values import messages_of, number_of, opened, text_of
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.function import drop_titles
@@ -42,6 +42,7 @@ class OpenEnvAdapter(Adapter):
         super().__init__(env, options, threads)
         names = [one.__name__ for one in type(env).__mro__]
         self._client = "EnvClient" in names
+        self._gives_results = self._client or "SyncEnvClient" in names
         inside = env.async_client if "SyncEnvClient" in names else env
         self._mcp = options.to_action is None and options.action_type is None and _is_mcp(inside)
         self._actions = {} if self._mcp or options.to_action is not None else _actions(inside, options, self.name)
@@ -51,7 +52,7 @@ class OpenEnvAdapter(Adapter):
         if not _takes(self.env.reset, "seed"):
             del arguments["seed"]
         observation, _, done, info = self._split(await self._call("reset", **arguments))
-        if flag_of(done, self.name):
+        if done:
             raise EpisodeFailedError(StopReason.RESET_FAILED, f"{self.name} was over before the policy's first turn")
         tools = await self._list_tools() if self._mcp else [schema for schema, _ in self._actions.values()]
         return Begun(opened(start.messages, self._messages(observation)), tools, info)
@@ -76,7 +77,7 @@ class OpenEnvAdapter(Adapter):
                 failed.add(call.id)
             else:
                 text = self._answer(observation)
-                reward, done = reward + number_of(gained, self.name), flag_of(ended, self.name)
+                reward, done = reward + number_of(gained, self.name), ended
                 told |= info
                 if getattr(observation, "error", None) is not None:
                     failed.add(call.id)
@@ -102,13 +103,9 @@ class OpenEnvAdapter(Adapter):
 
     def _split(self, given: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
         """The observation, the reward, whether it is over, and what else was told."""
-        result = given
-        if hasattr(given, "observation"):
-            given = given.observation
-        reward = getattr(result, "reward", None)
-        metadata = getattr(result, "metadata", None) or _field(given, "metadata") or {}
-        done = getattr(result, "done", None)
-        return given, reward, bool(done) if done is None else done, dict(metadata)
+        observation = given.observation if self._gives_results else given
+        metadata = getattr(given, "metadata", None) or _field(observation, "metadata") or {}
+        return observation, getattr(given, "reward", None), bool(getattr(given, "done", False)), dict(metadata)
 
     def _action(self, call: ToolCall) -> Any:
         """The action that a call stands for.
