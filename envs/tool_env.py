@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Self, TypeVar
 
+from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.result_text import Side, check_cut, cut
@@ -321,37 +322,12 @@ class ToolEnv(BaseEnv):
 
     def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
         """Return the turn, and what it asks for in order, each checked against the tools and the limit."""
-        if isinstance(action, ParsedTurn):
-            turn = action
-        elif isinstance(action, str):
-            turn = self._parse(action)
-        else:
-            turn = self._read_message(action)
+        turn = read_action(action, self._parse, calls_seen=self._calls_seen)
         checked = [check_call(one, self._schemas) if isinstance(one, ToolCall) else one for one in turn.requests]
         return turn, [self._limit(one) for one in checked]
 
     def _parse(self, text: str) -> ParsedTurn:
         return self._parser(text, first_id=self._calls_seen, schemas=self._schemas, starts_open=self._starts_open)
-
-    def _read_message(self, action: Message) -> ParsedTurn:
-        content = action.get("content") if isinstance(action, Mapping) else None
-        if not isinstance(content, str) or action.get("role") != "assistant":
-            raise ConfigError(f"an action is a parsed turn, text, or an assistant message of text, got {action!r}")
-        if "tool_calls" not in action:
-            turn = self._parse(content)
-            return turn._replace(reasoning=action.get("reasoning_content", turn.reasoning))
-        calls: list[ToolCall] = []
-        if not isinstance(action["tool_calls"], Sequence):
-            raise ConfigError(f"tool_calls of a message must be a list, got {action['tool_calls']!r}")
-        for index, one in enumerate(action["tool_calls"]):
-            function = one.get("function") if isinstance(one, Mapping) else None
-            if not isinstance(function, Mapping) or not (
-                isinstance(function.get("name"), str) and isinstance(function.get("arguments"), dict)
-            ):
-                raise ConfigError(f"a tool call of a message needs a function's name and arguments object, got {one!r}")
-            call_id = one.get("id") or f"call_{self._calls_seen + index}"
-            calls.append(ToolCall(call_id, function["name"], function["arguments"], index))
-        return ParsedTurn(content, content, calls, [], action.get("reasoning_content"))
 
     def _limit(self, request: ToolCall | ToolCallError) -> ToolCall | ToolCallError:
         if isinstance(request, ToolCallError) or request.index < self.max_parallel_calls:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.batch.tree import Tree as Tree
     from toolgym.rollout.batch.tree import pack_tree as pack_tree
     from toolgym.rollout.endpoint import make_run as make_run
+    from toolgym.rollout.engine_player import EnginePlayer as EnginePlayer
     from toolgym.rollout.engines.base import Engine as Engine
     from toolgym.rollout.engines.base import Generation as Generation
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest

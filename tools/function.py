@@ -170,26 +170,26 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
         )
     model = pydantic.create_model(tool_name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
     parameters = model.model_json_schema()
-    _drop_titles(parameters)
+    drop_titles(parameters)
     text = description
     if text is None:
         text = "\n\n".join(part for part in (docstring.short_description, docstring.long_description) if part)
     return FunctionTool(function, ToolSchema(tool_name, text, parameters), model)
 
 
-def _drop_titles(schema: dict[str, Any]) -> None:
+def drop_titles(schema: dict[str, Any]) -> None:
     """Remove the titles that pydantic invents from field names: they cost tokens and say nothing new."""
     if isinstance(schema.get("title"), str):
         del schema["title"]
     for key in ("properties", "$defs"):
         for child in schema.get(key, {}).values():
-            _drop_titles(child)
+            drop_titles(child)
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            _drop_titles(schema[key])
+            drop_titles(schema[key])
     for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
         for child in schema.get(key, []):
-            _drop_titles(child)
+            drop_titles(child)
 
 
 def _as_result(value: Any) -> ToolResult:

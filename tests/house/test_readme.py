@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ def _blocks(page, language):
 README = _blocks("README.md", "python")
 OWN_ENV = _blocks("docs/own_env.md", "python")
 TRAINERS = [one for page in ("docs/trainers.md", "docs/trl.md") for one in _blocks(page, "python")]
+FOREIGN_ENVS = _blocks("docs/foreign_envs.md", "python")
 FILES = {name: (ROOT / "examples" / name).read_text() for name in ("sums.py", "grpo.py")}
 
 
@@ -47,12 +49,20 @@ def test_there_are_programs():
     assert len(README) >= 4
     assert len(OWN_ENV) == 4
     assert len(TRAINERS) == 4
+    assert len(FOREIGN_ENVS) == 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", README, ids=_name)
 def test_a_program_of_the_readme_runs(program):
     _run([sys.executable, "-c", program])
+
+
+@pytest.mark.long
+def test_the_program_of_the_page_on_foreign_envs_runs():
+    rewards = ast.literal_eval(_run([sys.executable, "-c", FOREIGN_ENVS[0]]))
+    assert len(rewards) == 8
+    assert set(rewards) <= {0.0, 1.0}
 
 
 def test_the_page_shows_the_examples_as_they_are():

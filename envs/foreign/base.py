@@ -1,0 +1,146 @@
+"""The contract of an adapter: one object of a foreign project as episodes of messages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from toolgym.envs.foreign.options import WrapOptions
+from toolgym.envs.foreign.threads import EnvThreads
+from toolgym.envs.foreign.values import messages_of
+from toolgym.envs.types import StopReason
+from toolgym.tools.message import Message
+from toolgym.tools.parsers import ParsedTurn, split_reasoning
+from toolgym.tools.schema import ToolSchema
+
+
+class InvalidActionError(ValueError):
+    """What the policy wrote is no action of the env. The policy reads the text."""
+
+
+class Start(NamedTuple):
+    """How an episode begins.
+
+    Attributes:
+        messages: the task's; none where the task is but a seed.
+        seed: below 2**32, the most that NumPy's global generator takes.
+        options: what the user passes on to the env's own `reset`.
+    """
+
+    messages: Sequence[Message]
+    seed: int
+    options: Mapping[str, Any]
+
+
+class Begun(NamedTuple):
+    """What an env gave when an episode began.
+
+    Attributes:
+        messages: all messages so far.
+        tools: what the policy may call.
+        info: the env's own.
+    """
+
+    messages: list[Message]
+    tools: Sequence[ToolSchema] = ()
+    info: Mapping[str, Any] = {}
+
+
+class Stepped(NamedTuple):
+    """What an env made of a turn.
+
+    Attributes:
+        messages: the new messages; one with the role `tool` for each call.
+        reward: as the env gave it.
+        terminated: whether the episode reached its own end, as the env gave it.
+        truncated: whether it was cut, as the env gave it.
+        info: the env's own.
+        stop_reason: why it is over, where the env says more than the two flags.
+        failed_calls: ids of the calls that the env says went wrong.
+    """
+
+    messages: list[Message]
+    reward: Any
+    terminated: Any = False
+    truncated: Any = False
+    info: Mapping[str, Any] = {}
+    stop_reason: StopReason | None = None
+    failed_calls: frozenset[str] = frozenset()
+
+
+def layers_of(env: Any) -> list[Any]:
+    """The env and, where it is a wrapper, the ones inside of it, outermost first."""
+    layers = [env]
+    while (inside := getattr(layers[-1], "__dict__", {}).get("env")) is not None:
+        layers.append(inside)
+    return layers
+
+
+class Adapter(ABC):
+    """One object of a foreign project. A subclass knows the project's contract, and nothing of toolgym's episodes.
+
+    What it raises ends the episode as the env's failure, but for `InvalidActionError`.
+
+    Attributes:
+        project: what errors call the project.
+        uses: the names of those of `WrapOptions` that it uses.
+        one_episode: whether an object plays one episode, so that each needs a new one.
+        max_calls: how many tool calls of one turn the env takes; None: any number.
+
+    Args:
+        env: the object.
+        options: see `wrap`.
+        threads: where its blocking functions run.
+    """
+
+    project: ClassVar[str]
+    uses: ClassVar[frozenset[str]] = frozenset()
+    one_episode: ClassVar[bool] = False
+    max_calls: ClassVar[int | None] = None
+
+    def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
+        options.require_only(self.uses, self.project)
+        self.env, self.options, self.threads = env, options, threads
+
+    @property
+    def name(self) -> str:
+        """The project and the object's class, for errors."""
+        return f"{self.project}'s {type(layers_of(self.env)[-1]).__name__}"
+
+    @abstractmethod
+    async def reset(self, start: Start) -> Begun:
+        """Begin an episode, ending the one before."""
+
+    @abstractmethod
+    async def step(self, turn: ParsedTurn) -> Stepped:
+        """Take one turn; `turn.calls` have been checked against the tools."""
+
+    async def close(self) -> None:
+        """Close the object. Called once."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            await self.threads.close(close)
+
+    def said(self, turn: ParsedTurn) -> str:
+        """The text of a turn for an env that reads texts."""
+        if not self.options.drop_thinking:
+            return turn.text
+        return split_reasoning(turn.text, starts_open="</think>" in turn.text)[1].strip()
+
+    def action(self, turn: ParsedTurn) -> Any:
+        """The action that a turn stands for: what `to_action` makes of it, or its text.
+
+        Raises:
+            InvalidActionError: `to_action` raised a `ValueError`: the policy wrote none.
+        """
+        if self.options.to_action is None:
+            return self.said(turn)
+        try:
+            return self.options.to_action(turn)
+        except ValueError as error:
+            raise InvalidActionError(str(error)) from error
+
+    def read(self, observation: Any) -> list[Message]:
+        """An observation as messages."""
+        return messages_of(observation, self.name, self.options.to_text)

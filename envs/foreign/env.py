@@ -1,0 +1,368 @@
+"""`ForeignEnv`: an env of another project behind `reset`, `step` and `close`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from toolgym.envs.actions import read_action
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.foreign.base import Adapter, InvalidActionError, Start, Stepped
+from toolgym.envs.foreign.options import WrapOptions
+from toolgym.envs.foreign.projects import adapter_for
+from toolgym.envs.foreign.seeds import RESET, SeedTasks, env_begins, seed_of, seed_task
+from toolgym.envs.foreign.threads import EnvThreads
+from toolgym.envs.foreign.values import flag_of, led_by, metrics_of, number_of
+from toolgym.envs.result_text import cut
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_instances import encodable
+from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import ConfigError, EpisodeError, error_text, require_seed
+from toolgym.tools.message import Message, assistant, tool, user
+from toolgym.tools.parsers import ParsedTurn, Parser
+from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
+
+T = TypeVar("T")
+
+_log = logging.getLogger("toolgym.envs")
+
+NO_OBSERVATION = "[no observation]"
+"""What the policy reads where an env goes on and says nothing: a chat needs a message between two turns."""
+
+CLOSE_TIMEOUT = 20.0
+"""Seconds that a foreign env gets to close."""
+
+
+class Settings(NamedTuple):
+    """How `ForeignEnv` plays; see `wrap`."""
+
+    options: WrapOptions
+    project: str | None
+    system_prompt: str | None
+    max_turns: int | None
+    max_obs_chars: int | None
+    timeout: float
+    queue_timeout: float
+    own_thread: bool
+    parser: Parser
+
+
+class ForeignEnv(BaseEnv):
+    """An env of another project. `wrap` makes it; it says what is passed on, and how.
+
+    Args:
+        env: the object of the project; None where `make` makes one.
+        make: makes an object, when the first episode begins.
+        takes_task: whether `make` takes the task, so that each episode has an object of its own.
+        tasks: where tasks come from; None: each is a seed.
+        settings: see `Settings`.
+    """
+
+    def __init__(
+        self,
+        env: object | None,
+        make: Callable[..., Any] | None,
+        takes_task: bool,
+        tasks: TaskSource | Sequence[Task] | None,
+        settings: Settings,
+    ) -> None:
+        self.tasks: TaskSource = (
+            SeedTasks() if tasks is None else tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
+        )
+        self._seeds = tasks is None
+        self._make, self._takes_task, self._settings = make, takes_task, settings
+        self._adapter: Adapter | None = None
+        self._threads: EnvThreads | None = None
+        self._broken = False
+        self._closed = False
+        self._over = True
+        self._begun = False
+        self._rng = random.Random()
+        self._tools: dict[str, ToolSchema] = {}
+        self._turn = self._calls_seen = self._bad_calls = 0
+        if env is not None:
+            self._adapter = self._adapt(env)
+
+    def __repr__(self) -> str:
+        inside = self._adapter.name if self._adapter is not None else "an env that is yet to be made"
+        return f"<{type(self).__name__} around {inside}>"
+
+    @property
+    def foreign(self) -> Any:
+        """The object of the other project; None before it was made."""
+        return self._adapter.env if self._adapter is not None else None
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        """The env's own tools. Where only its `reset` tells them, there are none before the first episode."""
+        return list(self._tools.values())
+
+    # ------------------------------------------------------------------ the contract
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        require_seed(seed)
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
+        if self._closed:
+            raise EpisodeError(f"reset was called after close: {self!r} plays no further episode")
+        self._over = True  # until the new one is known to have begun
+        if seed is not None:
+            self._rng = random.Random(seed)
+        rest = dict(options or {})
+        self.task = task = self._choose(rest.pop("task", None), seed)
+        start = Start(
+            () if env_begins(task) else task.messages,
+            self._seed(task, seed) % 2**32,
+            {**_mapping(task.extra_info.get(RESET), task), **rest},
+        )
+        adapter = await self._adapter_of(task)
+        begun = await self._deadline(adapter.reset(start), StopReason.RESET_FAILED, f"reset of {adapter.name}")
+        messages = led_by(self._settings.system_prompt, self._cut(begun.messages))
+        if not messages:
+            raise ConfigError(
+                f"{adapter.name} begins with an empty observation, and the task has no messages: give tasks=, with a "
+                "prompt in each"
+            )
+        self._tools = {schema.name: schema for schema in begun.tools}
+        self._turn = self._calls_seen = self._bad_calls = 0
+        self._over, self._begun = False, True
+        info: dict[str, Any] = {"task": task, "env_info": begun.info}
+        info["tools"] = [schema.to_openai() for schema in self.tool_schemas]
+        return messages, info  # type: ignore[return-value]  # with a key of its own
+
+    async def step(self, action: Action) -> StepResult:
+        if self._over or self._adapter is None:
+            state = "after the episode ended" if self._begun else "before reset"
+            raise EpisodeError(f"step was called {state}; call `await env.reset()` first")
+        turn = read_action(action, self._parse, calls_seen=self._calls_seen)
+        requests = self._checked(turn) if self._tools else []
+        calls = [one for one in requests if isinstance(one, ToolCall)]
+        errors = [one for one in requests if isinstance(one, ToolCallError)]
+        self._turn += 1
+        self._calls_seen += len(requests)
+        self._bad_calls += len(errors)
+        started = time.monotonic()
+        if errors and not calls:
+            stepped = Stepped([], 0.0)
+        else:
+            stepped = await self._take(self._adapter, turn._replace(calls=calls, errors=[]))
+        return self._result(turn, requests, stepped, time.monotonic() - started)
+
+    async def close(self) -> None:
+        self._over = self._closed = True
+        await self._drop()
+
+    # ------------------------------------------------------------------ how an episode begins
+
+    def _choose(self, given: object, seed: int | None) -> Task:
+        if given is not None:
+            if not isinstance(given, Task):
+                raise ConfigError(f"options['task'] must be a toolgym Task, got {given!r}")
+            return given
+        if self._seeds and seed is not None:
+            return seed_task(seed)
+        return require_task(self.tasks.sample(self._rng))
+
+    def _seed(self, task: Task, seed: int | None) -> int:
+        """The task's seed, so that the episodes of a group begin alike; or the one that was given; or one drawn now."""
+        wanted = seed_of(task)
+        wanted = seed if wanted is None else wanted
+        return self._rng.getrandbits(31) if wanted is None else wanted
+
+    async def _adapter_of(self, task: Task) -> Adapter:
+        """The adapter of an object that can begin an episode, made where there is none."""
+        found = self._adapter
+        fresh = self._make is not None and (
+            self._takes_task or self._broken or (found is not None and found.one_episode and self._begun)
+        )
+        if found is not None and not fresh:
+            return found
+        try:
+            await self._drop()
+        except Exception as error:  # noqa: BLE001  the next episode needs nothing of the object before
+            _log.warning("closing a foreign env failed: %s", error_text(error))
+        assert self._make is not None
+        what = f"making the env with {self._make!r}"
+        made = await self._deadline(self._made(task), StopReason.ENV_CREATE_FAILED, what)
+        try:
+            self._adapter, self._broken = self._adapt(made), False
+        except ConfigError:  # it is of no known project, or cannot be wrapped
+            await EnvThreads("the env").run(_close_blocking, made)
+            raise
+        return self._adapter
+
+    async def _made(self, task: Task) -> Any:
+        assert self._make is not None
+        arguments = (task,) if self._takes_task else ()
+        if inspect.iscoroutinefunction(self._make):
+            return await self._make(*arguments)
+        self._threads = EnvThreads("the foreign env", own_thread=self._settings.own_thread)
+        made = await self._threads.run(self._make, *arguments, undo=_close_blocking)
+        return await made if inspect.isawaitable(made) else made
+
+    def _adapt(self, env: object) -> Adapter:
+        threads, self._threads = self._threads, None
+        own_thread = self._settings.own_thread or bool(getattr(env, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
+        if threads is None or own_thread is not threads.own:
+            threads = EnvThreads("", own_thread=own_thread)
+        made = adapter_for(env, self._settings.project)(env, self._settings.options, threads)
+        threads.name = made.name
+        return made
+
+    # ------------------------------------------------------------------ one turn
+
+    def _parse(self, text: str) -> ParsedTurn:
+        if not self._tools:  # calls mean nothing to this env, so none are looked for
+            return ParsedTurn(text, text, [], [])
+        return self._settings.parser(text, first_id=self._calls_seen, schemas=self._tools)
+
+    def _checked(self, turn: ParsedTurn) -> list[ToolCall | ToolCallError]:
+        """What the turn asks for, in order, each checked against the tools and the env's limit."""
+        assert self._adapter is not None
+        left = self._adapter.max_calls
+        found: list[ToolCall | ToolCallError] = []
+        for one in turn.requests:
+            checked = check_call(one, self._tools) if isinstance(one, ToolCall) else one
+            if isinstance(checked, ToolCall) and left is not None:
+                left -= 1
+                if left < 0:
+                    text = "The call was not run: this env takes one call in a turn. Send it again in your next turn."
+                    checked = ToolCallError(
+                        CallProblem.TOO_MANY_CALLS, text, "", checked.id, checked.index, checked.name
+                    )
+            found.append(checked)
+        return found
+
+    async def _take(self, adapter: Adapter, turn: ParsedTurn) -> Stepped:
+        try:
+            step = adapter.step(turn)
+            return await self._deadline(step, StopReason.ENV_FAILED, f"step of {adapter.name}")
+        except InvalidActionError as error:
+            answers = [tool(str(error), tool_call_id=call.id, name=encodable(call.name)) for call in turn.calls]
+            return Stepped(answers or [user(str(error))], 0.0, failed_calls=frozenset(call.id for call in turn.calls))
+
+    def _result(
+        self, turn: ParsedTurn, requests: Sequence[ToolCall | ToolCallError], stepped: Stepped, seconds: float
+    ) -> StepResult:
+        assert self._adapter is not None
+        what = self._adapter.name
+        try:
+            reward = number_of(stepped.reward, what)
+            terminated, truncated = flag_of(stepped.terminated, what), flag_of(stepped.truncated, what)
+        except EpisodeFailedError:
+            self._break()
+            raise
+        reason = stepped.stop_reason
+        if reason is None and (terminated or truncated):
+            reason = StopReason.ANSWERED if terminated else StopReason.MAX_TURNS
+        if reason is None and self._turn == self._settings.max_turns:
+            reason, truncated = StopReason.MAX_TURNS, True
+        if reason is not None:
+            self._over = True
+        messages = self._cut(stepped.messages)
+        answers, others = _answers(requests, messages)
+        records = [
+            _record(request, answer["content"], stepped, seconds)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+        obs = [*answers, *others] or [user(NO_OBSERVATION)]
+        info: dict[str, Any] = {
+            "stop_reason": reason,
+            "message": turn.message if self._tools or not turn.requests else assistant(turn.text),
+            "tool_calls": records,
+            "metrics": {"turn": self._turn, "bad_calls": self._bad_calls, **metrics_of(stepped.info)},
+            "terminated": terminated,
+            "truncated": truncated,
+            "env_info": stepped.info,
+        }
+        if reason is not None:
+            info["final_obs"] = messages
+        return StepResult([] if reason is not None else obs, reward, reason is not None, _step_info(info))
+
+    def _cut(self, messages: Sequence[Message]) -> list[Message]:
+        most = self._settings.max_obs_chars
+        if most is None:
+            return list(messages)
+        return [{**one, "content": cut(one["content"], most, "middle")} for one in messages]
+
+    # ------------------------------------------------------------------ failures and the end
+
+    async def _deadline(self, coroutine: Coroutine[Any, Any, T], failed: StopReason, what: str) -> T:
+        """Await what the env does. Whatever it raises ends the episode, with the env to blame."""
+        settings = self._settings
+        try:
+            return await with_deadline(coroutine, settings.timeout, queue=settings.queue_timeout)
+        except InvalidActionError:
+            raise
+        except DeadlineError as error:
+            self._break()
+            raise EpisodeFailedError(StopReason.ENV_TIMEOUT, f"{what} {error}") from error
+        except (EpisodeFailedError, ConfigError):
+            self._break()
+            raise
+        except Exception as error:
+            self._break()
+            raise EpisodeFailedError(failed, f"{what} raised {error_text(error)}") from error
+        except BaseException:  # the caller was cancelled: the env may be in the middle of something
+            self._break()
+            raise
+
+    def _break(self) -> None:
+        """The state of the object is unknown: the episode is over, and the next one gets another where it can."""
+        self._over = self._broken = True
+
+    async def _drop(self) -> None:
+        """Close the object, if there is one, even when cancelled meanwhile."""
+        adapter, self._adapter = self._adapter, None
+        if adapter is None:
+            return
+        try:
+            await shielded(with_deadline(adapter.close(), CLOSE_TIMEOUT))
+        finally:
+            adapter.threads.end()
+
+
+def _answers(
+    requests: Sequence[ToolCall | ToolCallError], messages: Sequence[Message]
+) -> tuple[list[Message], list[Message]]:
+    """Return one answer for each request, in order, and the other messages."""
+    given = {one.get("tool_call_id"): one for one in messages if one["role"] == "tool"}
+    answers = []
+    for one in requests:
+        text = encodable(one.message) if isinstance(one, ToolCallError) else NO_OBSERVATION
+        found = given.pop(one.id, None)
+        answers.append(tool(found["content"] if found else text, tool_call_id=one.id, name=encodable(one.name)))
+    return answers, [one for one in messages if one["role"] != "tool" or one.get("tool_call_id") in given]
+
+
+def _record(request: ToolCall | ToolCallError, text: str, stepped: Stepped, seconds: float) -> ToolCallRecord:
+    if isinstance(request, ToolCallError):
+        return ToolCallRecord(request.id, request.name, None, request.problem.value, text)
+    status = "error" if request.id in stepped.failed_calls else "ok"
+    return ToolCallRecord(request.id, request.name, request.arguments, status, text, seconds=seconds)
+
+
+def _step_info(info: dict[str, Any]) -> StepInfo:
+    return info  # type: ignore[return-value]  # with keys of its own
+
+
+def _mapping(value: object, task: Task) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"extra_info[{RESET!r}] of task {task.id!r} must map names to arguments, got {value!r}")
+    # Arrow fills keys that a row does not use with None when it unites rows.
+    return {name: one for name, one in (value or {}).items() if one is not None}
+
+
+def _close_blocking(env: Any) -> None:
+    """Close an env that came too late, where that needs no event loop."""
+    close = getattr(env, "close", None)
+    if close is not None and not inspect.iscoroutinefunction(close):
+        close()

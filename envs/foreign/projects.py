@@ -1,0 +1,105 @@
+"""Which adapter an object takes: told by the modules of its classes, so that nothing is imported to find out."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from toolgym.envs.foreign.base import Adapter
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
+
+PROJECTS = {
+    "aviary": "toolgym.envs.foreign.aviary:AviaryAdapter",
+    "gem": "toolgym.envs.foreign.gem:GemAdapter",
+    "gymnasium": "toolgym.envs.foreign.gymnasium:GymnasiumAdapter",
+    "openenv": "toolgym.envs.foreign.openenv:OpenEnvAdapter",
+    "skyrl_gym": "toolgym.envs.foreign.skyrl_gym:SkyRLGymAdapter",
+    "tau2": "toolgym.envs.foreign.tau2:Tau2Adapter",
+    "textarena": "toolgym.envs.foreign.textarena:TextArenaAdapter",
+}
+"""The adapter of each project, by the project's import name."""
+
+_BASES = {
+    ("aviary.env", "Environment"): "aviary",
+    ("gem.core", "Env"): "gem",
+    ("gymnasium.core", "Env"): "gymnasium",
+    ("openenv.core.env_client", "EnvClient"): "openenv",
+    ("openenv.core.env_server.interfaces", "Environment"): "openenv",
+    ("openenv.core.sync_client", "SyncEnvClient"): "openenv",
+    ("skyrl_gym.core", "Env"): "skyrl_gym",
+    ("tau2.gym.gym_agent", "AgentGymEnv"): "tau2",
+    ("tau2.gym.gym_agent", "UserGymEnv"): "tau2",
+    ("textarena.core", "Env"): "textarena",
+}
+"""The project of each base class, by the class's module and name."""
+
+_REFUSED = {
+    ("gymnasium.vector.vector_env", "VectorEnv"): "a vector of envs; the runner plays many by itself: wrap one",
+    ("gem.vector.vector_env", "VectorEnv"): "a vector of envs; the runner plays many by itself: wrap one",
+    ("gem.multiagent.multi_agent_env", "MultiAgentEnv"): "an env of several agents; only one policy is supported",
+    ("aviary.env", "TaskDataset"): (
+        "a dataset of envs: give wrap a function that takes the task, such as "
+        "`lambda task: dataset.get_new_env_by_idx(int(task.id))`, with tasks=seed_tasks(range(len(dataset)))"
+    ),
+    ("toolgym.envs.base", "BaseEnv"): "toolgym's own already: use it as it is",
+    ("toolgym.envs.gym.gymnasium_env", "GymnasiumEnv"): "toolgym's own: toolgym.make gives the async env of its id",
+}
+
+
+def project_of(env: object) -> str | None:
+    """Return the project that an object is an env of, by its import name; None where it is of none that is known.
+
+    Raises:
+        ConfigError: it is of a known project, and cannot be wrapped; says why.
+    """
+    found = None
+    for one in _classes(env):
+        key = (one.__module__, one.__name__)
+        if key in _REFUSED:
+            raise ConfigError(f"{type(env).__name__} is {_REFUSED[key]}")
+        found = found or _BASES.get(key)
+    return found
+
+
+def adapter_for(env: object, project: str | None = None) -> type[Adapter]:
+    """Return the adapter for an object.
+
+    Args:
+        env: the object.
+        project: the project whose contract it keeps; None: that of its classes.
+
+    Raises:
+        UnknownNameError: there is no such project; names the nearest one.
+        ConfigError: the object is of none, or cannot be wrapped.
+    """
+    found = project_of(env)
+    name = found if project is None else project
+    if name is None:
+        raise ConfigError(
+            f"expected an env of {', '.join(PROJECTS)}, or a function that makes one, got {env!r}; an env of another "
+            "class that keeps the contract of one of them can be wrapped with project="
+        )
+    module, _, adapter = PROJECTS[checked_project(name)].partition(":")
+    made: type[Adapter] = getattr(importlib.import_module(module), adapter)
+    return made
+
+
+def checked_project(name: str) -> str:
+    """Return the name of a project.
+
+    Raises:
+        UnknownNameError: there is none of that name; names the nearest one.
+    """
+    if name not in PROJECTS:
+        raise UnknownNameError(
+            f"there is no project {name!r}{nearest(str(name), PROJECTS)}; known: {', '.join(PROJECTS)}"
+        )
+    return name
+
+
+def _classes(env: object) -> list[type[Any]]:
+    """The classes of an object: of the env inside of wrappers first, as a Gymnasium env may be another project's."""
+    inside = env
+    if any((one.__module__, one.__name__) == ("gymnasium.core", "Env") for one in type(env).__mro__):
+        inside = getattr(env, "unwrapped", env)
+    return [*type(inside).__mro__, *type(env).__mro__]

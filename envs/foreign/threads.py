@@ -1,0 +1,133 @@
+"""`EnvThreads`: the blocking functions of one foreign env, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from toolgym.tools.concurrency.blocking import DaemonThread, contained, tool_threads
+from toolgym.tools.errors import EpisodeError, error_text
+
+T = TypeVar("T")
+
+_log = logging.getLogger("toolgym.envs")
+
+
+class EnvThreads:
+    """Runs the blocking functions of one env, one at a time: in the threads of `tool_threads`, or in one of its own.
+
+    A thread cannot be stopped. One that its caller gave up, as at a deadline, runs on; what it was to make is undone
+    when it ends, and a `close` that came meanwhile happens then, so that an env is never closed while it steps.
+
+    Args:
+        name: what the log calls the env.
+        own_thread: whether all functions run in the same thread, for libraries that are bound to one.
+    """
+
+    def __init__(self, name: str, *, own_thread: bool = False) -> None:
+        self.name = name
+        self._own = DaemonThread("toolgym-env") if own_thread else None
+        self._lock = threading.Lock()
+        self._running = 0
+        self._late: Callable[[], Any] | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether all functions run in the same thread."""
+        return self._own is not None
+
+    async def run(
+        self, function: Callable[..., T], /, *args: Any, undo: Callable[[T], Any] | None = None, **kwargs: Any
+    ) -> T:
+        """Run a function and return what it returns, or raise what it raises.
+
+        Args:
+            function: blocking.
+            args: its arguments.
+            undo: called with what the function returns, where the caller does not wait for it any more.
+            kwargs: its keyword arguments.
+
+        Raises:
+            EpisodeError: a function that overran its deadline still runs.
+        """
+        if self._running:
+            raise EpisodeError(f"a function of {self.name} that overran its deadline still runs")
+        call = _Call(functools.partial(function, *args, **kwargs), undo)
+        try:
+            work = functools.partial(self._do, call)
+            if self._own is None:
+                return await tool_threads().run(work, name=self.name)
+            context = contextvars.copy_context()
+            return await asyncio.wrap_future(self._own.submit(context.run, contained, work, (), {}))
+        except asyncio.CancelledError:
+            call.give_up()
+            raise
+
+    async def close(self, close: Callable[[], Any]) -> None:
+        """Call the env's `close`: now, or when the function that still runs has ended."""
+        with self._lock:
+            if self._running:
+                self._late = close
+                _log.warning("%s is closed when its function that overran its deadline ends", self.name)
+                return
+        await self.run(close)
+
+    def end(self) -> None:
+        """End the thread of its own when what runs in it has ended."""
+        if self._own is not None:
+            self._own.shutdown(wait=False)
+
+    def _do(self, call: _Call) -> Any:
+        with self._lock:
+            self._running += 1
+        try:
+            return call()
+        finally:
+            with self._lock:
+                self._running -= 1
+                late, self._late = (self._late, None) if not self._running else (None, self._late)
+            if late is not None:
+                _quietly(late, f"closing {self.name}")
+
+
+class _Call:
+    """One function, whose result is undone where its caller went away."""
+
+    def __init__(self, function: Callable[[], Any], undo: Callable[[Any], Any] | None) -> None:
+        self._function, self._undo = function, undo
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._made: list[Any] = []
+
+    def __call__(self) -> Any:
+        value = self._function()
+        if self._undo is not None:
+            with self._lock:
+                if not self._given_up:
+                    self._made.append(value)
+                    return value
+            _quietly(functools.partial(self._undo, value), "undoing what came too late")
+        return value
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+            made, self._made = self._made, []
+        for value in made:  # it was made, but its caller never got it
+            assert self._undo is not None
+            thread = DaemonThread("toolgym-env")
+            thread.submit(_quietly, functools.partial(self._undo, value), "undoing what came too late")
+            thread.shutdown(wait=False)
+
+
+def _quietly(function: Callable[[], Any], what: str) -> None:
+    """Call a function that nothing waits for; what it raises is logged."""
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001  nothing waits for it
+        _log.warning("%s failed: %s", what, error_text(error))

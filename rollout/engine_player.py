@@ -1,0 +1,85 @@
+"""`EnginePlayer`: an engine as a player of a game, or as whatever else answers a text with a text."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.engines.base import Engine, SamplingParams
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_keywords
+from toolgym.tools.message import system, user
+from toolgym.tools.parsers import split_reasoning
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class EnginePlayer:
+    """Answers a text with what an engine generates; an opponent for `toolgym.envs.wrap`, whose tokens are not kept.
+
+    Each text is a conversation of its own: TextArena's opponents read the whole of the game each time.
+
+    Args:
+        engine: started; it stays the caller's to close.
+        sampling: how to sample; the template's stop tokens are added.
+        system_prompt: comes before each text.
+        tokenizer: of the model that the engine serves; None: the engine's.
+        template_kwargs: further variables for the chat template.
+        timeout: wall seconds for one answer.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or the engine has no tokenizer and none was given.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        sampling: SamplingParams = SamplingParams(max_new_tokens=512),  # noqa: B008  it is frozen
+        system_prompt: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float = 120.0,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise ConfigError(f"engine must be an Engine, got {engine!r}")
+        tokenizer = engine.tokenizer if tokenizer is None else tokenizer
+        if tokenizer is None:
+            raise ConfigError(f"this {type(engine).__name__} knows no tokenizer: give the model's with tokenizer=")
+        check_seconds(timeout=timeout)
+        self._engine, self._sampling, self._timeout = engine, sampling, timeout
+        self._before = [] if system_prompt is None else [system(system_prompt)]
+        self._renderer = ChatRenderer(tokenizer, [], template_kwargs or {})
+
+    async def __call__(self, text: str) -> str:
+        """Return the engine's answer to a text, without its thinking.
+
+        Raises:
+            EpisodeFailedError: the engine failed (`ENGINE_FAILED`) or did not answer in time (`ENGINE_TIMEOUT`), or
+                the text does not fit its context (`ENGINE_FAILED`).
+        """
+        try:
+            return await with_deadline(self._answer(text), self._timeout)
+        except DeadlineError as error:
+            raise EpisodeFailedError(StopReason.ENGINE_TIMEOUT, f"an opponent's engine {error}") from error
+        except Exception as error:
+            told = f"an opponent's engine failed: {error_text(error)}"
+            raise EpisodeFailedError(StopReason.ENGINE_FAILED, told) from error
+
+    async def _answer(self, text: str) -> str:
+        ids = self._renderer.prompt_ids([*self._before, user(text)])
+        longest = self._engine.context_length
+        if len(ids) >= longest:
+            raise ConfigError(f"what the opponent reads has {len(ids)} tokens, and its engine's context {longest}")
+        stops = tuple(sorted({*self._sampling.stop_token_ids, *self._renderer.stop_token_ids}))
+        most = min(longest - len(ids), self._sampling.max_new_tokens)
+        params = replace(self._sampling, max_new_tokens=most, stop_token_ids=stops)
+        generation = await self._engine.generate(ids, params, request_id=f"player-{uuid.uuid4().hex}")
+        said = self._renderer.text(generation.token_ids)
+        return split_reasoning(said, starts_open="</think>" in said)[1].strip()
