@@ -141,7 +141,10 @@ class EnvSession:
         self._env: BaseEnv | None = None
         self._lock = asyncio.Lock()
         self._pending = 0
-        self._running: asyncio.Future[Any] | None = None
+        self._running: asyncio.Task[Any] | None = None
+        """The task that awaits a call of the env now."""
+        self._interrupted = False
+        """Whether `close` cancelled it."""
         self._closed = False
 
     @property
@@ -230,8 +233,8 @@ class EnvSession:
         """Cancel what runs, and close the env."""
         self._closed = True
         await self.calls.close()
-        if self._running is not None:
-            self._running.cancel()
+        if self._running is not None and not self._interrupted:
+            self._interrupted = self._running.cancel()
         async with self._lock:
             await self._drop()
 
@@ -246,11 +249,10 @@ class EnvSession:
             raise BusyError(f"{MAX_WAITING} calls wait for this session: no more are taken", 1)
         self._pending += 1
         try:
-            try:
-                async with asyncio.timeout(self._timeouts.queue):
-                    await self._lock.acquire()
-            except TimeoutError:
-                raise BusyError(f"the session was busy for {self._timeouts.queue:g} s", 1) from None
+            if self._lock.locked():
+                await self._wait()
+            else:
+                await self._lock.acquire()  # at once
             try:
                 if self._closed:
                     raise NoSessionError(self.name)
@@ -260,6 +262,14 @@ class EnvSession:
         finally:
             self._pending -= 1
             self.used = time.monotonic()
+
+    async def _wait(self) -> None:
+        """Take the lock once the calls before have ended."""
+        try:
+            async with asyncio.timeout(self._timeouts.queue):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise BusyError(f"the session was busy for {self._timeouts.queue:g} s", 1) from None
 
     def _make(self) -> BaseEnv:
         try:
@@ -294,15 +304,15 @@ class EnvSession:
 
     async def _run(self, call: Coroutine[Any, Any, T], seconds: float, otherwise: StopReason) -> T:
         """Await a call of the env. Where it raises, the env is closed and the episode has failed."""
-        task = asyncio.ensure_future(with_deadline(call, seconds, queue=self._timeouts.queue))
-        self._running = task
+        task = self._running = asyncio.current_task()
         try:
-            return await task
+            return await with_deadline(call, seconds, queue=self._timeouts.queue)
         except BaseException as error:
+            self._running = None
             await shielded(self._drop())
-            if isinstance(error, asyncio.CancelledError) and self._closed and task.cancelled():
-                current = asyncio.current_task()
-                if current is None or not current.cancelling():  # `close` cancelled the call, nothing the caller
+            if isinstance(error, asyncio.CancelledError) and self._interrupted:
+                self._interrupted = False
+                if task is not None and not task.uncancel():  # `close` cancelled it, and nothing else did
                     raise NoSessionError(self.name) from None
             if not isinstance(error, Exception):
                 raise

@@ -143,9 +143,9 @@ async def test_openrewards_client(url, openreward, errors):
                 await session.call_tool("code_interpreter", CODE)
         assert sessions(url) == 0
         async with env.session(split="train", index=0) as one, env.session(split="train", index=1) as other:
-            code = {"code": "print('x' + ' ' * 9000 + 'y')"}
+            code = {"code": "print('x' + ' ' * 4060 + 'y')"}
             called = await asyncio.gather(*(session.call_tool("code_interpreter", code) for session in (one, other)))
-            assert [len(result.blocks[0].text) for result in called] == [9002, 9002]
+            assert [len(result.blocks[0].text) for result in called] == [4062, 4062]
     finally:
         await client.environments.aclose()
     assert sessions(url) == 0

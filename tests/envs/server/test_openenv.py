@@ -12,6 +12,7 @@ from tests.envs.server.toy import SECRET, SumEnv, until
 from toolgym.envs.server import websocket
 
 CALL = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}}
+HANG = {"type": "call_tool", "tool_name": "hang"}
 TURN = '<tool_call>{"name": "add", "arguments": {"a": 20, "b": 22}}</tool_call>'
 
 
@@ -232,14 +233,17 @@ async def test_http_keeps_an_env_for_a_named_session_alone(serve, ask):
     mine = {"X_Session_ID": "my-session"}
     assert (await ask.post(f"{service.url}/reset", {"split": "train", "index": 3}, **mine))[0] == 200
     assert (await ask.post(f"{service.url}/step", {"action": CALL}, **mine))[1]["observation"]["result"] == "3"
-    hung = {"action": {"type": "call_tool", "tool_name": "hang"}, "timeout_s": 0.1}
-    status, error = await ask.post(f"{service.url}/step", hung, **mine)
+    status, error = await ask.post(f"{service.url}/step", {"action": HANG, "timeout_s": 0.1}, **mine)
     assert (status, error["reason"], error["trainable"]) == (500, "env_timeout", False)
     assert (await ask.get(f"{service.url}/state", **mine))[1]["stop_reason"] == "env_timeout"
     assert (await ask.post(f"{service.url}/reset", {"split": "train", "index": 3}, **mine))[0] == 200
     status, answer = await ask.post(f"{service.url}/step", {"action": {"text": "4"}}, **mine)
     assert (answer["reward"], answer["done"]) == (1.0, True)
+    assert (await ask.post(f"{service.url}/reset", **mine))[0] == 200
+    hung = asyncio.create_task(ask.post(f"{service.url}/step", {"action": HANG}, **mine))
+    await until(lambda: service.app.gate.running == 1)
     assert (await ask.post(f"{service.url}/delete", **mine))[0] == 200
+    assert (await hung)[0] == 404, "a session is closed also while a call runs in it"
     assert (await ask.post(f"{service.url}/step", {"action": {"text": "4"}}, **mine))[0] == 404
     assert (await ask.post(f"{service.url}/reset", X_Session_ID="no name"))[0] == 400
 
