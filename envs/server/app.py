@@ -76,7 +76,9 @@ class EnvApp(HttpApp):
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.sessions))
         mcp = Mcp(self.sessions)
         self._openenv = OpenEnvApi(self.sessions, self._env_of, session_name, mcp, version)
-        self._ors = OrsApi(catalog, self.sessions, self._env_of, config.write_timeout, version)
+        self._ors = OrsApi(
+            catalog, self.sessions, self._env_of, config.write_timeout, version, step_rewards=config.rewards == "step"
+        )
         self._sockets = Sockets(
             self.sessions,
             self._env_of,

@@ -30,19 +30,23 @@ class Place:
         split: the split's name.
         index: the place in the split, counted from 0.
         task: the task; None where the env has none, and the index is the seed.
+        fields: what clients are told of its row.
     """
 
     split: str
     index: int
     task: Task | None
+    fields: tuple[str, ...] = ()
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What clients are told of the task. Its ground truth and its row stay here."""
-        told: dict[str, Any] = {"split": self.split, "index": self.index}
+        """What clients are told of the task. Its ground truth, and what is not in `fields`, stay here."""
+        told: dict[str, Any] = {}
         if self.task is not None:
+            row = {**self.task.row, **self.task.extra_info}
+            told = {name: row.get(name) for name in self.fields}
             told |= {"id": self.task.id, "source": self.task.source}
-        return told
+        return told | {"split": self.split, "index": self.index}
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class ServedEnv:
         splits: its task sources by split; empty for an env without tasks.
         answer_tool: the tool that says a text as a turn without calls; None: there is none.
         endless: tasks that are offered of a split without end.
+        fields: what clients are told of a task's row.
     """
 
     spec: EnvSpec
@@ -64,6 +69,7 @@ class ServedEnv:
     splits: Mapping[str, TaskSource]
     answer_tool: ToolSchema | None
     endless: int
+    fields: tuple[str, ...] = ()
     _names: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +115,7 @@ class ServedEnv:
         if not 0 <= index < count:
             raise UnknownNameError(f"the split {split!r} of {self.id!r} has the tasks 0 to {count - 1}, not {index}")
         source = self.splits.get(split)
-        return Place(split, index, None if source is None else source.task(index))
+        return Place(split, index, None if source is None else source.task(index), self.fields)
 
     def place_of_spec(self, told: Mapping[str, Any]) -> Place:
         """Return the task that `Place.spec` was told of.
@@ -170,7 +176,9 @@ class Catalog:
         return found
 
 
-async def load_env(name: str, kwargs: Mapping[str, Any], *, answer_tool: str | None, endless: int) -> ServedEnv:
+async def load_env(
+    name: str, kwargs: Mapping[str, Any], *, answer_tool: str | None, endless: int, fields: tuple[str, ...] = ()
+) -> ServedEnv:
     """Make an env once, and return it as one that can be offered.
 
     Args:
@@ -178,6 +186,7 @@ async def load_env(name: str, kwargs: Mapping[str, Any], *, answer_tool: str | N
         kwargs: the arguments that it is made with.
         answer_tool: name of the answer tool; None: there is none.
         endless: tasks that are offered of a split without end.
+        fields: what clients are told of a task's row.
 
     Raises:
         ConfigError: it cannot be made, or has a tool of the answer tool's name.
@@ -195,7 +204,7 @@ async def load_env(name: str, kwargs: Mapping[str, Any], *, answer_tool: str | N
         raise ConfigError(f"env {name!r} has a tool {answer_tool!r} of its own: set answer_tool to another name")
     splits = source.splits() if isinstance(source, TaskSource) else {}
     answer = answer_schema(answer_tool) if answer_tool is not None else None
-    return ServedEnv(found, kwargs, tools, splits, answer, endless)
+    return ServedEnv(found, kwargs, tools, splits, answer, endless, fields)
 
 
 def answer_schema(name: str) -> ToolSchema:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -38,6 +38,10 @@ class EnvServerConfig(ServingConfig):
             its tools are shorter; this one holds when they fail to.
         answer_tool: name of a tool that says a text as a turn without tool calls, which is how most episodes are
             answered. For clients that can only call tools; null: there is none.
+        task_fields: columns of a task's row, or of its `extra_info`, that clients are told besides its id and source,
+            `difficulty` for example. Whatever is named here leaves the server, a ground truth too.
+        rewards: what a call's reward is in the Open Reward Standard: `episode`: null, and with the last step the
+            episode's; `step`: the step's own.
         num_tasks: tasks that are offered of each split of an env that generates them without end.
     """
 
@@ -52,6 +56,8 @@ class EnvServerConfig(ServingConfig):
     reset_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
     step_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
     answer_tool: str | None = "submit_answer"
+    task_fields: tuple[str, ...] = ()
+    rewards: Literal["episode", "step"] = "episode"
     num_tasks: int = Field(1000, ge=1)
 
     @pydantic.field_validator("answer_tool")

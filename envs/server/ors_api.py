@@ -1,8 +1,8 @@
 """The Open Reward Standard: tasks by split and index, sessions by header, and one tool call at a time.
 
 The paths and shapes are those of openreward 0.1.167 (`environments/server.py`, `environments/types.py`). The task API
-is OpenEnv's too. A call's reward is null until the episode is over, and then the episode's: trainers take the last
-reward that is not null, or the sum, and both are right.
+is OpenEnv's too. Unless the settings say otherwise, a call's reward is null until the episode is over, and then the
+episode's: trainers take the last reward that is not null, or the sum, and both are right.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class OrsApi:
         env_of: finds the env that a call is about.
         write_timeout: seconds for a client to take an answer.
         version: version of the library.
+        step_rewards: whether a call's reward is the step's own.
     """
 
     def __init__(
@@ -114,7 +115,10 @@ class OrsApi:
         env_of: Callable[[Call], ServedEnv],
         write_timeout: float,
         version: str,
+        *,
+        step_rewards: bool,
     ) -> None:
+        self._step_rewards = step_rewards
         self._catalog, self._sessions, self._env_of = catalog, sessions, env_of
         self._write_timeout, self._version = write_timeout, version
 
@@ -202,8 +206,8 @@ class OrsApi:
         return answer({"status": "ok"})
 
     async def prompt(self, call: Call) -> web.Response:
-        """Give the messages that the episode begins with, as blocks of text."""
-        return answer([_text(message["content"]) for message in self._begun(call) if message["content"]])
+        """Give the messages that the episode begins with, as one block: clients differ in how they join several."""
+        return answer([_text("\n\n".join(one["content"] for one in self._begun(call) if one["content"]))])
 
     async def messages(self, call: Call) -> web.Response:
         """Give the messages that the episode begins with, each with its role."""
@@ -224,12 +228,33 @@ class OrsApi:
         request, session = parse(ToolRequest, call.body), self._sessions.find(_required(call))
         name = request.task_id
         if name is None:
-            name = session.calls.start(_called(session, request.name, request.input))
+            name = session.calls.start(self._called(session, request.name, request.input))
         task = session.calls.find(name)
         if task is None:
             raise RefusedError(404, f"this session has no call {name[:80]!r} (any more)")
         with self._sessions.attached(session):
             return await stream(call.request, events_of(name, task), self._write_timeout)
+
+    async def _called(self, session: EnvSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool; return the standard's answer."""
+        try:
+            turn = await session.call_tool(name, arguments)
+        except EpisodeError as error:
+            return {"ok": False, "error": str(error), "reason": "episode_finished"}
+        if turn.result is None:
+            return {"ok": False, "error": turn.text, "reason": "input_validation"}
+        step = turn.result
+        metadata = step_metadata(session, step)
+        reward = metadata["episode_reward"] if step.done else None
+        if self._step_rewards:
+            reward = metadata["step_reward"]
+        output = {
+            "blocks": [_text(turn.text)],
+            "metadata": metadata,
+            "reward": reward,
+            "finished": step.done,
+        }
+        return {"ok": True, "output": output}
 
     async def forget(self, response: web.StreamResponse) -> None:
         """Close the session that an answer told of, which its client never got."""
@@ -251,25 +276,6 @@ class _SessionRequest(BaseModel):
     """Asks for the name of a session."""
 
     env: dict[str, Any] | None = None
-
-
-async def _called(session: EnvSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Call a tool; return the standard's answer."""
-    try:
-        turn = await session.call_tool(name, arguments)
-    except EpisodeError as error:
-        return {"ok": False, "error": str(error), "reason": "episode_finished"}
-    if turn.result is None:
-        return {"ok": False, "error": turn.text, "reason": "input_validation"}
-    step = turn.result
-    metadata = step_metadata(session, step)
-    output = {
-        "blocks": [_text(turn.text)],
-        "metadata": metadata,
-        "reward": metadata["episode_reward"] if step.done else None,
-        "finished": step.done,
-    }
-    return {"ok": True, "output": output}
 
 
 def _required(call: Call) -> str:

@@ -28,7 +28,9 @@ async def open_app(config: EnvServerConfig, number: int, folder: Path | None) ->
         ConfigError: an env cannot be made.
     """
     envs = [
-        await load_env(name, kwargs, answer_tool=config.answer_tool, endless=config.num_tasks)
+        await load_env(
+            name, kwargs, answer_tool=config.answer_tool, endless=config.num_tasks, fields=config.task_fields
+        )
         for name, kwargs in config.envs.items()
     ]
     app = EnvApp(Catalog(envs), config, version=importlib.metadata.version("toolgym"))

@@ -129,8 +129,8 @@ async def test_openrewards_client(url, openreward, errors):
         assert [task.task_spec["index"] for task in await env.get_task_range("train", start=-2)] == [4, 5]
         task = await env.get_task("test", 1)
         async with env.session(task=task) as session:
-            prompt = await session.get_prompt()
-            assert prompt[1].text == ArithmeticTasks("test").task(1).messages[1]["content"]
+            [prompt] = await session.get_prompt()
+            assert prompt.text.endswith(ArithmeticTasks("test").task(1).messages[1]["content"])
             assert [message["role"] for message in await session.get_messages("openai")] == ["system", "user"]
             assert await session.is_assistant_message_final()
             called = await session.call_tool("code_interpreter", CODE)

@@ -48,6 +48,33 @@ async def test_tasks_are_listed_without_their_ground_truth(serve, ask):
     assert "no env 'Nothing'" in (await ask.get(f"{url}/splits", X_Deployment="Nothing"))[1]["detail"]
 
 
+async def test_columns_are_told_that_the_settings_name(serve, ask):
+    service = await serve(task_fields=("level", "kind", "split", "nothing"))
+    told = (await ask.post(f"{service.url}/task", {"split": "train", "index": 3}))[1]["task"]
+    assert told == {
+        "level": 3, "kind": "easy", "nothing": None, "id": "sum-3", "source": "sums", "split": "train", "index": 3
+    }  # fmt: skip
+    status, _ = await ask.post(f"{service.url}/create", {"task_spec": told}, X_Session_ID=SID)
+    assert status == 200
+
+
+@pytest.mark.parametrize(("rewards", "given"), [("episode", [None, 2.5]), ("step", [1.5, 1.0])])
+async def test_a_calls_reward_is_the_steps_or_the_episodes(serve, ask, monkeypatch, rewards, given):
+    step = SumEnv.step
+
+    async def rewarded(self, action):
+        result = await step(self, action)
+        return result._replace(reward=result.reward + (0.0 if result.done else 1.5))
+
+    monkeypatch.setattr(SumEnv, "step", rewarded)
+    service = await serve(rewards=rewards)
+    await created(ask, service.url)
+    _, first = await ask.call(service.url, "add", {"a": 1, "b": 2}, SID)
+    _, last = await ask.call(service.url, "submit_answer", {"answer": "4"}, SID)
+    assert [one["output"]["reward"] for one in (first, last)] == given
+    assert last["output"]["metadata"]["episode_reward"] == 2.5
+
+
 def test_the_task_of_a_place_is_always_the_same():
     tasks = ArithmeticTasks()
     assert [tasks.task(place) for place in range(20)] == [ArithmeticTasks().task(place) for place in range(20)]
@@ -67,7 +94,7 @@ async def test_an_episode(serve, ask, http):
         sid = (await response.text()).split("\n")[1].removeprefix("data: ")
     await created(ask, service.url, sid=sid)
     mine = {"X_Session_ID": sid}
-    assert [one["text"] for one in (await ask.get(f"{service.url}/prompt", **mine))[1]] == ["Add.", "What is 3 + 1?"]
+    assert [one["text"] for one in (await ask.get(f"{service.url}/prompt", **mine))[1]] == ["Add.\n\nWhat is 3 + 1?"]
     assert [one["role"] for one in (await ask.get(f"{service.url}/messages", **mine))[1]] == ["system", "user"]
     _, tools = await ask.get(f"{service.url}/task_tools", **mine)
     assert (await ask.get(f"{service.url}/tools"))[1] == tools
@@ -114,7 +141,7 @@ async def test_what_cannot_be_created_is_refused(serve, ask):
     told = (await ask.post(f"{url}/task", {"split": "train", "index": 3}))[1]
     body = {"task_spec": told["task"], "env_name": told["env_name"]}
     assert (await ask.post(f"{url}/create", body, **mine))[0] == 200
-    assert (await ask.get(f"{url}/prompt", **mine))[1][1]["text"] == "What is 3 + 1?"
+    assert "What is 3 + 1?" in (await ask.get(f"{url}/prompt", **mine))[1][0]["text"]
     status, error = await ask.post(f"{url}/create", body, **mine)
     assert (status, "already" in error["detail"]) == (400, True)
     assert (await ask.post(f"{url}/create", body, X_Session_ID="another-one"))[0] == 429

@@ -21,7 +21,13 @@ from toolgym.tools.message import system, user
 SECRET = "the ground truth 4711"
 
 TASKS = [
-    Task((system("Add."), user(f"What is {n} + 1?")), ground_truth=f"{SECRET} {n + 1}", id=f"sum-{n}", source="sums")
+    Task(
+        (system("Add."), user(f"What is {n} + 1?")),
+        ground_truth=f"{SECRET} {n + 1}",
+        id=f"sum-{n}",
+        source="sums",
+        row={"level": n, "hidden": SECRET, "extra_info": {"kind": "easy"}},
+    )
     for n in range(5)
 ]
 
@@ -111,7 +117,9 @@ async def serving(*names, **settings):
     kwargs = settings.pop("kwargs", {})
     config = EnvServerConfig(**settings)
     envs = [
-        await load_env(name, kwargs, answer_tool=config.answer_tool, endless=config.num_tasks)
+        await load_env(
+            name, kwargs, answer_tool=config.answer_tool, endless=config.num_tasks, fields=config.task_fields
+        )
         for name in names or ("tests/Sum-v0",)
     ]
     app = EnvApp(Catalog(envs), config, version="1.2.3")
