@@ -69,7 +69,7 @@ async def test_openenvs_generic_client(url):
 
 def test_openenvs_sync_client(url):
     openenv = pytest.importorskip("openenv.core.generic_client")
-    with openenv.GenericEnvClient(base_url=url).sync() as env:
+    with openenv.GenericEnvClient(base_url=f"{url}/codeinterpreter-v0").sync() as env:
         first, again = (env.reset(seed=4).observation["messages"] for _ in range(2))
         assert first == again
         stepped = env.step({"type": "call_tool", "tool_name": "code_interpreter", "arguments": CODE})

@@ -329,15 +329,24 @@ async def test_a_client_that_answers_no_ping_is_gone(serve, connect, monkeypatch
     await until(lambda: SumEnv.open == 0)
 
 
+async def test_a_step_may_take_longer_than_pings(serve, connect, monkeypatch):
+    monkeypatch.setattr(websocket, "PING", 0.1)
+    service = await serve(kwargs={"tool_timeout": 0.6})
+    socket = await connect(service.url)
+    await socket.ask("reset")
+    assert "did not finish" in (await socket.step(**HANG))["observation"]["result"]
+
+
 async def test_a_client_that_does_not_read_is_cut_off(serve, connect):
-    service = await serve(write_timeout=0.2)
+    service = await serve(write_timeout=0.2, kwargs={"max_turns": 100_000})
+    message = json.dumps({"type": "step", "data": {"text": "go on" + "." * 100_000}})
     socket = await connect(service.url)
     await socket.ask("reset")
     socket.socket._response.connection.transport.pause_reading()
 
     async def flood():
         while True:
-            await socket.socket.send_str('{"type": "step", "data": {"type": "list_tools"}}')
+            await socket.socket.send_str(message)
 
     with pytest.raises(ConnectionError):
         await asyncio.wait_for(flood(), 30)

@@ -57,7 +57,7 @@ async def unreachable() -> str:
 
 
 class SumEnv(ToolEnv):
-    """The answer "crash" breaks the scorer, "lost" the sandbox, "nan" the reward, and "go on" is replied to."""
+    """The answer "crash" breaks the scorer, "lost" the sandbox, "nan" the reward, and "go on ..." is replied to."""
 
     open = 0
     """Envs that were reset and not closed."""
@@ -77,8 +77,8 @@ class SumEnv(ToolEnv):
         return await super().reset(seed=seed, options=options)
 
     def respond(self, turn):
-        if turn.content == "go on":
-            return [user("Yes?")]
+        if turn.content.startswith("go on"):
+            return [user("Yes?" + turn.content.removeprefix("go on"))]
         return End(StopReason.SANDBOX_FAILED) if turn.content == "lost" else End()
 
     def score(self, outcome):
