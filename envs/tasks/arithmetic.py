@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,6 +93,9 @@ class ArithmeticTasks(TaskSource):
 
     def sample(self, rng: random.Random) -> Task:
         return self.problem(rng).to_task()
+
+    def splits(self) -> Mapping[str, TaskSource]:
+        return {"train": ArithmeticTasks("train"), "test": ArithmeticTasks("test")}
 
     def problem(self, rng: random.Random) -> Problem:
         """Draw one problem with its expression, which is what a scripted policy needs to solve it.

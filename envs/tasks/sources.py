@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
@@ -16,6 +16,25 @@ class TaskSource(ABC):
     @abstractmethod
     def sample(self, rng: random.Random) -> Task:
         """Draw one task; the same state of `rng` gives the same task."""
+
+    @property
+    def size(self) -> int | None:
+        """How many tasks there are; None where they are generated without end."""
+        return None
+
+    def task(self, index: int) -> Task:
+        """Return the task of a place, counted from 0; the same place always has the same task.
+
+        Raises:
+            IndexError: there are not so many.
+        """
+        if index < 0:
+            raise IndexError(index)
+        return self.sample(random.Random(f"task {index}"))
+
+    def splits(self) -> Mapping[str, TaskSource]:
+        """Return the sources of all splits by name; a source that knows of no others is `train`."""
+        return {"train": self}
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
         """Draw `count` tasks.
@@ -55,6 +74,16 @@ class TaskList(TaskSource):
 
     def sample(self, rng: random.Random) -> Task:
         return rng.choice(self.tasks)
+
+    @property
+    def size(self) -> int:
+        """How many tasks there are."""
+        return len(self.tasks)
+
+    def task(self, index: int) -> Task:
+        if not 0 <= index < len(self.tasks):
+            raise IndexError(index)
+        return require_task(self.tasks[index])
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
         require_whole_number("count", count, at_least=0)

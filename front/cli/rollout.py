@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from toolgym.cli.files import require_absent
 from toolgym.cli.tables import conversation, pick_conversation, summary_table
-from toolgym.cli.user_code import load_env
+from toolgym.cli.user_code import env_ids, load_env
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
 from toolgym.tools.errors import BatchError, ConfigError, ToolgymError
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-def _env_ids(incomplete: str) -> list[str]:
-    """For the shell's completion."""
-    from toolgym.envs.registry import registered
-
-    return [id for id in sorted(registered()) if id.startswith(incomplete)]
-
-
 _LINES = 10
 """Lines that a run prints while it goes on, where there is no terminal for a bar."""
 
@@ -55,7 +48,7 @@ def rollout_command(
         typer.Option(
             help="Id of the env (`toolgym envs` lists them), or 'module:Id', where the module, which may be in the "
             "current folder, registers the id.",
-            autocompletion=_env_ids,
+            autocompletion=env_ids,
         ),
     ] = "CodeInterpreter-v0",
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 32,

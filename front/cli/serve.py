@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-app = typer.Typer(name="serve", help="Serve the sandbox over HTTP.", no_args_is_help=True, add_completion=False)
+from toolgym.cli.user_code import env_ids, load_env
+
+app = typer.Typer(
+    name="serve", help="Serve the sandbox, or envs, over HTTP.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.callback()
 def _root() -> None:
-    """Serve the sandbox over HTTP."""
+    """Serve the sandbox, or envs, over HTTP."""
 
 
 @app.command("sandbox")
@@ -100,3 +105,106 @@ def sandbox_command(
     typer.echo(f"starting the sandbox server with {count}; their libraries take some seconds to load", err=True)
     console = Console(soft_wrap=True, highlight=False)
     asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
+
+
+@app.command("openenv")
+def openenv_command(
+    envs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENV]...",
+            help="Ids (see `toolgym envs`), or module:Id. The first is the default.",
+            autocompletion=env_ids,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="ENV", help="The same as ENV; repeatable.", autocompletion=env_ids)
+    ] = None,
+    env_kwargs: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Arguments of each ENV as a JSON object; for one each see --print-config."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings in YAML, see --print-config; flags win.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8000].")] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Open sessions, an env each [default: 1024].")] = None,
+    session_idle_timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which an idle session is closed [default: 1800].")
+    ] = None,
+    reset_timeout: Annotated[float | None, typer.Option(help="Seconds for a reset [default: 600].")] = None,
+    step_timeout: Annotated[float | None, typer.Option(help="Seconds for a step [default: 600].")] = None,
+    num_tasks: Annotated[int | None, typer.Option(help="Tasks of a split that has no end [default: 1000].")] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that running steps get when the server stops [default: 30].")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token that clients must send.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TOOLGYM_OPENENV_TOKEN",
+            show_envvar=True,
+            help="The token itself; better by the variable, since others can see a command line.",
+        ),
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info].")] = None,
+    access_log: Annotated[
+        str | None, typer.Option(help="A line in the log for each request: none or requests [default: none].")
+    ] = None,
+    print_config: Annotated[
+        bool,
+        typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit."),
+    ] = False,
+) -> None:
+    """Serve envs: OpenEnv's API and the Open Reward Standard, for trainers that take a URL.
+
+    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 stopped as told, 1 an error, 2 wrong usage.
+    """
+    from toolgym.envs.server.config import load_config
+    from toolgym.envs.server.serve import serve
+    from toolgym.tools.errors import ConfigError
+    from toolgym.tools.serving.settings_file import settings_file
+    from toolgym.tools.serving.worker import LOG_FORMAT
+
+    flags: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "max_sessions": max_sessions,
+        "session_idle_timeout": session_idle_timeout,
+        "reset_timeout": reset_timeout,
+        "step_timeout": step_timeout,
+        "num_tasks": num_tasks,
+        "drain_timeout": drain_timeout,
+        "token_file": token_file,
+        "token": token,
+        "log_level": log_level,
+        "access_log": access_log,
+    }
+    named = [*(envs or ()), *(env or ())]
+    if named:
+        flags["envs"] = dict.fromkeys(named, _kwargs(env_kwargs))
+    elif env_kwargs is not None:
+        raise ConfigError("--env-kwargs goes with ENV; in a file each env has its own")
+    settings = load_config(config, flags)
+    if print_config:
+        typer.echo(settings_file(settings, "toolgym serve openenv"), nl=False)
+        return
+    if not settings.envs:
+        raise ConfigError("name at least one env to serve, such as CodeInterpreter-v0 (`toolgym envs` lists them)")
+    for name in settings.envs:
+        load_env(name)  # here, where mistakes are told best
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    console = Console(soft_wrap=True, highlight=False)
+    asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
+
+
+def _kwargs(text: str | None) -> dict[str, Any]:
+    """Read the arguments of an env. Raises ConfigError."""
+    from toolgym.tools.errors import ConfigError
+
+    try:
+        read = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise ConfigError(f"--env-kwargs: not JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise ConfigError(f"--env-kwargs: expected a JSON object such as '{{\"max_turns\": 4}}', got {text}")
+    return read

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from toolgym.envs.registry import EnvSpec
 
 
+def env_ids(incomplete: str) -> list[str]:
+    """Return the ids that begin like that, for the shell's completion."""
+    from toolgym.envs.registry import registered
+
+    return [id for id in sorted(registered()) if id.startswith(incomplete)]
+
+
 def load_env(name: str) -> EnvSpec:
     """Return what an env id stands for, importing what registers it.
 

@@ -64,7 +64,12 @@ def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("toolgym ro", "rollout"), ("toolgym rollout --env Cod", "CodeInterpreter-v0"), ("toolgym serve sa", "sandbox")],
+    [
+        ("toolgym ro", "rollout"),
+        ("toolgym rollout --env Cod", "CodeInterpreter-v0"),
+        ("toolgym serve sa", "sandbox"),
+        ("toolgym serve openenv Cod", "CodeInterpreter-v0"),
+    ],
 )
 def test_a_shell_completes_commands_and_ids(tmp_path, words, offered):
     done = run(

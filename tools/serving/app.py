@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from aiohttp import web
 
@@ -40,8 +41,11 @@ class HttpApp:
         worker: number of this worker.
 
     Attributes:
+        key_header: a header in which clients may show the token too, for APIs whose clients know no other way.
         gate: as given.
     """
+
+    key_header: ClassVar[str | None] = None
 
     def __init__(self, config: ServingConfig, gate: Gate, metrics: Metrics, peers: Peers, worker: int = 0) -> None:
         self.gate = gate
@@ -54,7 +58,7 @@ class HttpApp:
         self._in_flight = 0
         self._quiet = asyncio.Event()
         self._bodies = Bodies(config)
-        self._token = Token(config.secret)
+        self._token = Token(config.secret, self.key_header)
         self._strangers = Seldom(TOKEN_LOG_INTERVAL)
         metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self._in_flight - 1)
         metrics.gauge("running", "Requests that run something.", lambda: gate.running)
@@ -135,7 +139,7 @@ class HttpApp:
         """Return the answer to a request that raised an error of the service's own; None: 500, and a log line."""
         return None
 
-    async def undelivered(self, request: web.BaseRequest, response: web.Response) -> None:
+    async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Undo what a request made: its client disconnected before it got this answer."""
 
     # ------------------------------------------------------------------ every request
@@ -150,13 +154,14 @@ class HttpApp:
         try:
             try:
                 route, params = self._router.find(request.raw_path.partition("?")[0])
-                response = await self._answer(request, route, params, internal)
+                response: web.StreamResponse = await self._answer(request, route, params, internal)
             except ConnectionError:
                 raise
             except Exception as error:  # noqa: BLE001  one bad request must not harm another
                 response = self._failed(request, route, error)
             try:
-                await send(request, response, self._config.write_timeout)
+                if isinstance(response, web.Response):
+                    await send(request, response, self._config.write_timeout)
             except (asyncio.CancelledError, ConnectionError):
                 await self.undelivered(request, response)
                 raise
@@ -178,7 +183,7 @@ class HttpApp:
 
     async def _answer(
         self, request: web.BaseRequest, route: Route, params: Mapping[str, str], internal: bool
-    ) -> web.Response:
+    ) -> web.StreamResponse:
         operation = route.operations.get(request.method)
         if operation is None:
             if route.operations:

@@ -61,7 +61,8 @@ class Metrics:
     def answered(self, endpoint: str, code: int, seconds: float) -> None:
         """Count a request that was answered with that HTTP status."""
         self._requests.labels(endpoint, code).inc()
-        self._latency.labels(endpoint).observe(seconds)
+        if code != 101:  # a WebSocket lasts as long as its client wants
+            self._latency.labels(endpoint).observe(seconds)
 
     def queued(self, seconds: float) -> None:
         """Count a request that got its slot after that long."""

@@ -26,7 +26,8 @@ class Call(NamedTuple):
     internal: bool
 
 
-Handler = Callable[[Call], Awaitable[web.Response]]
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+"""Answers a call. What it has sent itself, a stream of events or the frames of a WebSocket, is not sent again."""
 
 
 class Operation(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import aiohttp
@@ -183,12 +183,28 @@ async def send(request: web.BaseRequest, response: web.Response, timeout: float)
         ConnectionError: the client is gone.
     """
     try:
-        async with asyncio.timeout(timeout):
-            await response.prepare(request)
-            await response.write_eof()
-    except TimeoutError:
+        await within(timeout, _whole(request, response))
+    except ConnectionError:
         if request.transport is not None:
             request.transport.abort()
+        raise
+
+
+async def _whole(request: web.BaseRequest, response: web.Response) -> None:
+    await response.prepare(request)
+    await response.write_eof()
+
+
+async def within(seconds: float, writing: Coroutine[Any, Any, Any]) -> None:
+    """Await a write to a client.
+
+    Raises:
+        ConnectionError: the client is gone, or does not read.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await writing
+    except TimeoutError:
         raise ConnectionResetError("the client did not read its answer in time") from None
 
 
@@ -197,16 +213,20 @@ class Token:
 
     Args:
         secret: None: every client is let in.
+        key_header: a header that may hold it alone, instead of `Authorization: Bearer ...`.
     """
 
-    def __init__(self, secret: str | None) -> None:
+    def __init__(self, secret: str | None, key_header: str | None = None) -> None:
         self._expected = f"Bearer {secret}".encode() if secret is not None else None
+        self._key_header = key_header
 
     def check(self, request: web.BaseRequest) -> None:
         """Raise RefusedError (401) for a client without it. The time that it takes does not tell how much was right."""
         if self._expected is None:
             return
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not shown and self._key_header is not None:
+            shown = b"Bearer " + request.headers.get(self._key_header, "").encode("utf-8", "surrogateescape")
         scheme, _, secret = shown.partition(b" ")
         if not hmac.compare_digest(b"Bearer " + secret.strip(), self._expected) or scheme.lower() != b"bearer":
             raise RefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})

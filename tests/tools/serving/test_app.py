@@ -48,10 +48,20 @@ async def failing(call):
     raise ZeroDivisionError
 
 
+async def streaming(call):
+    response = web.StreamResponse()
+    await response.prepare(call.request)
+    for part in (b"one ", b"two"):
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
 ROUTES = [
     Route("/echo", {"POST": Operation(echo, "Say it again", Question, Answer)}, runs=True),
     Route("/pages/{id}/{name:path}", {"GET": Operation(page, "Name a page", None, Answer)}),
     Route("/pages/{id}", {"GET": Operation(failing)}),
+    Route("/stream", {"GET": Operation(streaming)}),
 ]
 
 
@@ -69,6 +79,14 @@ async def client():
         yield session
     await runner.cleanup()
     await app.close()
+
+
+async def test_what_a_handler_has_sent_is_not_sent_again(client):
+    for _ in range(2):  # over the same connection
+        async with client.get("/stream") as response:
+            assert (response.status, await response.text()) == (200, "one two")
+    async with client.get("/metrics") as response:
+        assert 'echo_requests_total{code="200",endpoint="/stream",worker="0"} 2.0' in await response.text()
 
 
 async def test_requests_find_their_routes(client):

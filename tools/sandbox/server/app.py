@@ -152,9 +152,9 @@ class SandboxApp(HttpApp):
             return answer({"detail": str(error), "reason": "no_session"}, 404)
         return None
 
-    async def undelivered(self, request: web.BaseRequest, response: web.Response) -> None:
+    async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Close new sessions if their client disconnects before it gets their ids."""
-        if response.status == 201:
+        if isinstance(response, web.Response) and response.status == 201:
             for name in made_sessions(response):
                 await shielded(self._discard(request, name))
 
@@ -348,7 +348,7 @@ class SandboxApp(HttpApp):
         """Return a handler that answers calls of this worker's sessions, and passes other calls on to their workers."""
         return partial(self._route_to_owner, handler)
 
-    async def _route_to_owner(self, handler: Handler, call: Call) -> web.Response:
+    async def _route_to_owner(self, handler: Handler, call: Call) -> web.StreamResponse:
         name = call.params["id"]
         worker = None if call.internal else self._owner(name)
         if worker is None:

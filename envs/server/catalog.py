@@ -1,0 +1,215 @@
+"""The envs that a server offers, each with its tasks and its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.registry import EnvSpec, spec
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, error_text, nearest
+from toolgym.tools.schema import ToolSchema
+
+ANSWER_ARGUMENT = "answer"
+"""Name of the answer tool's only argument."""
+
+_ANSWER = (
+    "Say this without calling a tool: your final answer, in the form that the task asks for, or your next message to "
+    "the user. A final answer ends the episode."
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which task of an env an episode has.
+
+    Attributes:
+        split: the split's name.
+        index: the place in the split, counted from 0.
+        task: the task; None where the env has none, and the index is the seed.
+        fields: what clients are told of its row.
+    """
+
+    split: str
+    index: int
+    task: Task | None
+    fields: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What clients are told of the task. Its ground truth, and what is not in `fields`, stay here."""
+        told: dict[str, Any] = {}
+        if self.task is not None:
+            row = {**self.task.row, **self.task.extra_info}
+            told = {name: row.get(name) for name in self.fields}
+            told |= {"id": self.task.id, "source": self.task.source}
+        return told | {"split": self.split, "index": self.index}
+
+
+@dataclass(frozen=True)
+class ServedEnv:
+    """One env that is offered.
+
+    Attributes:
+        spec: its id, and how it is made.
+        kwargs: the arguments that it is made with.
+        tools: what its policy may call.
+        splits: its task sources by split; empty for an env without tasks.
+        answer_tool: the tool that says a text as a turn without calls; None: there is none.
+        endless: tasks that are offered of a split without end.
+        fields: what clients are told of a task's row.
+    """
+
+    spec: EnvSpec
+    kwargs: Mapping[str, Any]
+    tools: list[ToolSchema]
+    splits: Mapping[str, TaskSource]
+    answer_tool: ToolSchema | None
+    endless: int
+    fields: tuple[str, ...] = ()
+    _names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_names", list(self.splits) or ["train"])
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.spec.id
+
+    @property
+    def split_names(self) -> list[str]:
+        """Names of its splits; at least one."""
+        return self._names
+
+    @property
+    def callable_tools(self) -> list[ToolSchema]:
+        """The tools for clients that can only call tools: those of the policy, and the answer tool."""
+        return self.with_answer(self.tools)
+
+    def with_answer(self, tools: list[ToolSchema]) -> list[ToolSchema]:
+        """Return tools of the policy, and the answer tool."""
+        return [*tools, *([self.answer_tool] if self.answer_tool is not None else [])]
+
+    def make(self) -> BaseEnv:
+        """Make the env. What its entry point raises passes through."""
+        return self.spec.build({**self.spec.kwargs, **self.kwargs})
+
+    def count(self, split: str) -> int:
+        """Return how many tasks a split has. Raises UnknownNameError: there is no such split."""
+        self._check(split)
+        source = self.splits.get(split)
+        size = None if source is None else source.size
+        return self.endless if size is None else size
+
+    def place(self, split: str, index: int) -> Place:
+        """Return a task of a split.
+
+        Raises:
+            UnknownNameError: there is no such split, or no such place in it.
+        """
+        count = self.count(split)
+        if not 0 <= index < count:
+            raise UnknownNameError(f"the split {split!r} of {self.id!r} has the tasks 0 to {count - 1}, not {index}")
+        source = self.splits.get(split)
+        return Place(split, index, None if source is None else source.task(index), self.fields)
+
+    def place_of_spec(self, told: Mapping[str, Any]) -> Place:
+        """Return the task that `Place.spec` was told of.
+
+        Raises:
+            ConfigError: it is no such description, or that place has another task here.
+        """
+        split, index = told.get("split"), told.get("index")
+        if not isinstance(split, str) or not isinstance(index, int) or isinstance(index, bool):
+            raise ConfigError(f"a task of this server has a 'split' and an 'index', got {dict(told)!r}")
+        place = self.place(split, index)
+        if "id" in told and told["id"] != place.spec.get("id"):
+            raise ConfigError(
+                f"task {index} of {split!r} is {place.spec.get('id')!r} here, not {told['id']!r}: it was listed by a "
+                "server with other tasks"
+            )
+        return place
+
+    def _check(self, split: str) -> None:
+        if split not in self._names:
+            raise UnknownNameError(
+                f"{self.id!r} has no split {split!r}{nearest(split, self._names) or '.'} Splits: "
+                f"{', '.join(self._names)}"
+            )
+
+
+class Catalog:
+    """The envs that are offered, found by id in any case.
+
+    Args:
+        envs: in order; the first is the default.
+
+    Raises:
+        ConfigError: there is none, or two ids differ in case alone.
+    """
+
+    def __init__(self, envs: Iterable[ServedEnv]) -> None:
+        self.envs = list(envs)
+        if not self.envs:
+            raise ConfigError("name at least one env to serve, such as CodeInterpreter-v0 (`toolgym envs` lists them)")
+        self._by_name = {env.id.lower(): env for env in self.envs}
+        if len(self._by_name) < len(self.envs):
+            raise ConfigError(f"two of these envs have the same id: {', '.join(env.id for env in self.envs)}")
+
+    @property
+    def default(self) -> ServedEnv:
+        """The env of paths that name none."""
+        return self.envs[0]
+
+    def find(self, name: str) -> ServedEnv:
+        """Return the env of an id. Raises UnknownNameError."""
+        found = self._by_name.get(name.lower())
+        if found is None:
+            known = [env.id for env in self.envs]
+            raise UnknownNameError(
+                f"this server has no env {name[:80]!r}{nearest(name, known) or '.'} Its envs: {', '.join(known)}"
+            )
+        return found
+
+
+async def load_env(
+    name: str, kwargs: Mapping[str, Any], *, answer_tool: str | None, endless: int, fields: tuple[str, ...] = ()
+) -> ServedEnv:
+    """Make an env once, and return it as one that can be offered.
+
+    Args:
+        name: its id, or `module:Id`.
+        kwargs: the arguments that it is made with.
+        answer_tool: name of the answer tool; None: there is none.
+        endless: tasks that are offered of a split without end.
+        fields: what clients are told of a task's row.
+
+    Raises:
+        ConfigError: it cannot be made, or has a tool of the answer tool's name.
+    """
+    try:
+        found = spec(name)
+        env = found.build({**found.kwargs, **kwargs})
+    except ToolgymError as error:
+        raise ConfigError(f"env {name!r}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"env {name!r} cannot be made: {error_text(error)}") from error
+    async with env:
+        tools, source = env.tool_schemas, getattr(env, "tasks", None)
+    if any(tool.name == answer_tool for tool in tools):
+        raise ConfigError(f"env {name!r} has a tool {answer_tool!r} of its own: set answer_tool to another name")
+    splits = source.splits() if isinstance(source, TaskSource) else {}
+    answer = answer_schema(answer_tool) if answer_tool is not None else None
+    return ServedEnv(found, kwargs, tools, splits, answer, endless, fields)
+
+
+def answer_schema(name: str) -> ToolSchema:
+    """Return the schema of the answer tool."""
+    argument = {"type": "string", "description": "What you say, as text."}
+    return ToolSchema(
+        name, _ANSWER, {"type": "object", "properties": {ANSWER_ARGUMENT: argument}, "required": [ANSWER_ARGUMENT]}
+    )

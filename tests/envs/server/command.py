@@ -1,0 +1,56 @@
+"""`toolgym serve openenv` as a user starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from tests.processes import end_with_the_tests
+
+
+@dataclasses.dataclass
+class Command:
+    """The command, running."""
+
+    url: str
+    process: subprocess.Popen
+
+    def stop(self, number=signal.SIGTERM):
+        """Send a signal and wait for the end. Returns the exit status and what was logged."""
+        self.process.send_signal(number)
+        _, log = self.process.communicate(timeout=30)
+        return self.process.returncode, log
+
+
+@contextlib.contextmanager
+def running(*flags, cwd=None, **variables):
+    """The command with flags, on any free port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolgym", "serve", "openenv", "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **variables},
+        preexec_fn=end_with_the_tests,
+    )
+    try:
+        found = re.search(r"http://[^\s]+", process.stdout.readline())
+        if found is None:
+            raise AssertionError(process.communicate(timeout=10)[1])
+        yield Command(found[0], process)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate(timeout=10)
+        process.stdout.close()
+        process.stderr.close()
