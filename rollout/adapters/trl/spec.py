@@ -231,13 +231,14 @@ class Spec:
         before, count = self._calls.get(training, (-1, 0))
         call = count + 1 if before == step else 0
         self._calls[training] = (step, call)
-        seed = derive_seed(self._seed, "trl", training, step, call, int(trainer.accelerator.process_index))
+        run = derive_seed(self._seed, "trl", training, step, call)  # a group may be shared out to processes
+        seed = derive_seed(run, int(trainer.accelerator.process_index))
         samples: dict[int, int] = {}
         jobs = []
         for index in indices:
             samples[index] = samples.get(index, -1) + 1
             key = EpisodeKey(index, samples[index])
-            jobs.append(Job(self._tasks[index], key, f"{seed:x}-{index}", seed))
+            jobs.append(Job(self._tasks[index], key, f"{run:x}-{index}", seed))
         return jobs
 
     async def _play(self, jobs: Sequence[Job], model: Any, trainer: GRPOTrainer) -> list[Trajectory]:
