@@ -46,10 +46,11 @@ class Tau2Adapter(Adapter):
         messages = opened(start.messages, [user(_said(text))] if text else [])
         if not messages:
             messages = [user("(The user is silent.)")]
-        tools = info["tools"] if "tools" in info else info.get("user_tools") or ()
-        return Begun(
-            led_by(info.get("policy"), messages), [ToolSchema.from_openai(one.openai_schema) for one in tools], info
-        )
+        if "tools" in info:
+            prompt, tools = info.get("policy"), info["tools"]
+        else:  # the policy plays the user, who has a scenario to follow and perhaps tools
+            prompt, tools = str(info["task"].user_scenario), info.get("user_tools") or ()
+        return Begun(led_by(prompt, messages), [ToolSchema.from_openai(one.openai_schema) for one in tools], info)
 
     async def step(self, turn: ParsedTurn) -> Stepped:
         call = turn.calls[0] if turn.calls else None

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from toolgym.envs import ArithmeticTasks, StopReason, Task, seed_tasks, wrap
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.testing import check_env
 from toolgym.tools.errors import ConfigError
 
@@ -65,6 +66,12 @@ async def test_gems_tools_are_texts(gem, exact_rollout, tmp_path, monkeypatch):
         result = await env.step("<python>print(6 * 7)</python>")
         assert "42" in result.obs[0]["content"]
     await exact_rollout(lambda: wrap(make))
+
+
+async def test_gems_tasks_of_reasoning_gym(gem, exact_rollout):
+    done = await exact_rollout(lambda: wrap(lambda: gem.make("rg:leg_counting")))
+    assert {one.stop_reason for one in done} == {StopReason.ANSWERED}  # GEM says that they are both ended and cut
+    assert [one.messages[0] for one in done][::2] == [one.messages[0] for one in done][1::2]
 
 
 def test_gems_wrapper_that_restates_is_refused(gem):
@@ -401,3 +408,30 @@ async def test_tau2s_solo_tasks(tau2, exact_rollout):
         result = await env.step('<tool_call>{"name": "done", "arguments": {}}</tool_call>')
         assert (result.done, result.reward) == (True, 1.0)
     await exact_rollout(lambda: wrap(make))
+
+
+async def test_tau2s_users_reply_and_its_threads_end(tau2):
+    model = {"user_llm": "gpt-4o", "user_llm_args": {"mock_response": "Please create the task Important Meeting."}}
+    async with wrap(lambda: tau2.AgentGymEnv(domain="mock", task_id="create_task_1", **model)) as env:
+        obs, _ = await env.reset(seed=0)
+        assert obs[1] == {"role": "user", "content": "Please create the task Important Meeting."}
+        result = await env.step("<think>Who is it?</think>What do you want?")
+        assert result.obs == [obs[1]]
+        simulations = [one for one in threading.enumerate() if "_run_orchestrator" in one.name]
+        assert simulations
+    for one in simulations:
+        one.join(20)
+        assert not one.is_alive()
+    model["user_llm_args"] = {"mock_response": RuntimeError("no model"), "num_retries": 0}
+    async with wrap(lambda: tau2.AgentGymEnv(domain="mock", task_id="create_task_1", **model)) as env:
+        with pytest.raises(EpisodeFailedError, match="ended at once"):
+            await env.reset(seed=0)
+
+
+async def test_tau2s_policy_may_be_the_user(tau2):
+    model = {"agent_llm": "gpt-4o", "agent_llm_args": {"mock_response": "Done!"}}
+    async with wrap(lambda: tau2.UserGymEnv(domain="mock", task_id="create_task_1", **model)) as env:
+        obs, _ = await env.reset(seed=0)
+        assert "Important Meeting" in obs[0]["content"]
+        assert obs[1]["content"] == "Hi! How can I help you today?"
+        assert (await env.step("Please make a task.")).obs[0]["content"] == "Done!"
