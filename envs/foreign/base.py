@@ -10,12 +10,13 @@ from toolgym.envs.foreign.options import WrapOptions
 from toolgym.envs.foreign.threads import EnvThreads
 from toolgym.envs.foreign.values import messages_of
 from toolgym.envs.types import StopReason
+from toolgym.tools.errors import ToolgymError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers import ParsedTurn, split_reasoning
 from toolgym.tools.schema import ToolSchema
 
 
-class InvalidActionError(ValueError):
+class InvalidActionError(ToolgymError, ValueError):
     """What the policy wrote is no action of the env. The policy reads the text."""
 
 

@@ -165,7 +165,7 @@ async def test_a_tool_that_raises_for_a_file_tells_the_model(error, infrastructu
         """Read the answer."""
         raise error
 
-    async with ToolEnv([TASK], tools=[read]) as env:
+    async with ToolEnv([read], [TASK]) as env:
         record = await one_call(env, turn("read"))
     assert record.infra_failure == infrastructure
     assert (str(error) in record.text) != infrastructure

@@ -423,10 +423,14 @@ async def main():
                 print((await other.exec(["echo", "1"])).stdout)
             except SandboxError:
                 pass
-            process = running.pop()
-            await process.kill()
-            await process.close()
+            await end(running.pop())
+        for process in running:
+            await end(process)
         print((await session.exec(["echo", "2"])).stdout)
+async def end(process):
+    await process.kill()
+    await process.wait(20)
+    await process.close()
 asyncio.run(main())
 """
 
