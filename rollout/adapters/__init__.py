@@ -1,0 +1,1 @@
+"""Adapters to trainers: one file or folder a trainer, which is imported only when it is used."""
