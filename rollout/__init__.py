@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
     from toolgym.rollout.engines.base import PauseMode as PauseMode
     from toolgym.rollout.engines.base import SamplingParams as SamplingParams
+    from toolgym.rollout.engines.callable import CallableEngine as CallableEngine
     from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine
     from toolgym.rollout.engines.open import open_engine as open_engine
     from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.env_factory import EnvFactory as EnvFactory
     from toolgym.rollout.runner.local import Runner as Runner
     from toolgym.rollout.runner.local import rollout as rollout
+    from toolgym.rollout.runner.run_episode import run_episode as run_episode
     from toolgym.rollout.runner.scheduler import Scheduler as Scheduler
     from toolgym.rollout.runner.sinks import Sink as Sink
     from toolgym.rollout.summary import summarize as summarize

@@ -376,6 +376,28 @@ class Episode:
         )
 
 
+def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception) -> Trajectory:
+    """The trajectory of an episode whose env could not be made, because of `error`."""
+    return Trajectory(
+        id=f"{job.group_id}-{job.key.sample_index}-not-made",
+        env_id=env_id,
+        task_id=job.task.id,
+        source=job.task.source,
+        group_id=job.group_id,
+        task_index=job.key.task_index,
+        sample_index=job.key.sample_index,
+        messages=job.task.messages,
+        tools=(),
+        sequences=(),
+        reward=0.0,
+        stop_reason=StopReason.ENV_CREATE_FAILED,
+        ground_truth=job.task.ground_truth,
+        error=Failure(error_text(error), 0),
+        training_step=config.training_step,
+        validate=config.validate,
+    )
+
+
 @contextlib.contextmanager
 def _failing(failed: StopReason, timed_out: StopReason | None = None) -> Iterator[None]:
     """Say how the episode ends if the block raises: with `failed`, unless the error knows the reason better."""

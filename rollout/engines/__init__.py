@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.base import PauseMode as PauseMode
     from toolgym.rollout.engines.base import SamplingParams as SamplingParams
     from toolgym.rollout.engines.base import WeightSource as WeightSource
+    from toolgym.rollout.engines.callable import CallableEngine as CallableEngine
     from toolgym.rollout.engines.embedded.transformers import TransformersEngine as TransformersEngine
     from toolgym.rollout.engines.open import open_engine as open_engine
     from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible

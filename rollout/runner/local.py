@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.episode import Episode
+from toolgym.rollout.episode import Episode, never_played
 from toolgym.rollout.failures import FailureLog, require_one_that_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
@@ -26,10 +25,10 @@ from toolgym.rollout.runner.scheduler import GroupsInOrder, Scheduler
 from toolgym.rollout.runner.sinks import Sink
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Failure, Trajectory
+from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.trajectory_file import TrajectoryWriter
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.errors import ConfigError, EngineError, error_text, named_keywords, require_whole_number
+from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ class _Run:
                 env = self._envs.take()
             except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
                 _log.debug("making an env failed", exc_info=True)
-                trajectory = self._not_made(job, error)
+                trajectory = never_played(job, runner.config, runner.env.env_id, error)
             else:
                 episode = Episode(job, runner.config, env, runner.engine, runner._renderer, env_id=runner.env.env_id)
                 trajectory = await episode.run()
@@ -208,27 +207,6 @@ class _Run:
             self._playing -= 1
             self._end_if_stopped()
             lease.release()
-
-    def _not_made(self, job: Job, error: Exception) -> Trajectory:
-        """The trajectory of an episode whose env could not be made."""
-        return Trajectory(
-            id=f"{job.group_id}-{job.key.sample_index}-not-made",
-            env_id=self._runner.env.env_id,
-            task_id=job.task.id,
-            source=job.task.source,
-            group_id=job.group_id,
-            task_index=job.key.task_index,
-            sample_index=job.key.sample_index,
-            messages=job.task.messages,
-            tools=(),
-            sequences=(),
-            reward=0.0,
-            stop_reason=StopReason.ENV_CREATE_FAILED,
-            ground_truth=job.task.ground_truth,
-            error=Failure(error_text(error), 0),
-            training_step=self._runner.config.training_step,
-            validate=self._runner.config.validate,
-        )
 
 
 def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:

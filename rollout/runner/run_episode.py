@@ -1,0 +1,139 @@
+"""`run_episode`: one episode for a loop that belongs to somebody else, tokens in and tokens out.
+
+Trainers that own the loop over their prompts ask for one episode at a time and bring their own generation. This is the
+episode of the runner, with an engine made from a function.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.engines.callable import CallableEngine, Generate
+from toolgym.rollout.episode import Episode, RendererFactory, never_played
+from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.env_pool import close_env
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from toolgym.tools.schema import ToolSchema
+
+
+@named_keywords
+async def run_episode(
+    env: str | BaseEnv | Callable[[], BaseEnv] | EnvFactory,
+    task: Task | Mapping[str, Any],
+    generate: Generate | Engine,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    renderer: RendererFactory | None = None,
+    config: EpisodeConfig | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    context_length: int | None = None,
+    task_index: int = 0,
+    sample_index: int = 0,
+    group_id: str | None = None,
+    seed: int | None = None,
+) -> Trajectory:
+    """Play one episode and return its trajectory, whatever breaks on the way; only cancellation passes through.
+
+    Example:
+        >>> import asyncio
+        >>> from toolgym.envs import ArithmeticTasks
+        >>> from toolgym.rollout import load_tokenizer, tiny_policy_path
+        >>> tokenizer = load_tokenizer(tiny_policy_path())
+        >>> async def generate(request):  # a trainer's own generation
+        ...     token_ids = [*tokenizer.encode("#### 42"), tokenizer.eos_token_id]
+        ...     return token_ids, [-0.1] * len(token_ids)
+        >>> [task] = ArithmeticTasks().take(1)
+        >>> trajectory = asyncio.run(run_episode("CodeInterpreter-v0", task, generate, tokenizer=tokenizer))
+        >>> print(trajectory.stop_reason, tokenizer.decode(trajectory.response_ids))
+        answered #### 42<|im_end|>
+
+    Args:
+        env: an env id, a function that makes an env, or an env. An env that is given stays the caller's to close;
+            after a failed episode its state is unknown, so give the next episode another one.
+        task: the task, or a row in verl's shape (see `Task.from_row`).
+        generate: an async function from a `GenerationRequest` to `(token_ids, logprobs)`, to a mapping that says more
+            (`finish_reason`, `weight_versions`, `aligned`), or to a `Generation`; see `read_answer` in
+            `toolgym.rollout.engines.callable`. Or an engine that was started.
+        tokenizer: of the model, a fast tokenizer with a chat template; None: the engine's.
+        renderer: makes the renderer of an env's tools, to share one among episodes, or to have one of your own.
+        config: how to play it. A `RunConfig` adds a seed, `template_kwargs` and a `parser`; what concerns a whole run
+            (`group_size`, `max_concurrent`) is not used.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        context_length: most tokens of prompt and generation together; None: the tokenizer's `model_max_length`, or the
+            engine's.
+        task_index: number of the task in its run, counted from 0. Seeds depend on it, and on `sample_index`.
+        sample_index: number of the episode among those of its task, counted from 0.
+        group_id: the same for all episodes of one task in one run, and for no others; None: one of its own.
+        seed: the run's; None: the config's.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind, or the tokenizer is missing.
+    """
+    if not isinstance(config, EpisodeConfig | None):
+        raise ConfigError(f"config must be an EpisodeConfig or a RunConfig, got {config!r}")
+    config = EpisodeConfig() if config is None else config
+    if isinstance(config, RunConfig) and seed is None:
+        seed = config.seed
+    engine = _engine(generate, tokenizer, context_length)
+    make_renderer = renderer or _renderers(tokenizer or engine.tokenizer, config)
+    require_whole_number("task_index", task_index, at_least=0)
+    require_whole_number("sample_index", sample_index, at_least=0)
+    job = Job(
+        task if isinstance(task, Task) else Task.from_row(task),
+        EpisodeKey(task_index, sample_index),
+        uuid.uuid4().hex if group_id is None else str(group_id),
+        seed,
+    )
+    if isinstance(env, BaseEnv):
+        return await Episode(job, config, env, engine, make_renderer, env_id=type(env).__name__).run()
+    factory = EnvFactory.of(env, env_kwargs)
+    try:
+        made = factory()
+    except Exception as error:  # noqa: BLE001  a trainer's step goes on without this episode
+        return never_played(job, config, factory.env_id, error)
+    try:
+        return await Episode(job, config, made, engine, make_renderer, env_id=factory.env_id).run()
+    finally:
+        await close_env(made)
+
+
+def _engine(
+    generate: Generate | Engine, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
+) -> Engine:
+    if isinstance(generate, Engine):
+        if context_length is not None:
+            raise ConfigError("context_length goes with a function; an engine knows its own")
+        return generate
+    if tokenizer is None:
+        raise ConfigError("a function that generates needs the model's tokenizer: tokenizer=load_tokenizer(...)")
+    return CallableEngine(generate, tokenizer=tokenizer, context_length=context_length)
+
+
+def _renderers(tokenizer: PreTrainedTokenizerBase | None, config: EpisodeConfig) -> RendererFactory:
+    if tokenizer is None:
+        raise ConfigError("the engine knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)")
+    own = config if isinstance(config, RunConfig) else RunConfig()
+    return partial(_renderer, tokenizer, own)
+
+
+def _renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: list[ToolSchema]) -> ChatRenderer:
+    made = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser)
+    made.require_parser()
+    return made
