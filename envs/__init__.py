@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from toolgym.envs.as_tools.tool_class import tool_class as tool_class
     from toolgym.envs.bad_calls import BadCallPolicy as BadCallPolicy
     from toolgym.envs.base import Action as Action
     from toolgym.envs.base import BaseEnv as BaseEnv

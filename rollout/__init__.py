@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.batch.io import load_batch as load_batch
     from toolgym.rollout.batch.io import save_batch as save_batch
     from toolgym.rollout.batch.make import make_batch as make_batch
+    from toolgym.rollout.endpoint import make_run as make_run
     from toolgym.rollout.engines.base import Engine as Engine
     from toolgym.rollout.engines.base import Generation as Generation
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest

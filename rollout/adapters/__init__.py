@@ -1,1 +1,1 @@
-"""Adapters to trainers: one file or folder a trainer, which is imported only when it is used."""
+"""What other trainers take, made from our envs and trajectories: one file for each trainer."""

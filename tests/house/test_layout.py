@@ -84,7 +84,7 @@ ORDERS = {
     "tools": ["errors", "lazy", "message", "schema", "base", "concurrency", "http", "serving", "parsers", "sandbox"],
     "tools/sandbox": ["base", "local", "protocol", "remote", "server"],
     "tools/sandbox/local": ["kernel", "protocol", "child", "zygote", "broker"],
-    "envs": ["tasks", "types", "base", "rewards", "result_text", "tool_instances", "tool_env", "library"],
+    "envs": ["tasks", "types", "base", "rewards", "result_text", "tool_instances", "tool_env", "as_tools", "library"],
     "rollout": [
         "limits",
         "episode_key",
@@ -98,6 +98,8 @@ ORDERS = {
         "episode_config",
         "episode",
         "runner",
+        "endpoint",
+        "adapters",
         "recording",
     ],
 }

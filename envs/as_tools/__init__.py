@@ -1,0 +1,1 @@
+"""An env as a class with one method for each tool."""

@@ -1,0 +1,272 @@
+"""`tool_class`: an env as a class with one typed method for each tool, as TRL and others take environments."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copyreg
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self
+
+from toolgym.envs.as_tools.episode import ToolEpisode, close_later
+from toolgym.envs.as_tools.signature import Signature, signature_of
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.registry import make
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.schema import ToolSchema
+
+OWN_NAMES = ("reset", "get_reward", "close", "finish")
+"""Names that no tool may have."""
+
+_log = logging.getLogger("toolgym.envs")
+
+
+class ToolClass(type):
+    """The type of the classes that `tool_class` makes. They can be pickled: what reads one makes it anew."""
+
+
+class _Hidden:
+    """A method of which trainers that take each public function of a class for a tool see nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self if instance is None else self.function.__get__(instance, owner)
+
+
+class ToolEnvironment:
+    """What the classes of `tool_class` have in common. Their instances may be reset any number of times.
+
+    Everything runs on one event loop in a thread of its own, which all instances of a class share; so methods may be
+    called from any thread. In async code, call them in a thread (`asyncio.to_thread`), as they wait.
+    """
+
+    _home: _Home
+    _episode: ToolEpisode
+
+    def __init__(self) -> None:
+        self._episode = self._home.begin()
+        self._finalizer = weakref.finalize(self, self._home.end, self._episode)
+        self._finalizer.atexit = False  # the loop's own end closes what is left
+
+    def reset(self, **row: Any) -> str | None:
+        """Begin an episode with a row of a data set, ending the one before and releasing its tools.
+
+        Args:
+            row: the row's columns. `toolgym_task` holds a task's row as JSON; without it the row itself is one, in
+                verl's shape. Where neither has a prompt, the env draws a task, from `seed` if that is a column.
+
+        Returns:
+            The messages of a task that the env drew, as text; None where the prompt shows them.
+
+        Raises:
+            ConfigError: the row is no task.
+        """
+        return self._home.run(self._episode.reset(row))
+
+    def get_reward(self, answer: str | None = None) -> float | None:
+        """End the episode and return its reward; None where the infrastructure failed, which says nothing of a policy.
+
+        Args:
+            answer: the policy's last turn, for envs that score it. Without it they score an empty one, which a warning
+                says once.
+        """
+        if answer is None and not self._episode.over:
+            self._home.warn_once(
+                "get_reward was called without the policy's answer, so that an env that scores the answer scores an "
+                "empty one: call get_reward(answer), or make the class with answer_tool='submit_answer'"
+            )
+        return self._finish(answer or "")
+
+    @_Hidden
+    def finish(self, answer: str) -> float | None:
+        """As `get_reward(answer)`, under a name that is there in every class."""
+        return self._finish(answer)
+
+    @_Hidden
+    def close(self) -> None:
+        """End the episode and free everything. Closing twice is fine; an instance that is forgotten is closed too."""
+        if self._finalizer.detach() is not None:
+            self._home.close(self._episode)
+
+    @property
+    def failure(self) -> str | None:
+        """What broke the episode off, in words; None where nothing did."""
+        return self._episode.failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _finish(self, answer: str) -> float | None:
+        if not self._episode.over:
+            self._home.run(self._episode.answer(answer))
+        return self._episode.reward
+
+
+def tool_class(
+    env: str | Callable[[], BaseEnv],
+    *,
+    answer_tool: str | None = None,
+    own_reward: bool = True,
+    **kwargs: Any,
+) -> type[ToolEnvironment]:
+    """Return an env as a class: `reset(**row)`, one public method for each tool, and `get_reward()`.
+
+    The methods are real ones: their signatures, type hints and Google-style docstrings are those of the tools' schemas,
+    so that what reads schemas from functions (`transformers.utils.get_json_schema`, TRL) gets the tools' own. A call is
+    one turn of the env. A model's mistakes and a tool's failures are text that it reads.
+
+    Example:
+        >>> Interpreter = tool_class("CodeInterpreter-v0", max_turns=4)
+        >>> with Interpreter() as env:
+        ...     _ = env.reset(prompt=[{"role": "user", "content": "6*7?"}], reward_model={"ground_truth": "42"})
+        ...     print(env.code_interpreter(code="print(6*7)"), env.get_reward("#### 42"))
+        42 1.0
+
+    Args:
+        env: an env id, or a function that makes an env.
+        answer_tool: name of a further method, `(answer: str) -> str`, by which the model hands in its answer and ends
+            the episode: for trainers that call `get_reward()` without saying what the model answered.
+        own_reward: whether the class has `get_reward`. TRL adds that to the reward functions, so leave it out where one
+            of these calls `finish(answer)`.
+        kwargs: arguments of the env, when `env` is an id. Its `max_turns` bounds the calls: each is a turn.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: a tool has the name of one of the class's own methods, or one that cannot be a method's, or two
+            tools have the same name.
+    """
+    if not isinstance(env, str) and (not callable(env) or isinstance(env, BaseEnv)):
+        raise ConfigError(f"expected an env id or a function that makes an env, got {env!r}")
+    if kwargs and not isinstance(env, str):
+        raise ConfigError("keyword arguments go with an env id; a function that makes envs knows its own")
+    make_env = partial(make, env, **kwargs) if isinstance(env, str) else env
+    first = make_env()
+    title = env if isinstance(env, str) else type(first).__name__
+    members: dict[str, Any] = {
+        "__doc__": f"The env {title} as a class of tools; see `tool_class` in `toolgym.envs`.",
+        "__module__": __name__,
+        "_recipe": (env, answer_tool, own_reward, kwargs),
+        "_home": _Home(make_env, first),
+    }
+    if not own_reward:
+        members["get_reward"] = None
+    for schema in first.tool_schemas:
+        _add(members, schema.name, _calling(schema.name, signature_of(schema)))
+    if answer_tool is not None:
+        _add(members, answer_tool, _answering(answer_tool))
+    name = "".join(part[:1].upper() + part[1:] for part in "".join(c if c.isalnum() else " " for c in title).split())
+    return ToolClass(name if name.isidentifier() else "ToolgymEnv", (ToolEnvironment,), members)  # type: ignore[return-value]
+
+
+def _made_anew(env: Any, answer_tool: str | None, own_reward: bool, kwargs: Mapping[str, Any]) -> type[ToolEnvironment]:
+    return tool_class(env, answer_tool=answer_tool, own_reward=own_reward, **kwargs)
+
+
+copyreg.pickle(ToolClass, lambda made: (_made_anew, made._recipe))  # type: ignore[attr-defined]
+
+
+def _add(members: dict[str, Any], name: str, method: Callable[..., str]) -> None:
+    if name in OWN_NAMES or name in ("failure",):
+        raise ConfigError(
+            f"a tool is called {name!r}, which every class of tools has as a method of its own "
+            f"({', '.join(OWN_NAMES)}): give the tool another name"
+        )
+    if not name.isidentifier() or name.startswith("_"):
+        raise ConfigError(f"a tool is called {name!r}, which cannot be the name of a public method: rename the tool")
+    if name in members:
+        raise ConfigError(f"two tools are called {name!r}; give one of them another name")
+    members[name] = method
+
+
+def _calling(name: str, made: Signature) -> Callable[..., str]:
+    names = list(made.signature.parameters)[1:]
+
+    def call(self: ToolEnvironment, *args: Any, **arguments: Any) -> str:
+        if len(args) > len(names):
+            raise TypeError(f"{name}() takes {len(names)} arguments, got {len(args)}")
+        given = {**dict(zip(names, args, strict=False)), **arguments}
+        return self._home.run(self._episode.call(name, given))
+
+    return _dressed(call, name, made)
+
+
+def _answering(name: str) -> Callable[..., str]:
+    schema = ToolSchema(
+        name,
+        "Hand in your final answer. This ends the task.",
+        {
+            "type": "object",
+            "properties": {"answer": {"type": "string", "description": "your last message, with the answer in it"}},
+            "required": ["answer"],
+        },
+    )
+
+    def call(self: ToolEnvironment, answer: str) -> str:
+        if not isinstance(answer, str):
+            return f"Wrong arguments for tool {name!r}: answer must be a string."
+        return self._home.run(self._episode.answer(answer)) or "[Your answer was taken]"
+
+    return _dressed(call, name, signature_of(schema))
+
+
+def _dressed(call: Any, name: str, made: Signature) -> Callable[..., str]:
+    """A function with the name, signature and docstring that it is to be known by."""
+    call.__name__ = call.__qualname__ = name
+    call.__doc__, call.__signature__ = made.doc, made.signature
+    hints = {one.name: one.annotation for one in made.signature.parameters.values()}
+    call.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Parameter.empty}
+    call.__annotations__["return"] = str
+    dressed: Callable[..., str] = call
+    return dressed
+
+
+class _Home:
+    """What the instances of one class share: the event loop, and the episodes that are to be closed."""
+
+    def __init__(self, make_env: Callable[[], BaseEnv], first: BaseEnv) -> None:
+        self._make_env = make_env
+        self._spare: ToolEpisode | None = ToolEpisode(first)  # whose tools the class was made of
+        self._open = {self._spare}
+        self._warned = False
+        self._bridge = EventLoopThread(name="toolgym-tools", on_close=partial(_close_all, self._open))
+        self.run = self._bridge.run
+
+    def begin(self) -> ToolEpisode:
+        """An episode in an env of its own."""
+        episode, self._spare = self._spare or ToolEpisode(self._make_env()), None
+        self._open.add(episode)
+        return episode
+
+    def end(self, episode: ToolEpisode) -> None:
+        """Have an episode closed whose instance was collected."""
+        self._open.discard(episode)
+        close_later(episode, self._bridge.submit)
+
+    def close(self, episode: ToolEpisode) -> None:
+        """Close an episode, and wait for it."""
+        self._open.discard(episode)
+        self.run(episode.close())
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning, the first time."""
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s", text)
+
+
+async def _close_all(episodes: set[ToolEpisode]) -> None:
+    for result in await asyncio.gather(*(one.close() for one in episodes), return_exceptions=True):
+        if isinstance(result, Exception):
+            with contextlib.suppress(Exception):
+                _log.warning("closing an env failed: %s: %s", type(result).__name__, result)

@@ -1,0 +1,227 @@
+"""`run`: one episode against any OpenAI-compatible chat address, for trainers whose gateway captures the tokens.
+
+The trainer starts the episode and gives it an address; behind that stands its own engine, which keeps the tokens of
+every request. So nothing is tokenized here, and all that goes back is the reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.env_pool import close_env
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError, error_text, named_keywords
+
+ENV_COLUMN = "env_id"
+"""Column of a row that names its env, where `run` is not told of one."""
+
+MARGIN = 5.0
+"""Seconds that the HTTP client waits longer than the engine's deadline, which is to be the one that is told."""
+
+
+@named_keywords
+async def run(
+    data: Task | Mapping[str, Any],
+    *,
+    base_url: str,
+    api_key: str | None = None,
+    http_client: Any = None,
+    env: str | Callable[[], BaseEnv] | EnvFactory | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    model: str = "default",
+    request: Mapping[str, Any] | None = None,
+    limits: EpisodeLimits | None = None,
+    seed: int | None = None,
+) -> float:
+    """Play one episode with the model behind a chat address, and return its reward.
+
+    What the model does wrong is an observation that it reads. A turn that was cut, and a conversation that has become
+    too long for the model, end the episode with the reward until then.
+
+    Args:
+        data: the task, or a row in verl's shape (see `Task.from_row`).
+        base_url: the address that an OpenAI client would be given, for example "http://gateway:8000/v1".
+        api_key: sent as a bearer token.
+        http_client: an `httpx.AsyncClient`, or one like it, to send with; None: connections of its own.
+        env: an env id, or a function that makes an env; None: the row's column `env_id`.
+        env_kwargs: for `toolgym.make`, when the env is an id.
+        model: the model's name for the server; most gateways take any.
+        request: further fields of each request, for example `{"temperature": 1.0, "max_tokens": 512}`.
+        limits: its deadlines hold; tokens are the server's to bound.
+        seed: of the env.
+
+    Raises:
+        EpisodeFailedError: the engine, the env or a deadline broke the episode off; names the failure. It has no
+            reward: 0 would blame the model.
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument or the row is not usable, or the server refused the request's content.
+    """
+    task = data if isinstance(data, Task) else Task.from_row(data)
+    if not isinstance(limits, EpisodeLimits | None):
+        raise ConfigError(f"limits must be EpisodeLimits, got {limits!r}")
+    if not isinstance(request, Mapping | None):
+        raise ConfigError(f"request must map the fields of a request to values, got {request!r}")
+    if env is None:
+        env = task.row.get(ENV_COLUMN)
+        if not isinstance(env, str):
+            raise ConfigError(
+                f"which env? Give run(env='CodeInterpreter-v0'), or use make_run('CodeInterpreter-v0'), or give each "
+                f"row a column {ENV_COLUMN!r}"
+            )
+    factory = EnvFactory.of(env, env_kwargs)
+    limits = limits or EpisodeLimits()
+    client = ChatClient(base_url, api_key, http_client)
+    try:
+        made = _make(factory)
+        try:
+            episode = _Episode(made, client, {"model": model, **(request or {})}, limits)
+            async with asyncio.timeout(limits.episode_timeout):
+                return await episode.play(task, seed)
+        except TimeoutError as error:
+            raise EpisodeFailedError(
+                StopReason.EPISODE_TIMEOUT, f"the episode did not finish within {limits.episode_timeout:g} seconds"
+            ) from error
+        finally:
+            await close_env(made)
+    finally:
+        await client.close()
+
+
+@dataclass(frozen=True)
+class EndpointRun:
+    """`run` with some of its arguments given. It may be called, and has `run` as its method: trainers want either.
+
+    Attributes:
+        arguments: the keyword arguments that every episode gets, unless its call has others.
+    """
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    async def run(self, data: Task | Mapping[str, Any], **arguments: Any) -> float:
+        """Play one episode; see `toolgym.rollout.endpoint.run`."""
+        return await run(data, **{**self.arguments, **arguments})
+
+    __call__ = run
+
+
+@named_keywords
+def make_run(
+    env: str | Callable[[], BaseEnv] | EnvFactory,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    model: str = "default",
+    request: Mapping[str, Any] | None = None,
+    limits: EpisodeLimits | None = None,
+) -> EndpointRun:
+    """Return `run` for one env: `await made(row, base_url=..., api_key=...)` gives the reward.
+
+    Args:
+        env: an env id, or a function that makes an env.
+        env_kwargs: as in `run`.
+        model: as in `run`.
+        request: as in `run`.
+        limits: as in `run`.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: `env` is none.
+    """
+    EnvFactory.of(env, env_kwargs)
+    return EndpointRun({"env": env, "env_kwargs": env_kwargs, "model": model, "request": request, "limits": limits})
+
+
+class _Episode:
+    def __init__(self, env: BaseEnv, client: ChatClient, body: Mapping[str, Any], limits: EpisodeLimits) -> None:
+        self._env, self._client, self._body, self._limits = env, client, body, limits
+
+    async def play(self, task: Task, seed: int | None) -> float:
+        try:
+            call = self._env.reset(seed=seed, options={"task": task})
+            obs, _ = await with_deadline(call, self._limits.env_timeout)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise _failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
+        conversation: list[dict[str, Any]] = [_sent(message) for message in obs]
+        tools = [schema.to_openai() for schema in self._env.tool_schemas]
+        reward = 0.0
+        while True:
+            turn = await self._turn(conversation, tools)
+            if turn is None or turn.finish_reason == "length":
+                return reward
+            result = await self._step(turn)
+            reward += result.reward
+            if result.done:
+                return reward
+            conversation += [turn.message, *map(_sent, result.obs)]
+
+    async def _turn(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatTurn | None:
+        """The model's next turn; None where the conversation has become too long for it."""
+        body = {**self._body, "messages": conversation, **({"tools": tools} if tools else {})}
+        try:
+            return await with_deadline(
+                self._client.turn(body, self._limits.engine_timeout), self._limits.engine_timeout
+            )
+        except ContextFullError as error:
+            if any(message["role"] == "assistant" for message in conversation):
+                return None
+            raise EpisodeFailedError(StopReason.PROMPT_REFUSED, str(error)) from error
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise _failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
+
+    async def _step(self, turn: ChatTurn) -> StepResult:
+        try:
+            result = await with_deadline(self._env.step(turn.action), self._limits.env_timeout)
+            reason = result.stop_reason
+        except Exception as error:
+            raise _failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
+        if not math.isfinite(result.reward):
+            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave the reward {result.reward!r}")
+        if reason is not None and reason.failed:
+            raise EpisodeFailedError(reason, "the env ended the episode with this reason")
+        return result
+
+
+def _make(factory: EnvFactory) -> BaseEnv:
+    try:
+        return factory()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise EpisodeFailedError(StopReason.ENV_CREATE_FAILED, error_text(error)) from error
+
+
+def _failed(failed: StopReason, timed_out: StopReason, error: Exception) -> ToolgymError:
+    if isinstance(error, EpisodeFailedError):
+        return error
+    if isinstance(error, DeadlineError):
+        failed = timed_out
+    elif isinstance(error, SandboxError):
+        failed = StopReason.SANDBOX_FAILED
+    return EpisodeFailedError(failed, error_text(error))
+
+
+def _sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of an env as servers take it: without the keys that are ours, arguments as JSON text."""
+    sent = dict(message)
+    if message["role"] == "tool":
+        sent.pop("name", None)
+    if "tool_calls" in message:
+        sent["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return sent

@@ -1,0 +1,177 @@
+"""`ChatClient`: messages in, a turn with its tool calls out, over `/v1/chat/completions`.
+
+No token passes here: it is for servers that keep the tokens themselves, as the gateways of trainers do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toolgym.rollout.engines.http import RefusedError, error_text, repeat_request
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, shorten
+from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.retries import retry_after
+from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, Reply
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for a connection to be made."""
+
+KEPT = ("role", "content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+"""What goes back to the server of a message that it sent; `null` stands for what it left out."""
+
+
+class ContextFullError(EngineError):
+    """The conversation has become too long for the model."""
+
+
+class ChatTurn(NamedTuple):
+    """One turn of the model.
+
+    Attributes:
+        message: as the server is to get it back with the next request, unchanged.
+        action: as an env takes it.
+        finish_reason: the server's, for example `stop`, `tool_calls` or `length`.
+    """
+
+    message: dict[str, Any]
+    action: ParsedTurn
+    finish_reason: str
+
+
+class ChatClient:
+    """Asks one server. `close` ends what is under way, and leaves a client that was given open.
+
+    A request is sent again only where it is safe, at most 4 times: when the server was not reached, and when it says
+    429, or 503 with `Retry-After`.
+
+    Args:
+        base_url: the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
+        api_key: sent as a bearer token.
+        http_client: an `httpx.AsyncClient`, or one like it, to send with; None: connections of its own.
+
+    Raises:
+        ConfigError: the address or the client is none.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, http_client: Any = None) -> None:
+        self.url = f"{check_address(base_url, 'a chat server')}/chat/completions"
+        if http_client is not None and not callable(getattr(http_client, "post", None)):
+            raise ConfigError(f"http_client must be an httpx.AsyncClient or one like it, got {http_client!r}")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._theirs = http_client
+        self._session = HttpSession(None, 0, CONNECT_TIMEOUT) if http_client is None else None
+
+    async def close(self) -> None:
+        """Close its own connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def turn(self, body: Mapping[str, Any], limit: float) -> ChatTurn:
+        """Have the model say its next turn.
+
+        Args:
+            body: of the request.
+            limit: seconds for one attempt.
+
+        Raises:
+            ConfigError: the server refused the request's content.
+            ContextFullError: the conversation is too long for the model.
+            EngineUnavailableError: nothing answers.
+            EngineError: it answered something else, or broke off.
+        """
+        sent = json.dumps(body).encode()
+        return await repeat_request(lambda: self._send(sent, limit))
+
+    async def _send(self, body: bytes, limit: float) -> ChatTurn:
+        try:
+            reply = await self._exchange(body, limit)
+        except NotSentError as error:
+            raise RefusedError(EngineUnavailableError(f"nothing answers at {self.url} ({error})")) from error
+        except BrokenError as error:
+            raise EngineError(f"{self.url} broke off: {error}") from error
+        text = reply.body.decode("utf-8", "replace")
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if reply.status == 200:
+            return self._read(answer, text)
+        said = shorten(text) if answer is None else error_text(answer)
+        refused = _refusal(self.url, reply.status, said, answer)
+        after = reply.headers.get("Retry-After")
+        if reply.status == 429 or (reply.status == 503 and after is not None):
+            raise RefusedError(refused, retry_after(after))
+        raise refused
+
+    async def _exchange(self, body: bytes, limit: float) -> Reply:
+        if self._session is not None:
+            return await self._session.exchange("POST", self.url, body, limit, headers=self._headers)
+        headers = {**self._headers, "Content-Type": "application/json"}
+        try:
+            response = await self._theirs.post(self.url, content=body, headers=headers, timeout=limit)
+        except Exception as error:
+            # The names of httpx, which is not imported for their sake.
+            failed = NotSentError if type(error).__name__ in ("ConnectError", "ConnectTimeout") else BrokenError
+            raise failed(f"{type(error).__name__}: {error}") from error
+        return Reply(response.status_code, response.headers, response.content)
+
+    def _read(self, answer: Any, text: str) -> ChatTurn:
+        try:
+            choice = answer["choices"][0]
+            given = choice["message"]
+            reason = str(choice.get("finish_reason") or "stop")
+            content = given.get("content") or ""
+            calls = given.get("tool_calls") or []
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise EngineError(f"{self.url} must answer with a chat completion, got {shorten(text)!r}") from None
+        if not isinstance(content, str) or not isinstance(calls, list):
+            raise EngineError(f"{self.url} must answer with a text and a list of calls, got {shorten(repr(given))}")
+        message = {key: given[key] for key in KEPT if given.get(key) is not None}
+        message = {"role": "assistant", "content": given.get("content"), **message}
+        return ChatTurn(message, self._action(content, calls, given), reason)
+
+    def _action(self, content: str, calls: Sequence[Any], given: Mapping[str, Any]) -> ParsedTurn:
+        requests = [self._call(index, one) for index, one in enumerate(calls)]
+        reasoning = given.get("reasoning_content") or given.get("reasoning")
+        return ParsedTurn(
+            content,
+            content,
+            [one for one in requests if isinstance(one, ToolCall)],
+            [one for one in requests if isinstance(one, ToolCallError)],
+            reasoning if isinstance(reasoning, str) else None,
+        )
+
+    def _call(self, index: int, given: Any) -> ToolCall | ToolCallError:
+        """One of a turn's calls. Their shape is the server's doing; the name and the arguments are the model's."""
+        try:
+            function = given["function"]
+            call_id, name, written = str(given["id"]), str(function["name"]), function.get("arguments")
+        except (AttributeError, KeyError, TypeError):
+            raise EngineError(
+                f"{self.url} must give each call an id and a function, got {shorten(repr(given))}"
+            ) from None
+        try:
+            arguments = json.loads(written or "{}") if isinstance(written, str | None) else written
+        except ValueError as error:
+            message = f"The arguments of your call of {name!r} are not valid JSON ({error}). Write one JSON object."
+            return ToolCallError(CallProblem.MALFORMED_JSON, message, str(written), call_id, index, name)
+        if not isinstance(arguments, dict):
+            message = f"The arguments of your call of {name!r} must be one JSON object, got {shorten(str(written))}"
+            return ToolCallError(CallProblem.NOT_A_CALL, message, str(written), call_id, index, name)
+        return ToolCall(call_id, name, arguments, index)
+
+
+def _refusal(url: str, status: int, said: str, answer: Any) -> ConfigError | EngineError:
+    if status in (400, 413, 422):
+        code = (answer.get("error") or {}) if isinstance(answer, Mapping) else {}
+        code = code.get("code") if isinstance(code, Mapping) else None
+        if code == "context_length_exceeded" or "context length" in said.lower() or "context_length" in said:
+            return ContextFullError(f"{url} answered {status}: {said}")
+        return ConfigError(f"{url} refused the request: {said}")
+    if status in (401, 403):
+        return EngineError(f"{url} answered {status}: {said}. Pass the server's api_key")
+    return EngineError(f"{url} answered {status}: {said}")
