@@ -11,7 +11,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.token_sequence import Segment, TokenSequence
 from toolgym.rollout.trajectory import Failure, Trajectory, Turn
-from toolgym.tools import tool
+from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 
 CODE = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(2*3)"}}\n</tool_call>'
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -19,19 +19,33 @@ SUMS = "tests.rollout.adapters.verl.golden:VerlSums-v0"
 """An env of a user's own, in a module of the user's own, that needs no sandbox."""
 
 
-@tool
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers.
+class _Multiplier(ToolSession):
+    def __init__(self, factor):
+        self.factor = factor
 
-    Args:
-        a: one.
-        b: the other.
-    """
-    return a * b
+    async def execute(self, parameters, **_):
+        return str(parameters["a"] * parameters["b"] * self.factor)
+
+
+class Multiply(StatefulTool):
+    """Multiplies, and by a further factor where the row's `create_kwargs` name one."""
+
+    default_schema = ToolSchema(
+        name="multiply",
+        description="Multiply two numbers.",
+        parameters={
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    )
+
+    async def open(self, factor=1):
+        return _Multiplier(factor)
 
 
 def make_sums(**kwargs):
-    return ToolEnv([multiply], [Task(({"role": "user", "content": "2*3?"},))], scorer=_score, **kwargs)
+    return ToolEnv([Multiply()], [Task(({"role": "user", "content": "2*3?"},))], scorer=_score, **kwargs)
 
 
 def _score(text, task):
@@ -62,21 +76,21 @@ def trajectory(*segments, prompt=(5, 6, 7), reward=1.0, stop_reason=StopReason.A
         for one in segments
         if one.is_policy
     )
-    given = dict(
-        id=f"t{number}",
-        env_id="CodeInterpreter-v0",
-        task_id=str(number // 2),
-        source="sums",
-        group_id=f"group{number // 2}",
-        task_index=number // 2,
-        sample_index=number % 2,
-        messages=({"role": "user", "content": "What is 2*3?"},),
-        tools=(),
-        sequences=(TokenSequence(np.array(prompt), segments),),
-        reward=reward,
-        stop_reason=stop_reason,
-        turns=turns,
-    )
+    given = {
+        "id": f"t{number}",
+        "env_id": "CodeInterpreter-v0",
+        "task_id": str(number // 2),
+        "source": "sums",
+        "group_id": f"group{number // 2}",
+        "task_index": number // 2,
+        "sample_index": number % 2,
+        "messages": ({"role": "user", "content": "What is 2*3?"},),
+        "tools": (),
+        "sequences": (TokenSequence(np.array(prompt), segments),),
+        "reward": reward,
+        "stop_reason": stop_reason,
+        "turns": turns,
+    }
     return Trajectory(**{**given, **kwargs})
 
 

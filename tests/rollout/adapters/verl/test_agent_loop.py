@@ -111,11 +111,19 @@ async def test_an_entry_in_a_file_says_which_env_with_which_arguments(worker, as
     assert len(made.llm_client.requests) == 1
 
 
-async def test_tools_kwargs_as_text_reach_the_env(loop):
-    output = await loop().run(SAMPLING, **{**ROW, "tools_kwargs": '{"multiply": {"create_kwargs": {"no": 1}}}'})
-    assert output.extra_fields["stop_reason"] == "reset_failed"  # the function takes none, and says so
-    output = await loop().run(SAMPLING, **{**ROW, "tools_kwargs": '{"multiply": null}'})
-    assert output.extra_fields["stop_reason"] == "answered"
+@pytest.mark.parametrize(
+    "given", ['{"multiply": {"create_kwargs": {"factor": 7}}}', {"multiply": "{}", "search": None}]
+)
+async def test_tools_kwargs_as_text_reach_the_tool(given, loop, tokenizer):
+    output = await loop().run(SAMPLING, **{**ROW, "tools_kwargs": given})
+    assert ("\n42\n" if "7" in given else "\n6\n") in tokenizer.decode(output.response_ids)
+
+
+async def test_tools_kwargs_of_a_tool_that_the_env_has_not_are_a_failure_that_names_it(loop, caplog):
+    output = await loop().run(SAMPLING, **{**ROW, "tools_kwargs": {"search": {"create_kwargs": {"top": 1}}}})
+    assert set(output.response_mask) == {0}
+    assert "reset_failed" in caplog.text
+    assert "tools_kwargs for 'search'" in caplog.text
 
 
 async def test_a_turn_that_the_server_aborts_goes_on_from_what_it_had(loop, tokenizer):
@@ -151,7 +159,7 @@ async def test_what_verl_says_of_order_and_sampling_is_passed_on(loop):
     for _, _, sampling, further in made.server_manager.requests:
         assert further == {"priority": 3}
         assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (0.7, 0.9, 40)
-    made = loop(None, "+actor_rollout_ref.rollout.full_determinism=True")
+    made = loop(None, "actor_rollout_ref.rollout.full_determinism=True")
     await made.run(SAMPLING, **ROW, priority=3)
     assert {request_id for request_id, *_ in made.server_manager.requests} == {"det-3"}
 

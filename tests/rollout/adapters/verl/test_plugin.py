@@ -42,6 +42,8 @@ def test_a_module_is_registered_with_after_it_ran(text, tmp_path):
     """A package in verl's place: with its registry, and one in which a later version has none."""
     folder = tmp_path / "verl" / "experimental" / "agent_loop"
     folder.mkdir(parents=True)
+    for package in (folder, folder.parent, folder.parents[1]):
+        (package / "__init__.py").touch()
     (folder / "agent_loop.py").write_text(text or "other = {}")
     code = STAND_IN.format(folder=str(tmp_path))
     done = run(code if text else code.replace("print(loops._agent_loop_registry)", "print(loops.other)"))
