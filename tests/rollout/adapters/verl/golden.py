@@ -148,3 +148,11 @@ def solve(text, number):
     if "<tool_response>" in text:
         return "#### 6"
     return CALL if '"multiply"' in text else CODE
+
+
+def solve_or_break(text, number):
+    return RuntimeError("the server is gone") if "break" in text else solve(text, number)
+
+
+BREAK = {"raw_prompt": [{"role": "user", "content": "break"}]}
+"""A row for which `solve_or_break` has no answer."""
