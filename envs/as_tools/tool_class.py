@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import copyreg
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -22,6 +23,9 @@ from toolgym.tools.schema import ToolSchema
 
 OWN_NAMES = ("reset", "get_reward", "close", "finish")
 """Names that no tool may have."""
+
+CLOSE_TIMEOUT = 30.0
+"""Seconds that the envs of a class get to close when the class is gone."""
 
 _log = logging.getLogger("toolgym.envs")
 
@@ -111,6 +115,24 @@ class ToolEnvironment:
         if not self._episode.over:
             self._home.run(self._episode.answer(answer))
         return self._episode.reward
+
+
+def finish_all(environments: Sequence[ToolEnvironment], answers: Sequence[str | None]) -> list[float | None]:
+    """The rewards of many episodes, scored side by side.
+
+    Args:
+        environments: the episodes.
+        answers: the last turn of each; None for a policy that did not get that far: its env scores nothing, and the
+            reward is what was earned until then.
+    """
+    scored = [
+        one._home.submit(one._episode.answer(answer))
+        for one, answer in zip(environments, answers, strict=True)
+        if answer is not None and not one._episode.over
+    ]
+    for each in scored:
+        each.result()
+    return [one._episode.reward for one in environments]
 
 
 def tool_class(
@@ -221,12 +243,14 @@ def _answering(name: str) -> Callable[..., str]:
 
 
 def _dressed(call: Any, name: str, made: Signature) -> Callable[..., str]:
-    """A function with the name, signature and docstring that it is to be known by."""
+    """A function with the name, signature and docstring that it is to be known by.
+
+    The return type stands in the signature alone: transformers would write it into the schema that the model reads.
+    """
     call.__name__ = call.__qualname__ = name
     call.__doc__, call.__signature__ = made.doc, made.signature
     hints = {one.name: one.annotation for one in made.signature.parameters.values()}
     call.__annotations__ = {key: hint for key, hint in hints.items() if hint is not inspect.Parameter.empty}
-    call.__annotations__["return"] = str
     dressed: Callable[..., str] = call
     return dressed
 
@@ -239,8 +263,11 @@ class _Home:
         self._spare: ToolEpisode | None = ToolEpisode(first)  # whose tools the class was made of
         self._open = {self._spare}
         self._warned = False
-        self._bridge = EventLoopThread(name="toolgym-tools", on_close=partial(_close_all, self._open))
-        self.run = self._bridge.run
+        self._bridge = EventLoopThread(
+            name="toolgym-tools", on_close=partial(_close_all, self._open), close_timeout=CLOSE_TIMEOUT
+        )
+        _homes.add(self)
+        self.run, self.submit = self._bridge.run, self._bridge.submit
 
     def begin(self) -> ToolEpisode:
         """An episode in an env of its own."""
@@ -251,12 +278,16 @@ class _Home:
     def end(self, episode: ToolEpisode) -> None:
         """Have an episode closed whose instance was collected."""
         self._open.discard(episode)
-        close_later(episode, self._bridge.submit)
+        close_later(episode, self.submit)
 
     def close(self, episode: ToolEpisode) -> None:
         """Close an episode, and wait for it."""
         self._open.discard(episode)
         self.run(episode.close())
+
+    def end_all(self) -> None:
+        """Close every episode, and end the loop."""
+        self._bridge.close()
 
     def warn_once(self, text: str) -> None:
         """Log a warning, the first time."""
@@ -268,5 +299,15 @@ class _Home:
 async def _close_all(episodes: set[ToolEpisode]) -> None:
     for result in await asyncio.gather(*(one.close() for one in episodes), return_exceptions=True):
         if isinstance(result, Exception):
-            with contextlib.suppress(Exception):
-                _log.warning("closing an env failed: %s: %s", type(result).__name__, result)
+            _log.warning("closing an env failed: %s: %s", type(result).__name__, result)
+
+
+_homes: weakref.WeakSet[_Home] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Close what is left before the sandboxes' loops end, which this needs: what was registered last runs first."""
+    for home in list(_homes):
+        with contextlib.suppress(Exception):  # the interpreter ends anyway
+            home.end_all()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import gc
 import inspect
+import json
 import logging
 import pickle
 import threading
@@ -26,22 +26,16 @@ ROW = {"prompt": [{"role": "user", "content": "6*7?"}], "reward_model": {"ground
 TASK = Task(({"role": "user", "content": "go"},), id="go")
 
 
-class Unit(enum.StrEnum):
-    KM = "km"
-    MILE = "mile"
-
-
 @tool
-def convert(value: float, unit: Unit = Unit.KM, digits: Literal[1, 2] = 2, tags: list[str] | None = None) -> str:
-    """Convert a length.
+def greet(name: str, times: int, warmly: bool) -> str:
+    """Greet a person.
 
     Args:
-        value: what to convert
-        unit: what it is in
-        digits: how many
-        tags: whatever you like
+        name: of the person
+        times: how often
+        warmly: or not
     """
-    return f"{value * 1.609:.{digits}f} {unit}"
+    return name * times
 
 
 class Counting(BaseTool):
@@ -103,16 +97,21 @@ def test_the_code_interpreter_solves_a_task():
 def test_the_schema_that_transformers_reads_from_a_method_is_the_tools_own():
     from transformers.utils import get_json_schema
 
-    for made in (toolgym.make("CodeInterpreter-v0"), ToolEnv([convert], [TASK])):
+    for made in (toolgym.make("CodeInterpreter-v0"), ToolEnv([greet], [TASK])):
         env = tool_class(lambda made=made: made)()
         for schema in made.tool_schemas:
-            wanted = schema.to_openai()["function"]
-            read = get_json_schema(getattr(env, schema.name))["function"]
-            assert (read["name"], read["description"]) == (wanted["name"], wanted["description"])
-            wanted, read = wanted["parameters"], read["parameters"]
-            assert read.get("required", []) == wanted.get("required", [])
-            assert list(read["properties"]) == list(wanted["properties"])
+            own = schema.to_openai()
+            own["function"]["parameters"].pop("additionalProperties", None)  # no signature says it
+            assert get_json_schema(getattr(env, schema.name)) == own
         env.close()
+
+
+def test_the_prompt_shows_the_code_interpreter_to_the_letter_as_our_own_does():
+    from transformers.utils import get_json_schema
+
+    made = tool_class("CodeInterpreter-v0")
+    [schema] = toolgym.make("CodeInterpreter-v0").tool_schemas
+    assert json.dumps(get_json_schema(made().code_interpreter)) == json.dumps(schema.to_openai())
 
 
 PROPERTIES = {

@@ -1,4 +1,4 @@
-"""The programs of the README and of docs/own_env.md run as they stand there."""
+"""The programs of the README and of the pages for users run as they stand there."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def _blocks(page, language):
 
 README = _blocks("README.md", "python")
 OWN_ENV = _blocks("docs/own_env.md", "python")
+TRAINERS = [one for page in ("docs/trainers.md", "docs/trl.md") for one in _blocks(page, "python")]
 FILES = {name: (ROOT / "examples" / name).read_text() for name in ("sums.py", "grpo.py")}
 
 
@@ -45,6 +46,7 @@ def _name(program):
 def test_there_are_programs():
     assert len(README) >= 4
     assert len(OWN_ENV) == 4
+    assert len(TRAINERS) == 4
 
 
 @pytest.mark.long
@@ -61,6 +63,12 @@ def test_the_page_shows_the_examples_as_they_are():
 @pytest.mark.parametrize("program", [one for one in OWN_ENV if one not in FILES.values()], ids=_name)
 def test_a_program_of_the_page_on_envs_runs(program, folder):
     _run([sys.executable, "-c", program], folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", TRAINERS, ids=_name)
+def test_a_program_of_the_pages_on_trainers_runs(program, tmp_path):
+    _run([sys.executable, "-c", program], tmp_path)
 
 
 @pytest.mark.long

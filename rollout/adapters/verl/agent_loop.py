@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.rows import Row, rows_of
 from toolgym.rollout.adapters.verl.tasks import task_of
 from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.episode import RendererFactory
 from toolgym.rollout.episode_config import EpisodeConfig
 from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.run_episode import run_episode
@@ -191,11 +192,11 @@ def to_output(
 
 
 @functools.lru_cache(maxsize=16)
-def _renderers(tokenizer: Any, template_kwargs: str, parser: str | None) -> Callable[[list[ToolSchema]], ChatRenderer]:
+def _renderers(tokenizer: Any, template_kwargs: str, parser: str | None) -> RendererFactory:
     """Makes and keeps the renderers of a tokenizer, one for each set of tools."""
     made: dict[tuple[str, ...], ChatRenderer] = {}
 
-    def renderer(tools: list[ToolSchema]) -> ChatRenderer:
+    def renderer(tools: Sequence[ToolSchema]) -> ChatRenderer:
         key = tuple(schema.canonical_json for schema in tools)
         if key not in made:
             made[key] = ChatRenderer(tokenizer, tools, json.loads(template_kwargs), parser=parser)

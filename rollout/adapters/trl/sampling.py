@@ -1,0 +1,80 @@
+"""What a `GRPOTrainer` says of its sampling, and what of it cannot go with `rollout_func`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.tools.errors import ConfigError, shorten
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from trl import GRPOTrainer
+
+_PROBE = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> 12345 \u00e9 #### 6.5'
+
+
+def sampling_of(trainer: GRPOTrainer, own: SamplingParams) -> SamplingParams:
+    """How the trainer samples, with `max_new_tokens` for one turn from the spec's own."""
+    args = trainer.args
+    return SamplingParams(
+        max_new_tokens=min(own.max_new_tokens, trainer.max_completion_length),
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k if args.top_k else -1,
+        min_p=args.min_p or 0.0,
+        stop_token_ids=own.stop_token_ids,
+    )
+
+
+def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check what TRL would take silently.
+
+    Raises:
+        ConfigError: the trainer has tools as well (TRL would run its own loop over the completions, and forget the
+            mask), samples with vLLM or in a way that the engine cannot, or has another tokenizer.
+    """
+    if trainer.tools:
+        raise ConfigError(
+            "a trainer with rollout_func takes neither tools nor environment_factory: TRL would run its own tool loop "
+            "over the episodes, and train on the env's tokens"
+        )
+    if trainer.use_vllm:
+        raise ConfigError(
+            "rollout_func samples with the trainer's own model: set use_vllm=False, or train with environment_factory"
+        )
+    args = trainer.args
+    if args.repetition_penalty != 1.0 or args.generation_kwargs:
+        raise ConfigError(
+            "rollout_func samples by temperature, top_p, top_k and min_p alone, got "
+            f"repetition_penalty={args.repetition_penalty!r} and generation_kwargs={args.generation_kwargs!r}"
+        )
+    theirs = trainer.processing_class
+    if theirs is not tokenizer:
+        same = theirs.get_vocab() == tokenizer.get_vocab() and theirs.encode(_PROBE) == tokenizer.encode(_PROBE)
+        if not same:
+            raise ConfigError(
+                "the trainer has another tokenizer than the policy's: give GRPOTrainer(processing_class=spec.tokenizer)"
+            )
+
+
+def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:
+    """The numbers of the tasks that prompts belong to.
+
+    Raises:
+        ConfigError: a prompt is none of a data set that the spec made.
+    """
+    indices = []
+    for row, prompt in enumerate(prompts):
+        last = prompt[-1] if isinstance(prompt, list) and prompt else None
+        index = last.get("toolgym_index") if isinstance(last, Mapping) else None
+        known = isinstance(index, int) and 0 <= index < len(tasks)
+        if not known or tasks[index].messages[-1]["content"] != last["content"]:
+            raise ConfigError(
+                f"prompt {row} is not of this spec: train on spec.train_dataset, or on spec.dataset(tasks); got "
+                f"{shorten(repr(prompt))}"
+            )
+        indices.append(index)
+    return indices

@@ -1,0 +1,375 @@
+"""`Spec`: an env as the arguments of TRL's `GRPOTrainer`.
+
+There are two roads. On `rollout_func` our runner plays the episodes: exact tokens, many tool calls at once, limits,
+several turns, failures that are masked. On `environment_factory` TRL's own loop generates and calls the tools one by
+one. Both train the model that the trainer holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.as_tools.episode import TASK_COLUMN
+from toolgym.envs.as_tools.tool_class import ToolEnvironment, finish_all, tool_class
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
+from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
+from toolgym.rollout.engines.embedded.transformers import TransformersEngine
+from toolgym.rollout.episode import derive_seed
+from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.failures import require_one_that_played
+from toolgym.rollout.job import Job
+from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.local import Runner
+from toolgym.rollout.runner.scheduler import Scheduler
+from toolgym.rollout.runner.sinks import Sink
+from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import BatchError, ConfigError, missing_extra, named_keywords, require_whole_number
+from toolgym.tools.parsers import parser_for_template
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+    from trl import GRPOTrainer
+
+
+class Spec:
+    """The arguments of a `GRPOTrainer` that trains a policy in an env.
+
+        spec = Spec("CodeInterpreter-v0", num_tasks=512, policy="Qwen/Qwen3-1.7B")
+        trainer = GRPOTrainer(
+            model=spec.policy,
+            args=GRPOConfig(num_generations=8, max_completion_length=2048),
+            train_dataset=spec.train_dataset,
+            processing_class=spec.tokenizer,
+            reward_funcs=spec.reward_funcs,
+            rollout_func=spec.rollout_func,  # or: environment_factory=spec.environment_factory
+        )
+
+    On `rollout_func` the trainer's own model samples, in this process, with the temperature and the other sampling
+    arguments of the trainer's `args`. An episode that the infrastructure broke off is masked, has no reward, and is
+    left out of its group's statistics.
+
+    Args:
+        env: an env id, or a function that makes an env.
+        num_tasks: how many tasks the training set has.
+        policy: the policy's folder or hub name, or `tiny`.
+        tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        config: how episodes are played on `rollout_func`; see `RunConfig`. `group_size`, `training_step` and `validate`
+            are the trainer's, and so is the sampling but for `max_new_tokens`, the most tokens of one turn.
+        seed: tasks and episodes depend on it. With several processes all must have the same.
+        sinks: get each trajectory of `rollout_func`.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind, the env has no tasks of its own, or the config asks for what TRL
+            has no row for.
+        MissingExtraError: TRL is not installed.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        env: str | Callable[[], BaseEnv] | EnvFactory,
+        *,
+        num_tasks: int,
+        policy: str | Path,
+        tasks: Sequence[Task] | TaskSource | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        config: RunConfig | None = None,
+        seed: int = 0,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        try:
+            import trl  # noqa: F401
+        except ImportError as error:
+            raise missing_extra("trl", "The adapter for TRL", error) from error
+        require_whole_number("num_tasks", num_tasks, at_least=1)
+        require_whole_number("seed", seed, at_least=0)
+        if not isinstance(config, RunConfig | None):
+            raise ConfigError(f"config must be a RunConfig, got {config!r}")
+        if not isinstance(policy, str | Path):
+            raise ConfigError(f"policy must be a folder or a name on the hub, got {policy!r}")
+        self.policy = str(tiny_policy_path()) if policy == "tiny" else str(policy)
+        self.config = config or RunConfig()
+        if HistoryMode(self.config.history) is not HistoryMode.APPEND:
+            raise ConfigError("TRL takes one row for each prompt, so config.history must be 'append'")
+        self._seed, self._sinks = seed, tuple(sinks)
+        self._factory = EnvFactory.of(env, env_kwargs)
+        self._engines: list[TransformersEngine] = []
+        self._bridge = EventLoopThread(name="toolgym-trl", on_close=partial(_close_all, self._engines))
+        source = self._bridge.run(self._factory.tasks()) if tasks is None else tasks
+        source = source if isinstance(source, TaskSource) else TaskList(source)
+        self._train_tasks = source.take(num_tasks, seed=seed)
+        self._tasks: list[Task] = []
+        self._calls: dict[bool, tuple[int, int]] = {}
+        self._playing = threading.Lock()
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer as TRL wants it: padded on the left, with a padding token."""
+        made = load_tokenizer(self.policy)
+        made.padding_side = "left"
+        if made.pad_token is None:
+            made.pad_token = made.eos_token
+        return made
+
+    @cached_property
+    def train_dataset(self) -> Dataset:
+        """The tasks as a `datasets.Dataset`; see `dataset`."""
+        return self.dataset(self._train_tasks)
+
+    def dataset(self, tasks: Sequence[Task]) -> Dataset:
+        """Tasks as a `datasets.Dataset` for this spec's `rollout_func` and `environment_factory`.
+
+        The column `prompt` has the messages, the last of which says which task it is (`rollout_func` gets nothing
+        else); `toolgym_task` has the whole task as JSON; `task_id` and `data_source` are for people.
+
+        Args:
+            tasks: for example those of an evaluation.
+        """
+        from datasets import Dataset
+
+        rows = []
+        for task in TaskList(tasks).tasks:
+            prompt: list[dict[str, Any]] = [{"role": one["role"], "content": one["content"]} for one in task.messages]
+            prompt[-1]["toolgym_index"] = len(self._tasks)
+            self._tasks.append(task)
+            rows.append(
+                {
+                    "prompt": [{"toolgym_index": None, **message} for message in prompt],
+                    TASK_COLUMN: json.dumps(task.to_row()),
+                    "task_id": task.id,
+                    "data_source": task.source,
+                }
+            )
+        return Dataset.from_list(rows)
+
+    @cached_property
+    def environment_factory(self) -> type[ToolEnvironment]:
+        """The env as a class of tools (see `toolgym.envs.tool_class`), for TRL's own loop.
+
+        TRL's loop reads calls by the tokenizer's `response_template`, which is set here where TRL does not know the
+        chat template and calls are written between `<tool_call>` tags.
+
+        Raises:
+            ConfigError: a tool cannot be a method, or a task's messages hold tool calls, which a data set's column
+                cannot hold as they are.
+        """
+        _let_trl_parse(self.tokenizer)
+        for task in self._train_tasks:
+            if any("tool_calls" in message for message in task.messages):
+                raise ConfigError(
+                    f"task {task.id!r} has messages with tool calls, which a table does not hold as they are: train "
+                    "with rollout_func, which takes the task itself"
+                )
+        if isinstance(self._factory.kwargs, Mapping):
+            return tool_class(self._factory.env_id, own_reward=False, **self._factory.kwargs)
+        return tool_class(self._factory.make, own_reward=False)
+
+    @cached_property
+    def reward_funcs(self) -> EnvReward:
+        """The reward function: the env's own rewards, on either road; None where the infrastructure failed."""
+        return EnvReward(frozenset(ChatRenderer(self.tokenizer).stop_token_ids))
+
+    def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Play one episode for each prompt with the trainer's model. TRL calls it.
+
+        Args:
+            prompts: entries of the data set's column `prompt`, each `num_generations` times.
+            trainer: whose model samples.
+
+        Returns:
+            `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and for the reward function `toolgym_reward` and
+            `toolgym_stop_reason`, checked: see `check_output`.
+
+        Raises:
+            ConfigError: the prompts are not this spec's, or the trainer has what cannot go with `rollout_func`.
+            BatchError: an episode has no form that TRL can train on, or no episode can be trained on.
+            RunFailedError: every episode failed at its first turn, and all in the same way.
+        """
+        require_usable(trainer, self.tokenizer)
+        jobs = self._jobs(prompts_of(prompts, self._tasks), trainer)
+        with self._playing, _unwrapped(trainer) as model:
+            trajectories = self._bridge.run(self._play(jobs, model, trainer))
+        require_one_that_played(trajectories)
+        output = to_output(trajectories, filler_id=self.tokenizer.eos_token_id)
+        check_output(output, prompts=len(prompts), max_completion_length=trainer.max_completion_length)
+        if not any(map(any, output["env_mask"])):
+            reasons = ", ".join(sorted(set(output[STOP_REASON])))
+            raise BatchError(
+                f"the policy sampled no token that it could be trained on in any of the {len(prompts)} episodes, which "
+                f"ended with {reasons}: a step without a token would make its weights NaN"
+            )
+        return output
+
+    def close(self) -> None:
+        """End the threads of the engine and of the event loop. What is forgotten is closed too."""
+        self._bridge.close()
+
+    # ------------------------------------------------------------------ one step
+
+    def _jobs(self, indices: Sequence[int], trainer: GRPOTrainer) -> list[Job]:
+        """The episodes, in order. Their seeds differ by step, by call within a step, and by process."""
+        training, step = bool(trainer.model.training), int(trainer.state.global_step)
+        before, count = self._calls.get(training, (-1, 0))
+        call = count + 1 if before == step else 0
+        self._calls[training] = (step, call)
+        seed = derive_seed(self._seed, "trl", training, step, call, int(trainer.accelerator.process_index))
+        samples: dict[int, int] = {}
+        jobs = []
+        for index in indices:
+            samples[index] = samples.get(index, -1) + 1
+            key = EpisodeKey(index, samples[index])
+            jobs.append(Job(self._tasks[index], key, f"{seed:x}-{index}", seed))
+        return jobs
+
+    async def _play(self, jobs: Sequence[Job], model: Any, trainer: GRPOTrainer) -> list[Trajectory]:
+        """The trajectories of the jobs, in their order."""
+        engine = await self._engine_of(model)
+        await engine.notify_weights_changed(str(int(trainer.state.global_step)))
+        limits = self.config.limits
+        most = trainer.max_completion_length
+        if limits.max_response_tokens is not None:
+            most = min(most, limits.max_response_tokens)
+        config = replace(
+            self.config,
+            sampling=sampling_of(trainer, self.config.sampling),
+            limits=replace(limits, max_response_tokens=most),
+            training_step=int(trainer.state.global_step),
+            validate=not trainer.model.training,
+        )
+        runner = Runner(self._factory, engine, tokenizer=self.tokenizer, sinks=self._sinks, config=config)
+        done = await runner.run(_Given(jobs))
+        by_key = {(one.task_index, one.sample_index): one for one in done}
+        return [by_key[job.key] for job in jobs]
+
+    async def _engine_of(self, model: Any) -> TransformersEngine:
+        """An engine that samples with this module, the same one as long as it is the same module."""
+        if self._engines and self._engines[0].model is not model:
+            await self._engines.pop().close()
+        if not self._engines:
+            engine = TransformersEngine(model)
+            await engine.start()
+            self._engines.append(engine)
+        return self._engines[0]
+
+
+async def _close_all(engines: list[TransformersEngine]) -> None:
+    for engine in engines:
+        await engine.close()
+
+
+class _Given(Scheduler):
+    """Plays given jobs in order."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = iter(jobs)
+
+    async def next(self) -> Job | None:
+        return next(self._jobs, None)
+
+    def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
+        return (trajectory,)
+
+
+@dataclass(frozen=True)
+class EnvReward:
+    """The reward function of a spec: the env's own rewards as TRL asks for them; None where the infrastructure failed.
+
+    Attributes:
+        end_ids: ids that end a turn. A completion without one at its end was cut, and its env is not asked.
+    """
+
+    end_ids: frozenset[int]
+
+    __name__ = "toolgym_reward"  # TRL's name for it in its logs
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        environments: Sequence[ToolEnvironment] | None = None,
+        log_metric: Callable[[str, float], object] = lambda name, value: None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Return one reward for each completion.
+
+        Raises:
+            ConfigError: they come neither from `Spec.rollout_func` nor from `Spec.environment_factory`.
+        """
+        if REWARD in columns:
+            rewards: list[float | None] = list(columns[REWARD])
+            for reason in sorted(set(columns[STOP_REASON])):
+                log_metric(f"toolgym/{reason}", columns[STOP_REASON].count(reason) / len(rewards))
+        elif environments is not None and all(isinstance(one, ToolEnvironment) for one in environments):
+            whole = [ids[-1] in self.end_ids for ids in completion_ids]
+            answers = [_answer(one) if ended else None for one, ended in zip(completions, whole, strict=True)]
+            rewards = finish_all(environments, answers)
+        else:
+            raise ConfigError(
+                "this reward function belongs to a Spec: give the trainer rollout_func=spec.rollout_func or "
+                "environment_factory=spec.environment_factory too"
+            )
+        log_metric("toolgym/without_reward", rewards.count(None) / len(rewards))
+        return rewards
+
+
+def _let_trl_parse(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tell TRL how calls are written, where neither it nor the tokenizer knows.
+
+    Raises:
+        ConfigError: that is not known here either.
+    """
+    if getattr(tokenizer, "response_template", None) is not None:
+        return
+    from trl.chat_template_utils import add_response_schema, qwen3_template
+
+    try:
+        add_response_schema(tokenizer)
+    except ValueError as error:
+        if parser_for_template(str(tokenizer.chat_template)) != "hermes":
+            raise ConfigError(
+                "TRL does not know how this chat template writes calls: set tokenizer.response_template, or train with "
+                "rollout_func, which reads calls as the template shows them"
+            ) from error
+        tokenizer.response_template = qwen3_template
+
+
+def _answer(completion: Sequence[Mapping[str, Any]]) -> str | None:
+    """The text of the last turn; None where it was a call, or a tool's result was the last that there was room for."""
+    last = completion[-1] if completion else {}
+    if last.get("role") != "assistant" or last.get("tool_calls"):
+        return None
+    content = last.get("content")
+    return content if isinstance(content, str) else None
+
+
+@contextlib.contextmanager
+def _unwrapped(trainer: GRPOTrainer) -> Any:
+    """The trainer's model as TRL itself generates with it: gathered, and without gradient checkpointing."""
+    from trl.models import unwrap_model_for_generation
+
+    with unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+    ) as model:
+        yield model

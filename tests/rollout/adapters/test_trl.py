@@ -1,0 +1,295 @@
+"""`Spec` in TRL's own `GRPOTrainer`: real steps of the tiny policy on both roads, on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import types
+
+import pytest
+import torch
+
+from toolgym.envs import ToolEnv
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
+from toolgym.rollout import EpisodeLimits, RunConfig, RunFailedError, SamplingParams
+from toolgym.rollout.adapters.trl import Spec
+from toolgym.tools import BaseTool, ToolResult
+from toolgym.tools.errors import ConfigError, SandboxError, UnknownNameError
+
+trl = pytest.importorskip("trl")
+
+
+class Instant(BaseTool):
+    """The code interpreter's schema without its sandbox: computes `print(a*b)`."""
+
+    def __init__(self, schema):
+        super().__init__({}, schema)
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        code = parameters["code"].removeprefix("print(").removesuffix(")")
+        allowed = set("0123456789+-*()")
+        return ToolResult(str(eval(code)) if set(code) <= allowed and code else "SyntaxError")
+
+
+class Fragile(ToolEnv):
+    """Breaks at the first turn of each episode whose task says so."""
+
+    async def step(self, action):
+        if self.task.source == "broken":
+            raise SandboxError("no disk")
+        return await super().step(action)
+
+
+@pytest.fixture(scope="module")
+def make_env():
+    import toolgym
+
+    made = toolgym.make("CodeInterpreter-v0")
+    [schema], tasks = made.tool_schemas, made.tasks
+    score = made._scorer
+
+    return lambda: Fragile([Instant(schema)], tasks, scorer=score, max_turns=4)
+
+
+CONFIG = RunConfig(sampling=SamplingParams(max_new_tokens=48))
+
+
+@pytest.fixture
+def spec(make_env):
+    made = Spec(make_env, num_tasks=4, policy="tiny", config=CONFIG)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """No warnings that TRL is experimental, and one thread: two would wait for each other."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Probed(trl.GRPOTrainer):
+    """Keeps what the loss was computed from, and its gradient by token."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = []
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if found[0].requires_grad:
+            found[0].retain_grad()
+            self.logps = found[0]
+        return found
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.seen.append((inputs, self.logps, loss.detach()))
+        return loss
+
+
+def arguments(folder, **changes):
+    return trl.GRPOConfig(
+        **{
+            "output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": [], "max_steps": 2,
+            "learning_rate": 1e-3, "per_device_train_batch_size": 8, "num_generations": 4, "logging_steps": 1,
+            "max_completion_length": 128, "beta": 0.0, "top_k": 0, "save_strategy": "no", "disable_tqdm": True,
+            "max_tool_calling_iterations": 3, "activation_checkpointing": False, **changes,
+        }
+    )  # fmt: skip
+
+
+def trainer_of(spec, folder, road="rollout_func", **changes):
+    return Probed(
+        model=spec.policy,
+        args=arguments(folder, **changes),
+        train_dataset=spec.train_dataset,
+        processing_class=spec.tokenizer,
+        reward_funcs=spec.reward_funcs,
+        **{road: getattr(spec, road)},
+    )
+
+
+def test_steps_with_rollout_func_train_the_policys_tokens_and_no_others(spec, tmp_path):
+    trainer = trainer_of(spec, tmp_path, learning_rate=1e-2)
+    before = trainer.model.get_input_embeddings().weight.detach().clone()
+    trainer.train()
+    assert len(trainer.seen) == 2
+    assert not torch.equal(before, trainer.model.get_input_embeddings().weight)
+    learned = 0
+    for inputs, logps, loss in trainer.seen:
+        assert torch.isfinite(loss)
+        completion, policy = inputs["completion_mask"].bool(), inputs["tool_mask"].bool()
+        gradient, active = logps.grad, inputs["advantages"].abs() > 1e-6
+        trained = completion & policy & active[:, None]
+        assert (gradient[trained] != 0).all()
+        assert (gradient[~(completion & policy)] == 0).all()
+        learned += int(trained.sum())
+    assert learned > 0
+    inputs, logps, _ = trainer.seen[0]
+    policy = inputs["completion_mask"].bool() & inputs["tool_mask"].bool()
+    assert (inputs["completion_mask"].bool() & ~policy).any()  # a tool answered
+    assert torch.allclose(logps.detach()[policy], inputs["sampling_per_token_logps"][policy], atol=1e-4)
+    log = next(one for one in trainer.state.log_history if "reward" in one)
+    assert log["toolgym/without_reward"] == 0.0
+    assert "rewards/toolgym_reward/mean" in log
+
+
+@pytest.mark.long
+def test_steps_with_environment_factory_shows_the_policy_the_same_prompt(spec, tmp_path):
+    from toolgym.rollout import ChatRenderer
+
+    trainer = trainer_of(spec, tmp_path, "environment_factory")
+    trainer.train()
+    assert len(trainer.seen) == 2
+    inputs, logps, loss = trainer.seen[-1]
+    assert torch.isfinite(loss)
+    policy = inputs["completion_mask"].bool() & inputs["tool_mask"].bool()
+    assert (logps.grad[~policy] == 0).all()
+    assert (inputs["completion_mask"].bool() & ~policy).any()  # a tool answered
+    env = spec._factory()
+    renderer = ChatRenderer(spec.tokenizer, env.tool_schemas)
+    ours = {tuple(renderer.prompt(task.messages)) for task in spec._train_tasks}
+    theirs = {
+        tuple(ids[mask.bool()].tolist()) for ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)
+    }
+    assert theirs <= ours
+
+
+def fake(spec, **changes):
+    """A trainer as far as `rollout_func` looks at it."""
+    model = torch.nn.Module() if "model" not in changes else changes.pop("model")
+    made = types.SimpleNamespace(
+        tools=[], use_vllm=False, args=trl.GRPOConfig(use_cpu=True, bf16=False, top_k=0), model=model,
+        model_wrapped=model, processing_class=spec.tokenizer, max_completion_length=64,
+        state=types.SimpleNamespace(global_step=3),
+        accelerator=types.SimpleNamespace(
+            process_index=0, unwrap_model=lambda model, **_: model, state=types.SimpleNamespace(deepspeed_plugin=None)
+        ),
+    )  # fmt: skip
+    vars(made).update(changes)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model():
+    from transformers import AutoModelForCausalLM
+
+    from toolgym.rollout import tiny_policy_path
+
+    return AutoModelForCausalLM.from_pretrained(tiny_policy_path())
+
+
+def prompts_of(dataset, times=2):
+    return [row["prompt"] for row in dataset for _ in range(times)]
+
+
+def test_rows_come_back_in_the_order_of_their_prompts(spec, model):
+    trainer = fake(spec, model=model)
+    prompts = prompts_of(spec.train_dataset)
+    first, again = spec.rollout_func(prompts, trainer), spec.rollout_func(prompts, trainer)
+    for row, prompt in enumerate(prompts):
+        assert prompt[-1]["content"] in spec.tokenizer.decode(first["prompt_ids"][row])
+    assert first["completion_ids"] != again["completion_ids"]  # another call of the same step
+    assert len({tuple(ids) for ids in first["completion_ids"]}) > 4
+    other = Spec(spec._factory, num_tasks=4, policy="tiny", config=CONFIG)
+    repeated = other.rollout_func(prompts_of(other.train_dataset), trainer)
+    other.close()
+    assert repeated["completion_ids"] == first["completion_ids"]  # the seeds are the same
+    assert max(map(len, first["completion_ids"])) <= 64
+
+
+def test_what_the_infrastructure_broke_is_masked_and_the_rest_is_trained(spec, model):
+    tasks = spec._train_tasks[:2]
+    broken = [Task(task.messages, task.ground_truth, source="broken", id=f"broken {task.id}") for task in tasks]
+    output = spec.rollout_func(prompts_of(spec.dataset([*tasks, *broken])), fake(spec, model=model))
+    failed = [StopReason(reason).failed for reason in output["toolgym_stop_reason"]]
+    assert failed[:4] == [False] * 4
+    assert sum(failed) > 0  # but for turns that were cut, all of the others
+    assert [not any(mask) for mask in output["env_mask"]] == failed
+    assert [reward is None for reward in output["toolgym_reward"]] == failed
+    assert all(len(ids) > 1 for ids in output["completion_ids"])  # what was sampled stays, masked
+
+
+def test_a_step_without_a_token_to_train_is_an_error(spec, model):
+    task = spec._train_tasks[0]
+    broken = Task(task.messages, source="broken", id="broken", tools_kwargs={"nosuch": {}})
+    with pytest.raises(RunFailedError, match="all 2 episodes failed in the same way"):
+        spec.rollout_func(prompts_of(spec.dataset([broken])), fake(spec, model=model))
+
+
+def test_the_trainers_sampling_is_used(spec):
+    from toolgym.rollout.adapters.trl.sampling import sampling_of
+
+    args = trl.GRPOConfig(use_cpu=True, bf16=False, temperature=0.7, top_p=0.9, top_k=0, min_p=0.1)
+    made = sampling_of(fake(spec, args=args), SamplingParams(max_new_tokens=500))
+    assert made == SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9, top_k=-1, min_p=0.1)
+
+
+def test_what_cannot_go_with_rollout_func_is_an_error(spec, model):
+    prompts = prompts_of(spec.train_dataset)
+    cases = {
+        "neither tools nor environment_factory": {"tools": [print]},
+        "use_vllm=False": {"use_vllm": True},
+        "repetition_penalty": {"args": trl.GRPOConfig(use_cpu=True, bf16=False, repetition_penalty=1.1)},
+    }
+    for text, changes in cases.items():
+        with pytest.raises(ConfigError, match=text):
+            spec.rollout_func(prompts, fake(spec, model=model, **changes))
+    with pytest.raises(ConfigError, match="prompt 0 is not of this spec"):
+        spec.rollout_func([[{"role": "user", "content": "q"}]], fake(spec, model=model))
+    with pytest.raises(ConfigError, match="prompt 0 is not of this spec"):
+        spec.rollout_func(["q"], fake(spec, model=model))
+
+
+def test_another_tokenizer_is_refused(spec, model):
+    from toolgym.rollout import load_tokenizer, tiny_policy_path
+
+    same, other = load_tokenizer(tiny_policy_path()), load_tokenizer(tiny_policy_path())
+    other.add_tokens(["one more"])
+    prompts = prompts_of(spec.train_dataset, 1)[:1]
+    spec.rollout_func(prompts, fake(spec, model=model, processing_class=same))
+    with pytest.raises(ConfigError, match=r"processing_class=spec\.tokenizer"):
+        spec.rollout_func(prompts, fake(spec, model=model, processing_class=other))
+
+
+def test_the_data_set_holds_whole_tasks(spec):
+    row = spec.train_dataset[0]
+    task = spec._train_tasks[0]
+    assert [message["content"] for message in row["prompt"]] == [message["content"] for message in task.messages]
+    env = spec.environment_factory()
+    assert env.reset(**row) is None
+    assert env.code_interpreter(code="print(6*7)") == "42"
+    assert env.finish(f"#### {task.ground_truth}") == 1.0
+
+
+def test_mistakes_are_errors(make_env):
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        Spec("CodeInterpretr-v0", num_tasks=1, policy="tiny")
+    with pytest.raises(ConfigError, match="num_tasks"):
+        Spec(make_env, num_tasks=0, policy="tiny")
+    with pytest.raises(ConfigError, match="history must be 'append'"):
+        Spec(make_env, num_tasks=1, policy="tiny", config=RunConfig(history="template"))
+    with pytest.raises(ConfigError, match="RunConfig"):
+        Spec(make_env, num_tasks=1, policy="tiny", config=EpisodeLimits())
+
+
+def test_a_spec_that_is_forgotten_leaves_no_thread(make_env, model):
+    before = threading.active_count()
+
+    def play():
+        spec = Spec(make_env, num_tasks=1, policy="tiny", config=CONFIG)
+        spec.rollout_func(prompts_of(spec.train_dataset), fake(spec, model=model))
+
+    play()
+    deadline = threading.Event()
+    for _ in range(400):
+        gc.collect()
+        if threading.active_count() <= before:
+            break
+        deadline.wait(0.05)
+    assert threading.active_count() <= before
