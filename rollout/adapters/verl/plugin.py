@@ -55,7 +55,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname not in REGISTRATIONS:
             return None
         for finder in sys.meta_path:
-            spec = finder.find_spec(fullname, path, target) if finder is not self else None
+            find = getattr(finder, "find_spec", None) if finder is not self else None
+            spec = find(fullname, path, target) if find is not None else None
             if spec is not None:
                 if spec.loader is not None:
                     run = spec.loader.exec_module

@@ -28,8 +28,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
             f"expected a row of verl's with 'raw_prompt', got the fields {', '.join(sorted(row)) or 'none'}"
         )
     extra = dict(_mapping("extra_info", row.get("extra_info")))
-    given = row.get("tools_kwargs")
-    kwargs = _mapping("tools_kwargs", extra.get("tools_kwargs") if given is None else given)
+    kwargs = _mapping("tools_kwargs", row.get("tools_kwargs") or extra.get("tools_kwargs"))
     extra["tools_kwargs"] = {name: _of_tool(name, value) for name, value in kwargs.items() if value is not None}
     prompt = row["raw_prompt"]
     for message in prompt:
