@@ -3,7 +3,8 @@
     python examples/learn_code_interpreter.py --seed 0
 
 It prints the share of held-out tasks that the policy solves before and after, sampled (temperature 1) and greedy, and
-with `--plot FILE` the curve of the training reward.
+with `--plot FILE` the curve of the training reward. `--seed 0 --steps 20 --tasks 128` printed: sampled 0.43 before and
+0.81 after, greedy 0.82 before and 0.93 after, in 170 s of processor time beside the sandbox's.
 
 The policy that it starts with is the tiny one that ships with the library: a Qwen3 of about a million parameters,
 trained from scratch on written transcripts of these very tasks, and then on bad habits: guesses without the tool,
@@ -26,6 +27,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not keep the tools from a processor
 
 import torch
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from toolgym.envs import ArithmeticTasks
@@ -51,6 +53,14 @@ def evaluate(trainer: GRPOTrainer, spec: Spec, tasks: int) -> tuple[float, float
     model = trainer.accelerator.unwrap_model(trainer.model)
     sampled, greedy = (asyncio.run(success(model, spec, temperature, tasks)) for temperature in (1.0, 0.0))
     return sampled, greedy
+
+
+class PrintReward(TrainerCallback):
+    """One short line for each step, in place of all of TRL's figures."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if logs and "reward" in logs:
+            print(f"step {state.global_step}: mean reward {logs['reward']:.3f}", flush=True)
 
 
 def main() -> None:
@@ -99,7 +109,9 @@ def main() -> None:
             processing_class=spec.tokenizer,
             reward_funcs=spec.reward_funcs,
             rollout_func=spec.rollout_func,
+            callbacks=[PrintReward()],
         )
+        trainer.remove_callback(PrinterCallback)
         before = evaluate(trainer, spec, given.tasks)
         print(f"before: sampled {before[0]:.3f}, greedy {before[1]:.3f}", flush=True)
         started, computed = time.monotonic(), time.process_time()

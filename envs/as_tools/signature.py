@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
+from types import GenericAlias
 from typing import Any, Literal, NamedTuple
 
 from toolgym.tools.errors import ConfigError
@@ -102,10 +103,10 @@ def _hint(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
         return Any if Any in hints else reduce(or_, hints[1:], hints[0])
     kind = schema.get("type")
     if kind == "array" and (items := _hint(schema.get("items"), definitions, depth + 1)) is not Any:
-        return list[items]
+        return GenericAlias(list, (items,))
     if kind == "object" and isinstance(schema.get("additionalProperties"), Mapping):
         values = _hint(schema["additionalProperties"], definitions, depth + 1)
-        return dict if values is Any else dict[str, values]
+        return dict if values is Any else GenericAlias(dict, (str, values))
     return _TYPES.get(str(kind), Any)
 
 

@@ -195,7 +195,11 @@ def _made_anew(env: Any, answer_tool: str | None, own_reward: bool, kwargs: Mapp
     return tool_class(env, answer_tool=answer_tool, own_reward=own_reward, **kwargs)
 
 
-copyreg.pickle(ToolClass, lambda made: (_made_anew, made._recipe))  # type: ignore[attr-defined]
+def _how_to_make(made: Any) -> Any:
+    return _made_anew, made._recipe
+
+
+copyreg.pickle(ToolClass, _how_to_make)
 
 
 def _add(members: dict[str, Any], name: str, method: Callable[..., str]) -> None:
@@ -234,7 +238,7 @@ def _answering(name: str) -> Callable[..., str]:
         },
     )
 
-    def call(self: ToolEnvironment, answer: str) -> str:
+    def call(self: ToolEnvironment, answer: Any) -> str:
         if not isinstance(answer, str):
             return f"Wrong arguments for tool {name!r}: answer must be a string."
         return self._home.run(self._episode.answer(answer)) or "[Your answer was taken]"

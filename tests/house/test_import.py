@@ -23,6 +23,7 @@ from toolgym.tools.errors import MissingExtraError
 
 HEAVY = {
     "aiohttp",
+    "datasets",
     "jinja2",
     "jsonschema",
     "prometheus_client",
@@ -36,6 +37,7 @@ HEAVY = {
     "tokenizers",
     "torch",
     "transformers",
+    "trl",
     "typer",
     "yaml",
 }

@@ -7,9 +7,10 @@ The format is that of `GRPOTrainer._generate` (TRL 1.16): lists without padding,
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
@@ -106,7 +107,7 @@ def _check_row(output: Mapping[str, Any], row: int, most: int | None) -> None:
         ids = output[name][row]
         if len(ids) == 0:
             raise BatchError(f"{name} of row {row} is empty")
-        if not all(isinstance(one, numbers.Integral) and one >= 0 for one in ids):
+        if not all(isinstance(one, int | np.integer) and one >= 0 for one in ids):
             raise BatchError(f"{name} of row {row} holds something else than token ids")
     count = len(output["completion_ids"][row])
     if most is not None and count > most:
@@ -120,7 +121,7 @@ def _check_row(output: Mapping[str, Any], row: int, most: int | None) -> None:
     if any(one not in (0, 1) for one in mask):
         raise BatchError(f"env_mask of row {row} must hold 0 (the env's) and 1 (the policy's)")
     for place, (trained, logprob) in enumerate(zip(mask, logprobs, strict=True)):
-        if not isinstance(logprob, numbers.Real) or not math.isfinite(logprob):
+        if not isinstance(logprob, float | int | np.floating) or not math.isfinite(logprob):
             raise BatchError(f"logprobs of row {row} has {logprob!r} at {place}")
         if not trained and logprob:
             raise BatchError(f"logprobs of row {row} has {logprob!r} at {place}, which the env put there: it must be 0")

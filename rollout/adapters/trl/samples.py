@@ -55,8 +55,8 @@ def to_rollout_samples(
             context = len(sequence.prompt_ids)
             samples.append(
                 RolloutSample(
-                    prompt=[dict(one) for one in trajectory.messages[: _prompt_length(trajectory)]],
-                    completion=[dict(one) for one in trajectory.messages[_prompt_length(trajectory) :]],
+                    prompt=[{**one} for one in trajectory.messages[: _prompt_length(trajectory)]],
+                    completion=[{**one} for one in trajectory.messages[_prompt_length(trajectory) :]],
                     input_ids=np.concatenate([sequence.prompt_ids, sequence.response_ids]).astype(np.int64),
                     completion_mask=np.concatenate([np.zeros(context), sequence.response_mask]).astype(np.int64),
                     old_log_probs=np.concatenate([np.zeros(context), sequence.logprobs]).astype(np.float32),

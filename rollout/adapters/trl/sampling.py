@@ -20,7 +20,7 @@ def sampling_of(trainer: GRPOTrainer, own: SamplingParams) -> SamplingParams:
     """How the trainer samples, with `max_new_tokens` for one turn from the spec's own."""
     args = trainer.args
     return SamplingParams(
-        max_new_tokens=min(own.max_new_tokens, trainer.max_completion_length),
+        max_new_tokens=min(own.max_new_tokens, trainer.max_completion_length or own.max_new_tokens),
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k if args.top_k else -1,
@@ -54,9 +54,11 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
     theirs = trainer.processing_class
     if theirs is not tokenizer:
         same = theirs.get_vocab() == tokenizer.get_vocab() and theirs.encode(_PROBE) == tokenizer.encode(_PROBE)
+        same = same and theirs.chat_template == tokenizer.chat_template
         if not same:
             raise ConfigError(
-                "the trainer has another tokenizer than the policy's: give GRPOTrainer(processing_class=spec.tokenizer)"
+                "the trainer has another tokenizer, or another chat template, than the spec: give it "
+                "GRPOTrainer(processing_class=spec.tokenizer)"
             )
 
 
@@ -66,10 +68,10 @@ def prompts_of(prompts: Sequence[Any], tasks: Sequence[Task]) -> list[int]:
     Raises:
         ConfigError: a prompt is none of a data set that the spec made.
     """
-    indices = []
+    indices: list[int] = []
     for row, prompt in enumerate(prompts):
-        last = prompt[-1] if isinstance(prompt, list) and prompt else None
-        index = last.get("toolgym_index") if isinstance(last, Mapping) else None
+        last: Any = prompt[-1] if isinstance(prompt, list) and prompt else None
+        index: Any = last.get("toolgym_index") if isinstance(last, Mapping) else None
         known = isinstance(index, int) and 0 <= index < len(tasks)
         if not known or tasks[index].messages[-1]["content"] != last["content"]:
             raise ConfigError(

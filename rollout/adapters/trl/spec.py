@@ -245,13 +245,12 @@ class Spec:
         engine = await self._engine_of(model)
         await engine.notify_weights_changed(str(int(trainer.state.global_step)))
         limits = self.config.limits
-        most = trainer.max_completion_length
-        if limits.max_response_tokens is not None:
-            most = min(most, limits.max_response_tokens)
+        bounds = [most for most in (trainer.max_completion_length, limits.max_response_tokens) if most is not None]
         config = replace(
             self.config,
+            template_kwargs={**trainer.chat_template_kwargs, **self.config.template_kwargs},
             sampling=sampling_of(trainer, self.config.sampling),
-            limits=replace(limits, max_response_tokens=most),
+            limits=replace(limits, max_response_tokens=min(bounds, default=None)),
             training_step=int(trainer.state.global_step),
             validate=not trainer.model.training,
         )

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from toolgym.envs import ToolEnv
+from toolgym.envs import ArithmeticTasks, ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, RunFailedError, SamplingParams
@@ -77,7 +77,7 @@ class Probed(trl.GRPOTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.seen = []
+        self.seen, self.logps = [], None
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -139,6 +139,27 @@ def test_steps_with_rollout_func_train_the_policys_tokens_and_no_others(spec, tm
     assert "rewards/toolgym_reward/mean" in log
 
 
+class Kept:
+    def __init__(self):
+        self.trajectories = []
+
+    def write(self, trajectory):
+        self.trajectories.append(trajectory)
+
+
+@pytest.mark.long
+def test_an_evaluation_plays_validation_episodes_of_its_own_tasks(make_env, tmp_path):
+    kept = Kept()
+    spec = Spec(make_env, num_tasks=4, policy="tiny", config=CONFIG, sinks=[kept])
+    held_out = ArithmeticTasks("test").take(2, seed=0)
+    trainer = trainer_of(spec, tmp_path, per_device_eval_batch_size=8, num_generations_eval=2)
+    metrics = trainer.evaluate(spec.dataset(held_out))
+    spec.close()
+    assert metrics["eval_reward"] == pytest.approx(sum(one.reward for one in kept.trajectories) / 4)
+    assert {one.validate for one in kept.trajectories} == {True}
+    assert {one.task_id for one in kept.trajectories} == {task.id for task in held_out}
+
+
 @pytest.mark.long
 def test_steps_with_environment_factory_shows_the_policy_the_same_prompt(spec, tmp_path):
     from toolgym.rollout import ChatRenderer
@@ -165,7 +186,7 @@ def fake(spec, **changes):
     model = torch.nn.Module() if "model" not in changes else changes.pop("model")
     made = types.SimpleNamespace(
         tools=[], use_vllm=False, args=trl.GRPOConfig(use_cpu=True, bf16=False, top_k=0), model=model,
-        model_wrapped=model, processing_class=spec.tokenizer, max_completion_length=64,
+        chat_template_kwargs={}, model_wrapped=model, processing_class=spec.tokenizer, max_completion_length=64,
         state=types.SimpleNamespace(global_step=3),
         accelerator=types.SimpleNamespace(
             process_index=0, unwrap_model=lambda model, **_: model, state=types.SimpleNamespace(deepspeed_plugin=None)
@@ -203,6 +224,15 @@ def test_rows_come_back_in_the_order_of_their_prompts(spec, model):
     assert max(map(len, first["completion_ids"])) <= 64
 
 
+def test_the_trainers_template_variables_and_limits_hold(spec, model):
+    row = prompts_of(spec.train_dataset, 1)[:1]
+    trainer = fake(spec, model=model, max_completion_length=None, chat_template_kwargs={"extra": 1})
+    assert len(spec.rollout_func(row, trainer)["completion_ids"][0]) > 0
+    short = spec.rollout_func(row, fake(spec, model=model, max_completion_length=3))
+    assert len(short["completion_ids"][0]) == 3
+    assert short["toolgym_stop_reason"] in (["budget"], ["length"])
+
+
 def test_what_the_infrastructure_broke_is_masked_and_the_rest_is_trained(spec, model):
     tasks = spec._train_tasks[:2]
     broken = [Task(task.messages, task.ground_truth, source="broken", id=f"broken {task.id}") for task in tasks]
@@ -228,6 +258,8 @@ def test_the_trainers_sampling_is_used(spec):
     args = trl.GRPOConfig(use_cpu=True, bf16=False, temperature=0.7, top_p=0.9, top_k=0, min_p=0.1)
     made = sampling_of(fake(spec, args=args), SamplingParams(max_new_tokens=500))
     assert made == SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9, top_k=-1, min_p=0.1)
+    made = sampling_of(fake(spec, args=args, max_completion_length=None), SamplingParams(max_new_tokens=500))
+    assert made.max_new_tokens == 500
 
 
 def test_what_cannot_go_with_rollout_func_is_an_error(spec, model):
@@ -253,8 +285,10 @@ def test_another_tokenizer_is_refused(spec, model):
     other.add_tokens(["one more"])
     prompts = prompts_of(spec.train_dataset, 1)[:1]
     spec.rollout_func(prompts, fake(spec, model=model, processing_class=same))
-    with pytest.raises(ConfigError, match=r"processing_class=spec\.tokenizer"):
-        spec.rollout_func(prompts, fake(spec, model=model, processing_class=other))
+    same.chat_template += " "
+    for wrong in (same, other):
+        with pytest.raises(ConfigError, match=r"processing_class=spec\.tokenizer"):
+            spec.rollout_func(prompts, fake(spec, model=model, processing_class=wrong))
 
 
 def test_the_data_set_holds_whole_tasks(spec):
