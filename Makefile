@@ -69,7 +69,7 @@ install: $(VENV)/.dev  ## Set up for development.
 
 sglang-cpu: $(SGLANG_VENV)/.done  ## Install the real SGLang for a CPU (3.5 GB), for the tests that need a server.
 
-verl-cpu: $(VERL_VENV)/.done  ## Install the real verl for a CPU, for `make test-verl`.
+verl-cpu: $(VERL_VENV)/.done  ## Install the real verl for a CPU (1.9 GB), for `make test-verl`.
 
 clean:  ## Remove what was built and the virtual environment.
 	rm -rf $(VENV) $(SGLANG_VENV) $(VERL_VENV) build dist *.egg-info demo-out
