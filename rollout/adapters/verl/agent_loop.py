@@ -1,0 +1,224 @@
+"""`ToolgymAgentLoop`: verl's agent loop that plays any env of toolgym's, with verl's LLM servers as its engine.
+
+verl makes an object for each trajectory. What is worth keeping (how a chat template renders a set of tools) is kept for
+the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from toolgym.rollout.adapters.verl.generation import VerlGenerate
+from toolgym.rollout.adapters.verl.options import LoopOptions
+from toolgym.rollout.adapters.verl.rows import Row, rows_of
+from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.episode import RendererFactory
+from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
+from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.schema import ToolSchema
+
+_log = logging.getLogger("toolgym.rollout.adapters.verl")
+"""Gets a warning for each episode that failed."""
+
+_VERLS = ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config", "hf_model_type")
+"""What verl gives to every agent loop, beside what the loop's own entry in the configuration says."""
+
+
+class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
+    """Plays one episode of an env for verl.
+
+    Options come from `actor_rollout_ref.rollout.custom.toolgym`, and from the loop's entry in the file
+    `actor_rollout_ref.rollout.agent.agent_loop_config_path`, which has the last word; see `LoopOptions`.
+
+    Args:
+        trainer_config, server_manager, tokenizer, data_config: verl's.
+        options: verl's further arguments, which are not used, and the options.
+
+    Raises:
+        ConfigError: an option is unknown or of the wrong kind.
+    """
+
+    def __init__(
+        self, trainer_config: Any, server_manager: Any, tokenizer: Any, data_config: Any = None, **options: Any
+    ) -> None:
+        # Not AgentLoopBase.__init__: it makes verl's own token builder, which knows some model families and no others.
+        self.config = trainer_config.config
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+        data = data_config.config if data_config is not None else {}
+        given = {name: value for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
+        custom = _plain(self.rollout_config.get("custom") or {}).get("toolgym") or {}
+        self.options = LoopOptions(**{**custom, **{name: _plain(value) for name, value in given.items()}})
+        self._template_kwargs = {**_plain(data.get("apply_chat_template_kwargs") or {}), **self.options.template_kwargs}
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Play one row.
+
+        Args:
+            sampling_params: verl's.
+            row: see `task_of`; besides, `uid`, `session_id`, `index`, `global_steps` and `priority` where verl has
+                them.
+
+        Returns:
+            The trajectory as verl's output. For the V1 trainer, which numbers sessions, a list where the trajectory has
+            several sequences, or where it failed and `failed="drop"` (an empty one).
+
+        Raises:
+            ConfigError: the row has another shape, no env has the id, or several sequences came of an episode for a
+                trainer that takes one.
+        """
+        task = task_of(row)
+        options, rollout = self.options, self.rollout_config
+        several = "session_id" in row
+        if options.failed == "drop" and not several:
+            raise ConfigError("failed='drop' needs verl's V1 trainer (trainer.use_v1): the other wants a row for each")
+        generate = VerlGenerate(self.server_manager, sampling_params, self._request_id(row), _priority(row))
+        trajectory = await run_episode(
+            options.env,
+            task,
+            generate,
+            tokenizer=self.tokenizer,
+            renderer=_renderers(self.tokenizer, json.dumps(self._template_kwargs, sort_keys=True), options.parser),
+            config=self._episode(sampling_params, row),
+            env_kwargs=options.env_kwargs,
+            context_length=rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length,
+            task_index=_count(row.get("index")),
+            sample_index=_count(row.get("session_id")),
+            group_id=str(row["uid"]) if "uid" in row else None,
+        )
+        if trajectory.error is not None:
+            _log.warning(
+                "an episode of %s failed with %s and is %s: task %r, turn %d: %s",
+                trajectory.env_id,
+                trajectory.stop_reason.value,
+                "masked" if options.failed == "mask" else "left out",
+                trajectory.task_id,
+                trajectory.error.turn,
+                trajectory.error.message,
+            )
+            if options.failed == "drop":
+                return []
+        outputs = self._outputs(trajectory, generate, row)
+        if len(outputs) == 1:
+            return outputs[0]
+        if not several:
+            raise ConfigError(
+                f"trajectory {trajectory.id} (task {trajectory.task_id!r}) has {len(outputs)} token sequences, and "
+                "only verl's V1 trainer takes several: use history='append'"
+            )
+        return outputs
+
+    def _episode(self, sampling: Mapping[str, Any], row: Mapping[str, Any]) -> EpisodeConfig:
+        rollout, options = self.rollout_config, self.options
+        limits = EpisodeLimits(
+            max_prompt_tokens=rollout.prompt_length, max_response_tokens=rollout.response_length, **options.limits
+        )
+        return EpisodeConfig(
+            sampling=SamplingParams(
+                max_new_tokens=options.max_turn_tokens or rollout.response_length,
+                temperature=sampling.get("temperature", 1.0),
+                top_p=sampling.get("top_p", 1.0),
+                top_k=sampling.get("top_k") or -1,
+            ),
+            limits=limits,
+            history=HistoryMode(options.history),
+            on_truncated_turn=TruncationPolicy(options.on_truncated_turn),
+            training_step=_count(row.get("global_steps")),
+        )
+
+    def _request_id(self, row: Mapping[str, Any]) -> str:
+        """The same for all turns; under `full_determinism` also in the next run, as in verl's own loops."""
+        return f"det-{row.get('priority', 0)}" if self.rollout_config.get("full_determinism") else uuid4().hex
+
+    def _outputs(self, trajectory: Trajectory, generate: VerlGenerate, row: Mapping[str, Any]) -> list[AgentLoopOutput]:
+        rollout, step = self.rollout_config, row.get("global_steps")
+        pad = self.tokenizer.pad_token_id
+        rows = rows_of(
+            trajectory,
+            prompt_length=None if "session_id" in row else rollout.prompt_length,
+            response_length=rollout.response_length,
+            pad_token_id=self.tokenizer.eos_token_id if pad is None else pad,
+            global_steps=(
+                step if generate.first_step is None else generate.first_step,
+                step if generate.last_step is None else generate.last_step,
+            ),
+        )
+        metrics = AgentLoopMetrics(
+            generate_sequences=trajectory.engine_seconds,
+            tool_calls=trajectory.env_seconds,
+            num_preempted=generate.num_preempted,
+        )
+        experts = generate.routed_experts if len(rows) == 1 else None
+        return [to_output(one, metrics, logprobs=bool(rollout.calculate_log_probs), experts=experts) for one in rows]
+
+
+def to_output(
+    row: Row, metrics: AgentLoopMetrics | None = None, *, logprobs: bool = True, experts: Any = None
+) -> AgentLoopOutput:
+    """A row as verl's `AgentLoopOutput`.
+
+    Args:
+        row: the row.
+        metrics: verl's; None: empty ones.
+        logprobs: whether to hand the log-probs over. verl wants them of all rows of a batch, or of none.
+        experts: routed experts, `[tokens, layers, experts]`, from the prompt's first token on.
+    """
+    tokens = len(row.prompt_ids) + len(row.response_ids)
+    return AgentLoopOutput(
+        prompt_ids=row.prompt_ids.tolist(),
+        response_ids=row.response_ids.tolist(),
+        response_mask=row.response_mask.tolist(),
+        response_logprobs=row.logprobs.tolist() if logprobs else None,
+        routed_experts=None if experts is None else experts[:tokens],
+        reward_score=row.reward,
+        num_turns=row.num_turns,
+        metrics=metrics or AgentLoopMetrics(),
+        extra_fields=row.extra_fields,
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _renderers(tokenizer: Any, template_kwargs: str, parser: str | None) -> RendererFactory:
+    """Makes and keeps the renderers of a tokenizer, one for each set of tools."""
+    made: dict[tuple[str, ...], ChatRenderer] = {}
+
+    def renderer(tools: Sequence[ToolSchema]) -> ChatRenderer:
+        key = tuple(schema.canonical_json for schema in tools)
+        if key not in made:
+            made[key] = ChatRenderer(tokenizer, tools, json.loads(template_kwargs), parser=parser)
+            made[key].require_parser()
+        return made[key]
+
+    return renderer
+
+
+def _priority(row: Mapping[str, Any]) -> dict[str, int]:
+    """verl's number of the row in its batch, by which vLLM orders requests; 0 is what it takes without."""
+    return {"priority": int(row["priority"])} if row.get("priority") else {}
+
+
+def _count(value: Any) -> int:
+    """A number of verl's, or 0 where it has none or another name (an `index` may be a text)."""
+    try:
+        return max(int(value), 0)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    """A value of the configuration as dicts and lists."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

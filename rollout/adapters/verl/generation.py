@@ -1,0 +1,95 @@
+"""Turns from verl's LLM servers: its client as a generate function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.rollout.engines.base import FinishReason, GenerationRequest
+from toolgym.tools.errors import EngineError
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "completed": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "aborted": FinishReason.ABORT,
+}
+"""From the `stop_reason` of verl's SGLang and vLLM servers (`TokenOutput`). vLLM's `completed` may be either end."""
+
+
+class VerlGenerate:
+    """Generates the turns of one episode with verl's `LLMServerClient`.
+
+    Args:
+        client: verl's `server_manager`.
+        sampling: verl's `sampling_params`; sent with each turn, with that turn's `max_tokens` and `stop_token_ids`.
+        request_id: the same for all turns, so that one server has the prefix in its cache.
+        further: further keyword arguments of the client's `generate`.
+
+    Attributes:
+        first_step: version of the weights that the first token was sampled with; None where the server does not say.
+        last_step: version of those of the last token, likewise.
+        num_preempted: how often the server put the episode's requests off; -1 where it does not say.
+        routed_experts: those of the last turn, which are of all tokens up to it; None where the server sends none.
+    """
+
+    def __init__(
+        self, client: Any, sampling: Mapping[str, Any], request_id: str, further: Mapping[str, Any] | None = None
+    ) -> None:
+        self._client, self._sampling, self._request_id = client, dict(sampling), request_id
+        self._further = dict(further or {})
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.num_preempted = -1
+        self.routed_experts: Any = None
+
+    async def __call__(self, request: GenerationRequest) -> Mapping[str, Any]:
+        """Generate one turn. Without verl's `calculate_log_probs` no log-probs come back, and each stands as 0.
+
+        Raises:
+            EngineError: the server returned no tokens, or too few log-probs.
+        """
+        params = request.params
+        sampling = {
+            **self._sampling,
+            "max_tokens": params.max_new_tokens,
+            "stop_token_ids": list(params.stop_token_ids),
+        }
+        output = await self._client.generate(
+            self._request_id, prompt_ids=list(request.prompt_ids), sampling_params=sampling, **self._further
+        )
+        ids, logprobs = list(output.token_ids), output.log_probs
+        reason = self._reason(output.stop_reason, ids, params.max_new_tokens)
+        if not ids and reason is not FinishReason.ABORT:
+            raise EngineError(f"verl's server returned no tokens, with stop_reason={output.stop_reason!r}")
+        if not self._sampling.get("logprobs"):
+            logprobs = [0.0] * len(ids)
+        elif len(logprobs or ()) != len(ids):
+            raise EngineError(f"verl's server returned {len(ids)} ids and {len(logprobs or ())} log-probs")
+        answer: dict[str, Any] = {"token_ids": ids, "logprobs": list(logprobs or ())}
+        if reason is not None:
+            answer["finish_reason"] = reason
+        self._note(output)
+        if self.last_step is not None:
+            answer["weight_versions"] = str(self.last_step)
+        return answer
+
+    @staticmethod
+    def _reason(said: str | None, ids: list[int], most: int) -> FinishReason | None:
+        reason = _REASONS.get(said or "")
+        return (
+            FinishReason.LENGTH if reason is FinishReason.STOP and said == "completed" and len(ids) >= most else reason
+        )
+
+    def _note(self, output: Any) -> None:
+        fields = output.extra_fields
+        step = fields.get("global_steps")
+        first, last = fields.get("min_global_steps", step), fields.get("max_global_steps", step)
+        if self.first_step is None:
+            self.first_step = first
+        self.last_step = self.last_step if last is None else last
+        if output.num_preempted is not None:
+            self.num_preempted = max(self.num_preempted, 0) + output.num_preempted
+        if output.routed_experts is not None:
+            self.routed_experts = output.routed_experts

@@ -1,0 +1,62 @@
+"""`LoopOptions`: what the agent loop can be told in verl's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+
+
+@named_fields
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """What the agent loop can be told.
+
+    Attributes:
+        env: the env's id; `"package.module:MyEnv-v0"` imports the module that registers it.
+        env_kwargs: for `toolgym.make`.
+        max_turn_tokens: most tokens of one turn; None: verl's `rollout.response_length`.
+        history: what the policy sees of its earlier turns, `append` or `template`; see `HistoryMode`. `template` may
+            give a trajectory several sequences, which only the V1 trainer can take.
+        on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
+        limits: deadlines and `max_resumes` of `EpisodeLimits`. The numbers of tokens are verl's `rollout.prompt_length`
+            and `rollout.response_length`.
+        parser: how the model writes tool calls; None: what the chat template shows.
+        template_kwargs: further variables for the chat template, beside `data.apply_chat_template_kwargs`.
+        failed: what becomes of an episode that failed: `mask` (a row whose mask is 0), or `drop` (no row; the V1
+            trainer only).
+
+    Raises:
+        ConfigError: a value is of the wrong kind or unknown.
+        UnknownArgumentError: there is no such option; names the nearest one.
+    """
+
+    env: str = "CodeInterpreter-v0"
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_turn_tokens: int | None = None
+    history: str = "append"
+    on_truncated_turn: str = "end"
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    parser: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    failed: Literal["mask", "drop"] = "mask"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.env, str):
+            raise ConfigError(f"env must be an env's id, got {self.env!r}")
+        for name in ("env_kwargs", "limits", "template_kwargs"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name} must map names to values, got {getattr(self, name)!r}")
+        if self.max_turn_tokens is not None:
+            require_whole_number("max_turn_tokens", self.max_turn_tokens, at_least=1)
+        if self.failed not in ("mask", "drop"):
+            raise ConfigError(f"failed must be 'mask' or 'drop', got {self.failed!r}")
+        for name in ("max_prompt_tokens", "max_response_tokens"):
+            if name in self.limits:
+                raise ConfigError(
+                    f"limits: {name} is verl's to say, as rollout.{name.split('_')[1]}_length; take it out"
+                )
+        EpisodeLimits(**self.limits)

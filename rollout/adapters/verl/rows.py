@@ -1,0 +1,140 @@
+"""What verl trains on, of one trajectory: the same ids, mask, log-probs and fields for its loop and for its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence as a row of verl's, without padding.
+
+    Attributes:
+        prompt_ids: int32 `[prompt]`, at least one.
+        response_ids: int32 `[response]`, at least one: verl has no row without a response (its reward would land in
+            another row's place), so where nothing was sampled this is one padding token, masked.
+        response_mask: int8 `[response]`, 1 for each id that the policy sampled and that may be trained on.
+        logprobs: float64 `[response]`, 0.0 for the env's.
+        reward: of the whole episode; 0 where it does not count.
+        num_turns: messages as verl counts them: the policy's turns, the observations, and the prompt.
+        extra_fields: see `extra_fields`.
+    """
+
+    prompt_ids: NDArray[np.int32]
+    response_ids: NDArray[np.int32]
+    response_mask: NDArray[np.int8]
+    logprobs: NDArray[np.float64]
+    reward: float
+    num_turns: int
+    extra_fields: dict[str, Any]
+
+
+def rows_of(
+    trajectory: Trajectory,
+    *,
+    response_length: int,
+    pad_token_id: int,
+    prompt_length: int | None = None,
+    global_steps: tuple[int | None, int | None] | None = None,
+) -> list[Row]:
+    """The rows of a trajectory, one for each sequence with tokens of the policy, and at least one.
+
+    An episode that failed, or whose reward does not count (see `StopReason`), is one row whose mask is 0 throughout.
+
+    Args:
+        trajectory: the trajectory.
+        response_length: tokens of a response that are kept; what the runner's own limits allow is never more.
+        pad_token_id: what a missing prompt or response is filled with.
+        prompt_length: most tokens of a prompt; None: any number.
+        global_steps: the first and last version of the weights; None: as the tokens' weight versions say, where they
+            are numbers.
+
+    Raises:
+        ConfigError: the prompt of a sequence is too long; names the trajectory.
+    """
+    masked = not (trajectory.trainable and trajectory.counts)
+    sequences: Sequence[TokenSequence] = [one for one in trajectory.sequences if one.policy_tokens]
+    if masked or not sequences:
+        sequences = trajectory.sequences[-1:]
+    filler = np.array([pad_token_id], np.int32)
+    rows = []
+    for sequence in sequences or [TokenSequence(filler, ())]:
+        prompt, response = sequence.prompt_ids, sequence.response_ids[:response_length]
+        if prompt_length is not None and len(prompt) > prompt_length:
+            if not masked:
+                raise ConfigError(
+                    f"trajectory {trajectory.id} (task {trajectory.task_id!r}): prompt_ids has {len(prompt)} tokens, "
+                    f"and prompt_length allows {prompt_length}: shorten the task, or raise prompt_length"
+                )
+            prompt = prompt[-prompt_length:]
+        empty = not len(response)
+        mask = sequence.response_mask[:response_length]
+        rows.append(
+            Row(
+                prompt_ids=prompt if len(prompt) else filler,
+                response_ids=filler if empty else response,
+                response_mask=np.zeros(1, np.int8) if empty else mask * (not masked),
+                logprobs=np.zeros(1) if empty else sequence.logprobs[:response_length],
+                reward=0.0 if masked else float(trajectory.reward),
+                num_turns=max(2 * len(trajectory.turns), 1),
+                extra_fields=extra_fields(trajectory, global_steps),
+            )
+        )
+    return rows
+
+
+def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | None] | None = None) -> dict[str, Any]:
+    """Further fields of a row, with the same keys for every trajectory.
+
+    `turn_scores` and `tool_rewards` are where verl keeps the rewards of turns and of tool calls, `reward_extra_info` is
+    what it logs of validation, and `min_global_steps` and `max_global_steps` are how stale the row is.
+    """
+    first, last = global_steps or _versions(trajectory)
+    return {
+        "turn_scores": [0.0 if turn.reward is None else float(turn.reward) for turn in trajectory.turns],
+        "tool_rewards": [float(record.reward) for record in trajectory.tool_calls],
+        "reward_extra_info": reward_extra_info(trajectory),
+        "min_global_steps": first,
+        "max_global_steps": last,
+        "trajectory_id": trajectory.id,
+        "env_id": trajectory.env_id,
+        "stop_reason": trajectory.stop_reason.value,
+        "error": trajectory.error.message if trajectory.error is not None else None,
+    }
+
+
+def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float]:
+    """Numbers about an episode under the same names for every trajectory, as verl demands it."""
+    masked = not (trajectory.trainable and trajectory.counts)
+    reward = 0.0 if masked else float(trajectory.reward)
+    score = trajectory.metrics.get("score", 0.0)
+    return {
+        "acc": reward,  # verl's name for the number that it logs as `val-core`
+        "score": float(score) if isinstance(score, int | float) and not masked else 0.0,
+        "policy_turns": float(len(trajectory.turns)),
+        "tool_calls": float(len(trajectory.tool_calls)),
+        "tool_errors": float(sum(record.status != "ok" for record in trajectory.tool_calls)),
+        "truncated": float(trajectory.stop_reason.truncated),
+        "failed": float(trajectory.failed),
+    }
+
+
+def _versions(trajectory: Trajectory) -> tuple[int | None, int | None]:
+    found = {
+        version
+        for sequence in trajectory.sequences
+        for segment in sequence.policy_segments
+        for version, _ in segment.version_runs
+    }
+    if not found or not all(version.isdecimal() for version in found):
+        return None, None
+    return min(map(int, found)), max(map(int, found))

@@ -1,0 +1,135 @@
+"""`SandboxFusionTool` and `Gsm8kTool` for verl's own tool loop, in place of those that verl no longer has.
+
+They are for verl's `tool_agent` and its `multi_turn.tool_config_path`, where `class_name` names one of them. That loop
+makes and frees an instance around every call, so nothing lives from call to call but what hangs on the trajectory's
+`agent_data`; an env of toolgym's, played by `ToolgymAgentLoop`, has tools that live for the episode.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from toolgym.envs.rewards.final_answer import score_final_answer
+from toolgym.tools.code_interpreter import CodeInterpreterTool
+from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
+
+WORSE = -0.05
+"""Reward of a call of `Gsm8kTool` whose answer is no better than the trajectory's best."""
+
+Answer = tuple[ToolResponse, float, dict[str, Any]]
+"""What verl's loop wants of a call: the response, its reward, its metrics."""
+
+
+class SandboxFusionTool(BaseTool):  # type: ignore[misc]  # verl has no types
+    """Runs the model's programs with `CodeInterpreterTool`, on this machine or on a server.
+
+    Args:
+        config: see `CodeInterpreterConfig`, whose names are those of verl's former tool.
+        tool_schema: another name or description for the model; it must keep the argument `code`.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        given = None if tool_schema is None else tool_schema.model_dump(exclude_none=True)
+        self._tool = CodeInterpreterTool(dict(config), given)
+        shown = tool_schema or OpenAIFunctionToolSchema.model_validate(self._tool.tool_schema.to_openai())
+        super().__init__(dict(config), shown)
+
+    async def create(
+        self, instance_id: str | None = None, create_kwargs: Mapping[str, Any] | None = None, **further: Any
+    ) -> tuple[str, ToolResponse]:
+        """Open an instance. verl's loop gives what the row has in `create_kwargs`, which are not used."""
+        return await self._tool.create(instance_id), ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
+        """Run `parameters["code"]`. What the model did wrong is a text that it reads."""
+        checked = _checked(parameters, self._tool.tool_schema)
+        if isinstance(checked, ToolCallError):
+            return ToolResponse(text=checked.message), 0.0, {"status": checked.problem.value}
+        result = await self._tool.execute(instance_id, checked.arguments)
+        return ToolResponse(text=result.text), float(result.reward), dict(result.metrics)
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Free the instance."""
+        await self._tool.release(instance_id)
+
+
+class Gsm8kTool(BaseTool):  # type: ignore[misc]
+    """Tells the model what its answer to a problem of GSM8K would earn; asking again without a better one costs.
+
+    A row's `create_kwargs` hold `ground_truth`. The reward of a trajectory's first call is 0; that of a later one is 0
+    where its answer is better than all before, else `WORSE`.
+
+    Args:
+        config: only `type`.
+        tool_schema: another name or description for the model; it must keep the argument `answer`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        super().__init__(dict(config), tool_schema or OpenAIFunctionToolSchema.model_validate(_GSM8K.to_openai()))
+        self._truths: dict[str, Any] = {}
+        self._best: dict[str, float] = {}
+        self._of_trajectory: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+    async def create(
+        self,
+        instance_id: str | None = None,
+        ground_truth: Any = None,
+        create_kwargs: Mapping[str, Any] | None = None,
+        **further: Any,
+    ) -> tuple[str, ToolResponse]:
+        """Open an instance for a problem with this ground truth."""
+        made = instance_id or uuid.uuid4().hex
+        self._truths[made] = (create_kwargs or {}).get("ground_truth", ground_truth)
+        return made, ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None, **kwargs: Any
+    ) -> Answer:
+        """Score `parameters["answer"]`."""
+        checked = _checked(parameters, replace(_GSM8K, name=self.name))
+        if isinstance(checked, ToolCallError):
+            return ToolResponse(text=checked.message), WORSE, {"status": checked.problem.value}
+        answer = checked.arguments["answer"]
+        score = score_final_answer(f"#### {answer.rpartition('####')[2].strip()}", self._truths[instance_id])
+        before = self._best.get(instance_id) if agent_data is None else self._of_trajectory.get(agent_data)
+        best = score if before is None else max(before, score)
+        self._best[instance_id] = best
+        if agent_data is not None:
+            self._of_trajectory[agent_data] = best
+        reward = 0.0 if before is None or score > before else WORSE
+        return ToolResponse(text=f"The answer {answer!r} earns {score:g}."), reward, {"status": "ok", "score": score}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """What the best answer of the instance, or of its trajectory, earns."""
+        return self._best.get(instance_id, 0.0)
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Free the instance."""
+        self._truths.pop(instance_id, None)
+        self._best.pop(instance_id, None)
+
+
+_GSM8K = ToolSchema(
+    name="calc_gsm8k_reward",
+    description="Find out whether an answer is right.",
+    parameters={
+        "type": "object",
+        "properties": {"answer": {"type": "string", "description": "The answer: a number."}},
+        "required": ["answer"],
+    },
+)
+
+
+def _checked(parameters: Any, schema: ToolSchema) -> ToolCall | ToolCallError:
+    """The call with its defaults filled in, or what is wrong with it, as toolgym's envs tell the model."""
+    return check_call(ToolCall(id="", name=schema.name, arguments=parameters), {schema.name: schema})

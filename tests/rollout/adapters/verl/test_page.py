@@ -1,0 +1,66 @@
+"""The programs and files of docs/verl.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.rollout.adapters.verl.golden import golden
+from toolgym.rollout.adapters.verl.options import LoopOptions
+from toolgym.rollout.adapters.verl.rows import extra_fields
+from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.limits import EpisodeLimits
+
+PAGE = (Path(__file__).parents[4] / "docs" / "verl.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_options_of_its_file_exist_and_its_table_names_them_all():
+    [text] = blocks("yaml")
+    for entry in yaml.safe_load(text):
+        assert entry.pop("_target_") == "toolgym.rollout.adapters.verl.ToolgymAgentLoop"
+        entry.pop("name")
+        LoopOptions(**entry)
+    for option in dataclasses.fields(LoopOptions):
+        assert f"\n| `{option.name}` |" in PAGE, option.name
+    for name in ("engine_timeout", "env_timeout", "episode_timeout", "max_resumes"):
+        assert f"`{name}` {getattr(EpisodeLimits(), name):g}" in PAGE
+
+
+def test_its_table_of_fields_names_them_all():
+    fields = extra_fields(golden()[0])
+    for name in (*fields, *fields["reward_extra_info"]):
+        assert f"`{name}`" in PAGE, name
+
+
+def test_its_row_is_a_task():
+    _, text = blocks("python")
+    names = {}
+    exec(text, names)
+    row = names["row"]
+    task = task_of({**row, "raw_prompt": row["prompt"], "tools_kwargs": row["extra_info"]["tools_kwargs"]})
+    assert (task.ground_truth, task.id) == ("42", "0")
+    assert task.tools_kwargs == {"code_interpreter": {"create_kwargs": {}}}
+
+
+def test_its_program_runs(capsys):
+    pytest.importorskip("verl")
+    text, _ = blocks("python")
+    exec(text, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([8, 512])"
+
+
+def test_its_command_is_accepted_by_verl_s_schema(verl_config):
+    pytest.importorskip("verl")
+    command = next(one for one in blocks("bash") if "main_ppo" in one)
+    given = [word for word in command.replace("\\", " ").split() if "=" in word]
+    config = verl_config(*given)
+    custom = config.actor_rollout_ref.rollout.custom.toolgym
+    assert LoopOptions(**custom).env_kwargs["max_turns"] == 6
