@@ -3,8 +3,8 @@
     python examples/learn_plain_torch.py --seed 0
 
 `learn_code_interpreter.py` does the same with TRL, and says how the starting policy was made, what the held-out tasks
-are, and how success is measured. The three functions below, of about 60 lines, are the whole trainer. The engine samples
-from the module that learns, so no weights are copied; and in a tree the eight episodes of a task share its prompt.
+are, and how success is measured. The three functions below, of about 60 lines, are the whole trainer. The engine
+samples from the module that learns, so no weights are copied; in a tree the eight episodes of a task share its prompt.
 """
 
 import argparse
