@@ -158,7 +158,10 @@ def plot(before: Success, trainings: list[Training], file: Path) -> None:
     blue, orange, green, pink = "#0072b2", "#d55e00", "#009e73", "#cc79a7"  # told apart by colour-blind people too
     looks = [(blue, "-", "o"), (orange, "--", "s"), (green, ":", "^"), (pink, "-.", "D")]
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.errorbar(0, before.sampled, before.error, color="black", marker="*", markersize=11, label="held-out, before")
+    axes.errorbar(
+        0, before.sampled, before.error, color="black", marker="*", markersize=11, linestyle="none",
+        label="held-out, before",
+    )  # fmt: skip
     for place, one in enumerate(trainings):
         color, line, marker = looks[place % len(looks)]
         steps = len(one.rewards)
