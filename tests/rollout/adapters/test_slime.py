@@ -26,19 +26,21 @@ HOOKS = "toolgym.rollout.adapters.slime"
 
 
 @pytest.fixture(params=["shape", "slime"])
-def state(request, monkeypatch, tokenizer):
+async def state(request, monkeypatch, tokenizer):
     if request.param == "shape":
-        return slime_shape.install(monkeypatch, tokenizer)
+        yield slime_shape.install(monkeypatch, tokenizer)
+        return
     pytest.importorskip("slime.rollout.sglang_rollout", reason="slime is not on the path")
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils import http_utils
     from slime.utils.misc import SingletonMeta
 
-    SingletonMeta.clear_all_instances()
+    monkeypatch.setattr(SingletonMeta, "_instances", {})
     args = arguments()
     monkeypatch.setattr(http_utils, "_http_client", None)
     http_utils.init_http_client(args)
-    return GenerateState(args)
+    yield GenerateState(args)
+    await http_utils._http_client.aclose()
 
 
 def arguments(url="http://127.0.0.1:1", **more):
