@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.adapters.slime.payloads import Payloads
@@ -19,28 +17,19 @@ from toolgym.rollout.engines.base import FinishReason, Generation, GenerationReq
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.sglang.messages import read_generation
-from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.env_pool import close_env
 from toolgym.rollout.runner.run_episode import run_episode
-from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import shorten
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from slime.utils.types import Sample
-    from transformers import PreTrainedTokenizerBase
-
-    from toolgym.tools.schema import ToolSchema
 
 log = logging.getLogger("toolgym.rollout.adapters.slime")
 """Gets one warning for each episode that something broke off."""
 
-MAX_RENDERERS = 32
-"""Most renderers that are kept; there is one for each setting and set of tools."""
-
-_renderers: dict[tuple[Any, ...], ChatRenderer] = {}
 _checked: set[tuple[str, str]] = set()
 
 
@@ -85,7 +74,6 @@ async def generate(
         factory,
         task,
         engine,
-        renderer=partial(_renderer, state.tokenizer, config),
         config=config,
         task_index=sample.group_index or 0,
         sample_index=sample.index or 0,
@@ -171,19 +159,3 @@ async def _check_env(factory: EnvFactory, settings: Settings) -> None:
     if key not in _checked:
         await close_env(factory())
         _checked.add(key)
-
-
-def _renderer(tokenizer: PreTrainedTokenizerBase, config: RunConfig, tools: Sequence[ToolSchema]) -> ChatRenderer:
-    key = (
-        id(tokenizer),
-        config.parser,
-        json.dumps(config.template_kwargs, sort_keys=True, default=repr),
-        *(schema.canonical_json for schema in tools),
-    )
-    if key not in _renderers:
-        made = ChatRenderer(tokenizer, tools, config.template_kwargs, parser=config.parser)
-        made.require_parser()
-        if len(_renderers) >= MAX_RENDERERS:
-            _renderers.clear()
-        _renderers[key] = made
-    return _renderers[key]
