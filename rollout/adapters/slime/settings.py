@@ -57,12 +57,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not isinstance(self.env, str):
-            raise ConfigError(f"toolgym.env must be an env id, got {self.env!r}")
+            raise ConfigError(f"the setting env must be an env id, got {self.env!r}")
         for name in ("env_kwargs", "limits", "template_kwargs"):
             if not isinstance(getattr(self, name), Mapping):
-                raise ConfigError(f"toolgym.{name} must map names to values, got {getattr(self, name)!r}")
+                raise ConfigError(f"the setting {name} must map names to values, got {getattr(self, name)!r}")
         if self.max_new_tokens is not None:
-            require_whole_number("toolgym.max_new_tokens", self.max_new_tokens, at_least=1)
+            require_whole_number("max_new_tokens", self.max_new_tokens, at_least=1)
 
     @classmethod
     def of(cls, args: Namespace, sample: Sample) -> Settings:
