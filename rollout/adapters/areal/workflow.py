@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, named_keywords, shorten
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         trajectory = await run_episode(self._factory, task, generate, config=_config(self._config, self._gconfig))
         _log(trajectory)
         # the lists of a long trajectory are not to hold up the engine's answers
-        return await asyncio.to_thread(to_tensors, trajectory, several_rows=self._several_rows)
+        return await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
 
 
 class _Turns:
