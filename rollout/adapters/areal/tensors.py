@@ -6,7 +6,7 @@ the right, with a log-probability, a mask and a weight version at the place of e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
@@ -55,9 +55,9 @@ def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[st
     return {**tensors, "rewards": torch.full((len(rows),), trajectory.reward, dtype=torch.float32)}
 
 
-def _row(trajectory: Trajectory, sequence: TokenSequence, longest: int) -> dict[str, list[float]]:
+def _row(trajectory: Trajectory, sequence: TokenSequence, longest: int) -> dict[str, list[Any]]:
     context = len(sequence.prompt_ids)
-    row: dict[str, list[float]] = {
+    row: dict[str, list[Any]] = {
         "input_ids": [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()],
         "logprobs": [0.0] * context + sequence.logprobs.tolist(),
         "loss_mask": [0] * context + sequence.response_mask.tolist(),

@@ -53,14 +53,14 @@ def to_samples(
             tokens: slime replays the routing of every token, which only `generate` can ask for.
         MissingExtraError: slime is not installed.
     """
-    Sample = sample_class()
+    make_sample = sample_class()
     require_whole_number("first_group", first_group, at_least=0)
     require_whole_number("first_index", first_index, at_least=0)
     groups: dict[str, list[Sample | list[Sample]]] = {}
     for number, trajectory in enumerate(require_trajectories(trajectories)):
         group = groups.setdefault(trajectory.group_id, [])
         index = first_group + list(groups).index(trajectory.group_id)
-        base = Sample(
+        base = make_sample(
             group_index=index,
             index=first_index + number,
             prompt=_prompt(trajectory, tokenizer),
