@@ -1,0 +1,166 @@
+"""`ToolgymWorkflow`: an env as AReaL's `RolloutWorkflow`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal.api.io_struct import ModelRequest
+from areal.api.workflow_api import RolloutWorkflow
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.areal.tensors import to_tensors
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import ConfigError, named_keywords, shorten
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import GenerationHyperparameters
+    from areal.api.engine_api import InferenceEngine
+    from transformers import PreTrainedTokenizerBase
+
+_ALL_TOKENS = 10**8
+"""From this on AReaL's `top_k` keeps all tokens."""
+
+
+class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no types
+    """Plays one episode of an env with AReaL's engine, tokens in and tokens out.
+
+    What AReaL interrupts to change the weights goes on under the new ones, and each token has its own version. An
+    episode that something broke off is None, which AReaL leaves out.
+
+    Args:
+        env: an env id, or a function that makes an env.
+        gconfig: AReaL's sampling; `max_new_tokens` bounds one turn, `max_tokens` prompt and response together.
+        tokenizer: the model's, or its folder or hub name.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        config: how episodes are played; see `RunConfig`. Its `sampling` is not used.
+        several_rows: see `to_tensors`.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind, or `gconfig` asks for what does not go with exact tokens.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        env: Any,
+        *,
+        gconfig: GenerationHyperparameters,
+        tokenizer: PreTrainedTokenizerBase | str,
+        env_kwargs: Mapping[str, Any] | None = None,
+        config: RunConfig | None = None,
+        several_rows: bool = False,
+    ) -> None:
+        if not isinstance(config, RunConfig | None):
+            raise ConfigError(f"config must be a RunConfig, got {config!r}")
+        for name in ("stop", "use_beam_search", "ignore_eos"):
+            if getattr(gconfig, name):
+                raise ConfigError(
+                    f"gconfig.{name} must be left out, got {getattr(gconfig, name)!r}: a turn ends with a stop token"
+                )
+        self._factory = EnvFactory.of(env, env_kwargs)
+        self._gconfig = gconfig
+        self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._config = config or RunConfig()
+        self._several_rows = several_rows
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:
+        """Play one episode. AReaL calls it.
+
+        Args:
+            engine: samples.
+            data: a row in verl's shape (see `Task.from_row`), or with `messages` in place of `prompt` and `answer` in
+                place of `reward_model`, as in AReaL's own data sets.
+
+        Returns:
+            See `to_tensors`; None where AReaL is to leave the episode out.
+
+        Raises:
+            ConfigError: the row is no task.
+            BatchError: see `to_tensors`.
+        """
+        task = _task(data)
+        generate = CallableEngine(
+            _Turns(engine, self._gconfig, self._tokenizer),
+            tokenizer=self._tokenizer,
+            context_length=self._gconfig.max_tokens,
+            vocab_size=read_model_config(self._tokenizer.name_or_path).vocab_size or len(self._tokenizer),
+        )
+        trajectory = await run_episode(self._factory, task, generate, config=_config(self._config, self._gconfig))
+        _log(trajectory)
+        # the lists of a long trajectory are not to hold up the engine's answers
+        return await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
+
+
+class _Turns:
+    """The `generate` of one episode. One `rid` for all turns keeps them on one server, for its prefix cache."""
+
+    def __init__(self, engine: InferenceEngine, gconfig: GenerationHyperparameters, tokenizer: Any) -> None:
+        self._engine, self._gconfig, self._tokenizer = engine, gconfig, tokenizer
+        self._rid = uuid.uuid4().hex
+
+    async def __call__(self, request: GenerationRequest) -> Generation:
+        answer = await self._engine.agenerate(
+            ModelRequest(
+                rid=self._rid,
+                input_ids=list(request.prompt_ids),
+                gconfig=self._gconfig.new(
+                    n_samples=1,
+                    max_new_tokens=request.params.max_new_tokens,
+                    stop_token_ids=list(request.params.stop_token_ids),
+                ),
+                tokenizer=self._tokenizer,
+            )
+        )
+        return Generation(
+            token_ids=tuple(answer.output_tokens),
+            logprobs=tuple(answer.output_logprobs),
+            finish_reason=FinishReason.STOP if answer.stop_reason == "tool_calls" else FinishReason(answer.stop_reason),
+            weight_versions=tuple(map(str, answer.output_versions)),
+        )
+
+
+def _config(config: RunConfig, gconfig: GenerationHyperparameters) -> RunConfig:
+    return replace(
+        config,
+        sampling=SamplingParams(
+            max_new_tokens=gconfig.max_new_tokens,
+            temperature=0.0 if gconfig.greedy else gconfig.temperature,
+            top_p=gconfig.top_p,
+            top_k=-1 if gconfig.top_k >= _ALL_TOKENS else gconfig.top_k,
+            stop_token_ids=tuple(gconfig.stop_token_ids),
+        ),
+    )
+
+
+def _task(data: Mapping[str, Any]) -> Task:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"a row of AReaL's data set must be a mapping, got {shorten(repr(data))}")
+    row = dict(data)
+    if "prompt" not in row and "messages" in row:
+        row["prompt"] = row["messages"]
+    if "reward_model" not in row and "answer" in row:
+        row["reward_model"] = {"ground_truth": row["answer"]}
+    return Task.from_row(row)
+
+
+def _log(trajectory: Trajectory) -> None:
+    """Tell AReaL's statistics what became of the episode."""
+    from areal import workflow_context
+    from areal.utils import stats_tracker
+
+    tracker = stats_tracker.get(workflow_context.stat_scope())
+    tracker.scalar(num_turns=len(trajectory.turns), broken_off=float(not trajectory.counts))
+    if trajectory.counts:
+        tracker.scalar(reward=trajectory.reward)

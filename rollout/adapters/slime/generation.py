@@ -1,0 +1,161 @@
+"""`generate`: one episode of an env for slime's `--custom-generate-function-path`.
+
+slime sends the turns: its own HTTP client, with its retries and its distribution over nodes, to its own router. What
+slime aborts is not resumed here, for slime wants the sample back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from toolgym.rollout.adapters.slime.payloads import Payloads
+from toolgym.rollout.adapters.slime.samples import fill, missing_slime
+from toolgym.rollout.adapters.slime.settings import Settings, require_usable, task_of
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.engines.sglang.messages import read_generation
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.env_pool import close_env
+from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.tools.errors import shorten
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from slime.utils.types import Sample
+
+log = logging.getLogger("toolgym.rollout.adapters.slime")
+"""Gets one warning for each episode that something broke off."""
+
+_checked: set[tuple[str, str]] = set()
+
+
+async def generate(
+    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Play one episode, and return its sample; several with one `rollout_id` where it has several token sequences.
+
+    The env is `args.toolgym` (see `Settings`). A sample that the infrastructure broke off, or that slime aborted, comes
+    back masked, with status `ABORTED`; the next call plays it from its beginning, for an env has no half episodes.
+
+    Args:
+        args: slime's.
+        sample: `prompt` holds messages, `label` the ground truth; see `task_of` in the module `settings`.
+        sampling_params: slime's; `max_new_tokens` bounds the whole response.
+        evaluation: whether the sample is one of an evaluation.
+
+    Raises:
+        ConfigError: the arguments, the sample or the env cannot be used.
+        BatchError: the samples would not be consistent.
+        MissingExtraError: slime is not installed.
+    """
+    try:
+        from slime.rollout.sglang_rollout import GenerateState
+    except ImportError as error:
+        raise missing_slime(error) from error
+    require_usable(args, evaluation)
+    settings = Settings.of(args, sample)
+    config = settings.run_config(args, sampling_params, evaluation)
+    task = task_of(args, sample)
+    factory = EnvFactory.of(settings.env, settings.env_kwargs)
+    await _check_env(factory, settings)
+    state = GenerateState(args)
+    router = _Router(args, state, sample, sampling_params)
+    engine = CallableEngine(
+        router,
+        tokenizer=state.tokenizer,
+        context_length=_context_length(args, evaluation),
+        vocab_size=read_model_config(args.hf_checkpoint).vocab_size or len(state.tokenizer),
+    )
+    trajectory = await run_episode(
+        factory,
+        task,
+        engine,
+        config=config,
+        task_index=sample.group_index or 0,
+        sample_index=sample.index or 0,
+        group_id=f"{'eval' if evaluation else 'train'}-{sample.group_index}",
+    )
+    if trajectory.error is not None:
+        log.warning(
+            "sample %s: %s: %s", sample.index, trajectory.stop_reason.value, shorten(trajectory.error.message)
+        )  # fmt: skip
+    samples = fill(sample, trajectory, state.tokenizer, router.payloads)
+    for meta in router.metas:
+        sample.prefix_cache_info.add(meta)
+        if getattr(args, "sglang_speculative_algorithm", None):
+            sample.spec_info.add(meta)
+    return samples[0] if len(samples) == 1 else samples
+
+
+class _Router:
+    """Generates by slime's router: the `generate` of an episode.
+
+    Attributes:
+        payloads: what came beside the tokens.
+        metas: the counters of each answer that ended by itself.
+    """
+
+    def __init__(self, args: Namespace, state: Any, sample: Sample, sampling_params: dict[str, Any]) -> None:
+        self._state = state
+        self._sampling = sampling_params
+        self._url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+        self._headers = None
+        if sample.session_id and getattr(args, "router_policy", None) == "consistent_hashing":
+            self._headers = {"X-SMG-Routing-Key": sample.session_id}
+        self._seeded = bool(getattr(args, "sglang_enable_deterministic_inference", False))
+        routed = getattr(args, "use_rollout_routing_replay", False)
+        custom = sampling_params.get("custom_params") or {}
+        self.payloads = Payloads(
+            routing_shape=(args.num_layers, args.moe_router_topk) if routed else None,
+            top_p=bool(custom.get("return_top_p_token_ids")),
+        )
+        self.metas: list[dict[str, Any]] = []
+
+    async def __call__(self, request: GenerationRequest) -> Generation:
+        from slime.utils.http_utils import post
+
+        if self._state.aborted:
+            return Generation((), (), FinishReason.ABORT, ())
+        answer = await post(self._url, self._body(request), headers=self._headers)
+        generation = read_generation(answer, request.params)
+        meta = answer["meta_info"]
+        if generation.finish_reason is not FinishReason.ABORT:
+            self.payloads.add(request.prompt_ids, generation, meta)
+            self.metas.append({name: value for name, value in meta.items() if type(value) is int})
+        return generation
+
+    def _body(self, request: GenerationRequest) -> dict[str, Any]:
+        params = request.params
+        sampling = {
+            **self._sampling,
+            "max_new_tokens": params.max_new_tokens,
+            "stop_token_ids": list(params.stop_token_ids),
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        sampling.pop("sampling_seed", None)  # the same in all turns; each has one of its own, derived from the run's
+        if self._seeded and params.seed is not None:
+            sampling["sampling_seed"] = params.seed
+        body = {"input_ids": list(request.prompt_ids), "sampling_params": sampling, "return_logprob": True}
+        if self.payloads.routing_shape is not None:
+            body["return_routed_experts"] = True
+        return body
+
+
+def _context_length(args: Namespace, evaluation: bool) -> int | None:
+    """The most tokens of prompt and response that slime says; None: the tokenizer says it."""
+    own = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
+    given = [one for one in (own, getattr(args, "sglang_context_length", None)) if one is not None]
+    return min(given, default=None)
+
+
+async def _check_env(factory: EnvFactory, settings: Settings) -> None:
+    """Make an env once, so that an error in its arguments stops slime; later ones are those of their episodes."""
+    key = (settings.env, json.dumps(settings.env_kwargs, sort_keys=True, default=repr))
+    if key not in _checked:
+        await close_env(factory())
+        _checked.add(key)

@@ -1,0 +1,94 @@
+"""Functions for slime's own hooks, which keep episodes without a reward out of slime's statistics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolgym.rollout.adapters.slime.samples import METADATA
+from toolgym.tools.errors import BatchError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from slime.utils.types import Sample
+
+log = logging.getLogger("toolgym.rollout.adapters.slime")
+
+_DIVIDED = ("grpo", "gspo", "cispo")
+_CENTRED = (*_DIVIDED, "reinforce_plus_plus_baseline")
+EPSILON = 1e-6
+"""slime's own, below the standard deviation."""
+
+
+def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
+    """The rewards as they are, and as slime trains on them: for `--custom-reward-post-process-path`.
+
+    The same numbers as slime's own (`RolloutManager._post_process_rewards`), but that an episode counts once however
+    many samples it has, and one that the infrastructure broke off does not count, and gets 0. Where all rewards that
+    count in a group are equal, or there is only one, they become 0.
+
+    Raises:
+        BatchError: a sample has no group, or no number; names the field and the row.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    if not (args.rewards_normalization and args.advantage_estimator in _CENTRED):
+        return raw, raw
+    groups: dict[int, dict[Any, list[int]]] = {}
+    for row, sample in enumerate(samples):
+        for name in ("group_index", "index"):
+            if getattr(sample, name) is None:
+                raise BatchError(f"field {name} of row {row} is None, so it is not known what its reward belongs to")
+        episode = sample.index if sample.rollout_id is None else sample.rollout_id
+        if counts(sample):
+            groups.setdefault(sample.group_index, {}).setdefault(episode, []).append(row)
+    rewards = [0.0] * len(samples)
+    for episodes in groups.values():
+        values = np.array([raw[rows[0]] for rows in episodes.values()])
+        if (values == values[0]).all():
+            continue
+        better = values - values.mean()
+        if args.grpo_std_normalization and args.advantage_estimator in _DIVIDED:
+            better /= values.std(ddof=1) + EPSILON
+        for rows, value in zip(episodes.values(), better.tolist(), strict=True):
+            for row in rows:
+                rewards[row] = value
+    return raw, rewards
+
+
+def log_eval_rollout(
+    rollout_id: int, args: Namespace, data: dict[str, dict[str, Any]], extra_metrics: Mapping[str, Any] | None
+) -> bool:
+    """Take what has no reward out of an evaluation, and let slime log the rest.
+
+    For `--custom-eval-rollout-log-function-path`. Where slime computes pass@k, which needs whole groups, the whole
+    group of such an episode is taken out. What is taken out is logged as a warning.
+
+    Returns:
+        False: slime goes on.
+    """
+    for name in list(data):
+        samples: list[Sample] = data[name]["samples"]
+        size = args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1
+        out = {sample.index // size for sample in samples if not counts(sample)}
+        if not out:
+            continue
+        kept = [row for row, sample in enumerate(samples) if sample.index // size not in out]
+        log.warning(
+            "eval %s, rollout %s: %d of %d samples have no reward or belong to a group with one that has none, and "
+            "are left out", name, rollout_id, len(samples) - len(kept), len(samples),
+        )  # fmt: skip
+        if not kept:
+            del data[name]
+        else:
+            data[name] = {field: [values[row] for row in kept] for field, values in data[name].items()}
+    return False
+
+
+def counts(sample: Sample) -> bool:
+    """Whether its reward says something about the policy; of samples that were made elsewhere, always."""
+    about = (sample.metadata or {}).get(METADATA)
+    return about["counts"] if isinstance(about, Mapping) else True

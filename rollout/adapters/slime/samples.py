@@ -1,0 +1,267 @@
+"""Trajectories as slime's `Sample`s, and the checks that slime leaves out.
+
+The format is that of `Sample` in `slime/utils/types.py` (August 2026): `tokens` is prompt and response, `loss_mask` and
+`rollout_log_probs` belong to the response, 1 in the mask for what the policy sampled.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolgym.rollout.adapters.slime.payloads import Payloads, top_p_of
+from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS
+from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.tools.errors import BatchError, named_keywords, require_whole_number
+
+if TYPE_CHECKING:
+    from slime.utils.types import Sample
+    from transformers import PreTrainedTokenizerBase
+
+METADATA = "toolgym"
+"""Key of `Sample.metadata` under which stands what became of the episode."""
+
+
+@named_keywords
+def to_samples(
+    trajectories: Iterable[Trajectory],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    first_group: int = 0,
+    first_index: int = 0,
+) -> list[list[Sample | list[Sample]]]:
+    """The samples of trajectories, a list for each group, as slime's `RolloutFnTrainOutput.samples` has them.
+
+    A trajectory with several token sequences is a list of samples with one `rollout_id`. One that may not be trained
+    on, or in which the policy sampled nothing, keeps its place as a masked sample (`remove_sample`, status `ABORTED`,
+    reward 0, which `post_process_rewards` keeps out of its group).
+
+    Args:
+        trajectories: of whole groups.
+        tokenizer: decodes the responses.
+        first_group: number of the first group; the others follow it.
+        first_index: number of the first trajectory; the others follow it.
+
+    Raises:
+        ConfigError: something else than trajectories was given, or a number is out of range.
+        BatchError: the samples would not be consistent, or a trajectory has routed experts, which are those of sampled
+            tokens: slime replays the routing of every token, which only `generate` can ask for.
+        MissingExtraError: slime is not installed.
+    """
+    make_sample = sample_class()
+    require_whole_number("first_group", first_group, at_least=0)
+    require_whole_number("first_index", first_index, at_least=0)
+    groups: dict[str, list[Sample | list[Sample]]] = {}
+    for number, trajectory in enumerate(require_trajectories(trajectories)):
+        group = groups.setdefault(trajectory.group_id, [])
+        index = first_group + list(groups).index(trajectory.group_id)
+        base = make_sample(
+            group_index=index,
+            index=first_index + number,
+            prompt=_prompt(trajectory, tokenizer),
+            label=trajectory.ground_truth,
+        )
+        made = fill(base, trajectory, tokenizer)
+        group.append(made[0] if len(made) == 1 else made)
+    return list(groups.values())
+
+
+def fill(
+    base: Sample, trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None = None
+) -> list[Sample]:
+    """Fill a sample with a trajectory: itself with the first sequence, copies of it with the others.
+
+    Raises:
+        BatchError: the samples would not be consistent.
+    """
+    sequences = [one for one in trajectory.sequences if one.policy_tokens] if usable(trajectory) else []
+    samples = [base, *(copy.deepcopy(base) for _ in sequences[1:])]
+    for sample in samples:
+        sample.metadata = {**(sample.metadata or {}), METADATA: _about(trajectory)}
+        sample.remove_sample = not sequences
+        if len(samples) > 1 and sample.rollout_id is None:
+            sample.rollout_id = sample.index
+    if not sequences:
+        _mask(base, tokenizer, payloads)
+    for sample, sequence in zip(samples, sequences, strict=False):
+        _fill_one(sample, sequence, trajectory, tokenizer, payloads)
+    base.non_generation_time = trajectory.env_seconds
+    check_samples(samples, siblings=True)
+    return samples
+
+
+def usable(trajectory: Trajectory) -> bool:
+    """Whether slime may train on it: it may be trained on, it counts, and the policy sampled something."""
+    return trajectory.trainable and trajectory.counts and trajectory.policy_tokens > 0
+
+
+def sample_class() -> Any:
+    """slime's class `Sample`.
+
+    Raises:
+        MissingExtraError: slime is not installed.
+    """
+    try:
+        from slime.utils.types import Sample
+    except ImportError as error:
+        raise missing_slime(error) from error
+    return Sample
+
+
+def missing_slime(error: ImportError) -> Exception:
+    """The error for a machine without slime, which no index has."""
+    from toolgym.tools.errors import MissingExtraError
+
+    return MissingExtraError(
+        f"samples for slime need slime itself (github.com/THUDM/slime), which cannot be imported: {error}"
+    )
+
+
+def _fill_one(
+    sample: Sample,
+    sequence: TokenSequence,
+    trajectory: Trajectory,
+    tokenizer: PreTrainedTokenizerBase,
+    payloads: Payloads | None,
+) -> None:
+    import torch
+
+    Status = type(sample).Status
+    routed = payloads is not None and payloads.routing_shape is not None
+    if not routed and any(ROUTED_EXPERTS in one.aligned for one in sequence.policy_segments):
+        raise BatchError(
+            f"field rollout_routed_experts: trajectory {trajectory.id} has the routing of its sampled tokens, and "
+            "slime replays that of every token: play with `generate` and --use-rollout-routing-replay"
+        )
+    if routed:  # there is no routing of what the env put behind the last sampled token, and nothing to learn there
+        sequence = _without_tail(sequence)
+    response = sequence.response_ids.tolist()
+    sample.tokens = [*sequence.prompt_ids.tolist(), *response]
+    sample.response = str(tokenizer.decode(response, skip_special_tokens=False))
+    sample.response_length = len(response)
+    sample.loss_mask = sequence.response_mask.tolist()
+    sample.rollout_log_probs = sequence.logprobs.tolist()
+    sample.weight_versions = [name for one in sequence.policy_segments for name, _ in one.version_runs]
+    sample.reward = float(trajectory.reward)
+    sample.status = Status.TRUNCATED if trajectory.stop_reason.truncated else Status.COMPLETED
+    kept = top_p_of(sequence, payloads)
+    if kept is not None:
+        sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = map(torch.from_numpy, kept)
+    else:
+        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
+    sample.rollout_routed_experts = None
+    if routed:
+        assert payloads is not None
+        experts = payloads.routed_experts(np.array(sample.tokens, np.int32))
+        sample.rollout_routed_experts = torch.from_numpy(experts.copy())
+
+
+def _without_tail(sequence: TokenSequence) -> TokenSequence:
+    last = max(number for number, one in enumerate(sequence.segments) if one.is_policy and len(one))
+    return TokenSequence(sequence.prompt_ids, sequence.segments[: last + 1], sequence.start_reason)
+
+
+def _mask(sample: Sample, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
+    """Make the sample one that keeps its place and trains nothing: two tokens, the second of them the response."""
+    import torch
+
+    filler = tokenizer.eos_token_id or 0
+    sample.tokens, sample.response, sample.response_length = [filler, filler], "", 1
+    sample.loss_mask, sample.rollout_log_probs = [0], [0.0]
+    sample.weight_versions, sample.reward = [], 0.0
+    sample.status = type(sample).Status.ABORTED
+    sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = sample.rollout_routed_experts = None
+    if payloads is not None and payloads.top_p:
+        sample.rollout_top_p_token_ids = torch.zeros(0, dtype=torch.int32)
+        sample.rollout_top_p_token_offsets = torch.zeros(2, dtype=torch.int32)
+    if payloads is not None and payloads.routing_shape is not None:
+        layers, count = payloads.routing_shape  # slime refuses rows of zeros, and nothing is learned from these
+        sample.rollout_routed_experts = torch.arange(count, dtype=torch.int32).repeat(1, layers, 1)
+
+
+def _about(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "trajectory_id": trajectory.id,
+        "env_id": trajectory.env_id,
+        "task_id": trajectory.task_id,
+        "stop_reason": trajectory.stop_reason.value,
+        "counts": usable(trajectory),
+        "turns": len(trajectory.turns),
+        "tool_calls": len(trajectory.tool_calls),
+        "error": trajectory.error.message if trajectory.error is not None else None,
+    }
+
+
+def _prompt(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> str:
+    ids = trajectory.sequences[0].prompt_ids.tolist() if trajectory.sequences else []
+    return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def check_samples(samples: Sequence[Sample], *, siblings: bool = False) -> None:
+    """Check samples that slime would take, and train on, or stop at only after the whole rollout.
+
+    Args:
+        samples: in any order.
+        siblings: whether they are of one episode, and so must have one `rollout_id` where there are several.
+
+    Raises:
+        BatchError: lengths differ, a mask holds something else than 0 and 1, a trained token has no finite
+            log-probability, another has one, the reward is no finite number, the kept ids or the routed experts do not
+            fit the tokens, or siblings have no `rollout_id` in common. Names the field and the row.
+    """
+    for row, sample in enumerate(samples):
+        _check_tokens(sample, row)
+        _check_payloads(sample, row)
+    ids = {sample.rollout_id for sample in samples}
+    if siblings and len(samples) > 1 and (None in ids or len(ids) > 1):
+        raise BatchError(
+            f"field rollout_id: the {len(samples)} samples of one episode must share one, got {sorted(map(str, ids))}; "
+            "slime numbers samples by `index`"
+        )
+
+
+def _check_tokens(sample: Sample, row: int) -> None:
+    length = sample.response_length
+    if not 0 < length < len(sample.tokens):
+        raise BatchError(f"response_length of row {row} is {length}, and tokens has {len(sample.tokens)} ids")
+    if not all(isinstance(one, int) and one >= 0 for one in sample.tokens):
+        raise BatchError(f"tokens of row {row} holds something else than token ids")
+    for name in ("loss_mask", "rollout_log_probs"):
+        values = getattr(sample, name)
+        if values is None or len(values) != length:
+            found = "none" if values is None else len(values)
+            raise BatchError(f"{name} of row {row} has {found} values for {length} ids of the response")
+    assert sample.loss_mask is not None
+    assert sample.rollout_log_probs is not None
+    if any(one not in (0, 1) for one in sample.loss_mask):
+        raise BatchError(f"loss_mask of row {row} must hold 0 (the env's) and 1 (the policy's)")
+    for place, (trained, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
+        if not isinstance(logprob, float | int) or not math.isfinite(logprob) or (not trained and logprob):
+            raise BatchError(
+                f"rollout_log_probs of row {row} has {logprob!r} at {place}, which "
+                + ("the policy sampled: it must be finite" if trained else "the env put there: it must be 0")
+            )
+    if not isinstance(sample.reward, float | int) or not math.isfinite(sample.reward):
+        raise BatchError(f"reward of row {row} must be a finite number, got {sample.reward!r}")
+
+
+def _check_payloads(sample: Sample, row: int) -> None:
+    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+    if (ids is None) != (offsets is None):
+        raise BatchError(f"rollout_top_p_token_ids and rollout_top_p_token_offsets of row {row} go together")
+    if ids is not None and (len(offsets) != sample.response_length + 1 or int(offsets[-1]) != len(ids)):
+        raise BatchError(
+            f"rollout_top_p_token_offsets of row {row} has {len(offsets)} values up to {int(offsets[-1])} for "
+            f"{sample.response_length} ids of the response and {len(ids)} kept ones"
+        )
+    experts = sample.rollout_routed_experts
+    if experts is not None and len(experts) != len(sample.tokens) - 1:
+        raise BatchError(
+            f"rollout_routed_experts of row {row} has {len(experts)} rows for {len(sample.tokens)} tokens; it must "
+            "have one for each but the last"
+        )

@@ -1,0 +1,154 @@
+"""`ToolgymWorkflow` as AReaL calls it: an engine of its contract, and tensors in its form.
+
+Runs with AReaL's own classes too, where it is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rollout.adapters import areal_shape
+from tests.rollout.adapters.slime_server import CALL, call_then_answer
+from toolgym.envs.types import StopReason
+from toolgym.rollout import EpisodeLimits, RunConfig, Segment, TokenSequence, Trajectory
+from toolgym.rollout.adapters.areal import to_tensors
+from toolgym.tools.errors import BatchError, ConfigError
+
+ROW = {"messages": [{"role": "user", "content": "What is 2*3?"}], "answer": "6"}
+
+
+@pytest.fixture(params=["shape", "areal"])
+def areal(request, monkeypatch):
+    if request.param == "shape":
+        areal_shape.install(monkeypatch)
+    else:
+        pytest.importorskip("areal.api.io_struct", reason="AReaL is not installed")
+    # the workflow's class has AReaL's as its base, whichever it is
+    monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.areal.workflow", raising=False)
+    yield
+    sys.modules.pop("toolgym.rollout.adapters.areal.workflow", None)
+
+
+class Engine:
+    """AReaL's `agenerate` with a policy that a test writes; the weights change in the middle of each turn."""
+
+    def __init__(self, tokenizer, policy=call_then_answer):
+        self.tokenizer, self.policy, self.requests = tokenizer, policy, []
+
+    async def agenerate(self, request):
+        from areal.api.io_struct import ModelResponse
+
+        self.requests.append(request)
+        said = self.policy(self.tokenizer.decode(request.input_ids))
+        if isinstance(said, BaseException):
+            raise said
+        ids = [*self.tokenizer.encode(said, add_special_tokens=False), self.tokenizer.eos_token_id]
+        ids, whole = ids[: request.gconfig.max_new_tokens], len(ids)
+        return ModelResponse(
+            input_tokens=list(request.input_ids),
+            output_tokens=ids,
+            output_logprobs=[-0.5 - n / 64 for n in range(len(ids))],
+            output_versions=[3] * 2 + [4] * (len(ids) - 2),
+            stop_reason="stop" if len(ids) == whole else "length",
+        )
+
+
+def workflow(tokenizer, gconfig=None, **kwargs):
+    from areal.api.cli_args import GenerationHyperparameters
+
+    from toolgym.rollout.adapters.areal import ToolgymWorkflow
+
+    given = {"max_new_tokens": 200, "max_tokens": 2048, "n_samples": 4, **(gconfig or {})}
+    gconfig = GenerationHyperparameters(**given)
+    return ToolgymWorkflow("CodeInterpreter-v0", gconfig=gconfig, tokenizer=tokenizer, **kwargs)
+
+
+async def test_an_episode_is_one_row_of_tensors(areal, tokenizer):
+    from areal.api.workflow_api import RolloutWorkflow
+    from areal.utils import stats_tracker
+
+    stats_tracker.export_all()
+    engine, made = Engine(tokenizer), workflow(tokenizer)
+    assert isinstance(made, RolloutWorkflow)
+    row = await made.arun_episode(engine, ROW)
+    first, second = (one.input_ids for one in engine.requests)
+    answer = [*tokenizer.encode("#### 6"), tokenizer.eos_token_id]
+    assert row["input_ids"].tolist() == [[*second, *answer]]
+    called = len(tokenizer.encode(CALL.format("print(2*3)"))) + 1
+    shown = len(second) - len(first) - called
+    assert row["loss_mask"].tolist() == [[0] * len(first) + [1] * called + [0] * shown + [1] * len(answer)]
+    assert row["versions"].tolist() == [
+        [-1] * len(first) + [3] * 2 + [4] * (called - 2) + [-1] * shown + [3] * 2 + [4] * (len(answer) - 2)
+    ]
+    assert row["logprobs"][0, : len(first) + 2].tolist() == [0.0] * len(first) + [-0.5, -0.5 - 1 / 64]
+    assert not row["logprobs"][0][row["loss_mask"][0] == 0].any()
+    assert row["rewards"].tolist() == [1.0]
+    assert row["attention_mask"].all()
+    assert {name: one.dtype for name, one in row.items()} == {
+        "input_ids": torch.int32, "logprobs": torch.float32, "loss_mask": torch.int32, "versions": torch.int32,
+        "attention_mask": torch.bool, "rewards": torch.float32,
+    }  # fmt: skip
+    assert len({one.rid for one in engine.requests}) == 1
+    assert {one.gconfig.n_samples for one in engine.requests} == {1}
+    assert all(tokenizer.eos_token_id in one.gconfig.stop_token_ids for one in engine.requests)
+    told = stats_tracker.export_all()
+    assert [told[f"rollout/{name}"] for name in ("reward", "num_turns", "broken_off")] == [1.0, 2.0, 0.0]
+
+
+async def test_what_something_broke_off_is_rejected(areal, tokenizer):
+    broken = Engine(tokenizer, lambda seen: RuntimeError("no server"))
+    assert await workflow(tokenizer).arun_episode(broken, ROW) is None
+    late = RunConfig(limits=EpisodeLimits(max_prompt_tokens=3))
+    assert await workflow(tokenizer, config=late).arun_episode(Engine(tokenizer), ROW) is None
+
+
+async def test_the_bounds_are_areals(areal, tokenizer):
+    engine = Engine(tokenizer)
+    row = await workflow(tokenizer, {"max_new_tokens": 9}).arun_episode(engine, ROW)
+    assert int(row["loss_mask"].sum()) == 9
+    assert [one.gconfig.max_new_tokens for one in engine.requests] == [9]
+
+
+@pytest.mark.parametrize("gconfig", [{"stop": ["x"]}, {"use_beam_search": True}, {"ignore_eos": True}])
+async def test_what_cannot_go_with_exact_tokens_is_refused(gconfig, areal, tokenizer):
+    with pytest.raises(ConfigError, match=next(iter(gconfig))):
+        workflow(tokenizer, gconfig)
+
+
+def policy(*ids, version="3"):
+    return Segment.policy(ids, [-0.5] * len(ids), [version] * len(ids))
+
+
+TWO = Trajectory(
+    id="two", env_id="e", task_id="t", source="", group_id="g", task_index=0, sample_index=0, messages=(), tools=(),
+    sequences=(
+        TokenSequence(np.array([5, 6]), (policy(7, 8), Segment.env([9]))),
+        TokenSequence(np.array([5]), (policy(1, version="4"),), "template"),
+    ),
+    reward=0.5, stop_reason=StopReason.ANSWERED,
+)  # fmt: skip
+
+
+def test_several_sequences_are_rows_only_where_that_is_wanted():
+    with pytest.raises(BatchError, match="trajectory two has 2 token sequences"):
+        to_tensors(TWO)
+    rows = to_tensors(TWO, several_rows=True)
+    assert rows["input_ids"].tolist() == [[5, 6, 7, 8, 9], [5, 1, 0, 0, 0]]
+    assert rows["loss_mask"].tolist() == [[0, 0, 1, 1, 0], [0, 1, 0, 0, 0]]
+    assert rows["attention_mask"].tolist() == [[True] * 5, [True, True, False, False, False]]
+    assert rows["versions"].tolist() == [[-1, -1, 3, 3, -1], [-1, 4, -1, -1, -1]]
+    assert rows["rewards"].tolist() == [0.5, 0.5]
+
+
+def test_rejected_and_refused():
+    assert to_tensors(dataclasses.replace(TWO, stop_reason=StopReason.ENGINE_FAILED)) is None
+    assert to_tensors(dataclasses.replace(TWO, stop_reason=StopReason.ABORTED)) is None
+    assert to_tensors(dataclasses.replace(TWO, sequences=())) is None
+    named = TokenSequence(np.array([5]), (policy(1, version="step-4"),))
+    with pytest.raises(BatchError, match="field versions: trajectory two has the weight version 'step-4'"):
+        to_tensors(dataclasses.replace(TWO, sequences=(named,)))

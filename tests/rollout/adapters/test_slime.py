@@ -1,0 +1,216 @@
+"""`generate` as slime calls it: an episode over HTTP with slime's router, its samples, and slime's hooks.
+
+Runs with slime's own classes too, where slime is on the path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from argparse import Namespace
+
+import pytest
+from aiohttp import web
+
+from tests.rollout.adapters import slime_shape
+from tests.rollout.adapters.slime_server import CALL, LAYERS, TOP_K, Router, routing
+from toolgym.rollout import tiny_policy_path
+from toolgym.rollout.adapters.slime import generate, log_eval_rollout, post_process_rewards
+from toolgym.tools.errors import ConfigError, UnknownNameError
+
+SAMPLING = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 256, "stop": None, "stop_token_ids": None,
+    "skip_special_tokens": False, "no_stop_trim": True, "spaces_between_special_tokens": False,
+}  # fmt: skip
+HOOKS = "toolgym.rollout.adapters.slime"
+
+
+@pytest.fixture(params=["shape", "slime"])
+async def state(request, monkeypatch, tokenizer):
+    if request.param == "shape":
+        yield slime_shape.install(monkeypatch, tokenizer)
+        return
+    pytest.importorskip("slime.rollout.sglang_rollout", reason="slime is not on the path")
+    from slime.rollout.sglang_rollout import GenerateState
+    from slime.utils import http_utils
+    from slime.utils.misc import SingletonMeta
+
+    monkeypatch.setattr(SingletonMeta, "_instances", {})
+    args = arguments()
+    monkeypatch.setattr(http_utils, "_http_client", None)
+    http_utils.init_http_client(args)
+    yield GenerateState(args)
+    await http_utils._http_client.aclose()
+
+
+def arguments(url="http://127.0.0.1:1", **more):
+    ip, port = url.removeprefix("http://").split(":")
+    given = {
+        "hf_checkpoint": str(tiny_policy_path()), "sglang_router_ip": ip, "sglang_router_port": int(port),
+        "rollout_seed": 3, "rollout_max_context_len": 2048, "eval_max_context_len": 2048, "group_rm": False,
+        "reward_key": None, "eval_reward_key": None, "apply_chat_template": False, "advantage_estimator": "grpo",
+        "rewards_normalization": True, "grpo_std_normalization": True, "custom_eval_rollout_log_function_path": None,
+        "custom_reward_post_process_path": f"{HOOKS}.post_process_rewards", "toolgym": "CodeInterpreter-v0",
+        "sglang_server_concurrency": 8, "rollout_num_engines": 1, "use_distributed_post": False,
+        "rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, "rollout_max_response_len": 256,
+        "rollout_stop": None, "rollout_stop_token_ids": None, "rollout_skip_special_tokens": False,
+        "sglang_dp_size": 1, "n_samples_per_prompt": 2, "n_samples_per_eval_prompt": 2,
+    }  # fmt: skip
+    return Namespace(**{**given, **more})
+
+
+def sample_of(**more):
+    from slime.utils.types import Sample
+
+    prompt = [{"role": "user", "content": "What is 2*3?"}]
+    return Sample(**{"group_index": 1, "index": 5, "prompt": prompt, "label": "6", **more})
+
+
+async def play(router, sample=None, sampling=SAMPLING, evaluation=False, **more):
+    async with router.serve() as url:
+        return await generate(arguments(url, **more), sample or sample_of(), dict(sampling), evaluation=evaluation)
+
+
+async def test_an_episode_is_the_sample_that_slime_gave(state, tokenizer):
+    router, given = Router(tokenizer), sample_of(session_id="s")
+    sample = await play(router, given, router_policy="consistent_hashing")
+    assert sample is given
+    first, second = (body["input_ids"] for body in router.bodies)
+    start = len(first)
+    answer = [*tokenizer.encode("#### 6"), tokenizer.eos_token_id]
+    assert sample.tokens == [*second, *answer]
+    assert sample.response == tokenizer.decode(sample.tokens[start:])
+    assert sample.response_length == len(sample.tokens) - start
+    called = len(tokenizer.encode(CALL.format("print(2*3)"))) + 1
+    shown = len(second) - start - called
+    assert sample.loss_mask == [1] * called + [0] * shown + [1] * len(answer)
+    assert sample.rollout_log_probs == [
+        *(-0.5 - n / 64 for n in range(called)), *[0.0] * shown, *(-0.5 - n / 64 for n in range(len(answer)))
+    ]  # fmt: skip
+    assert (sample.reward, sample.status, sample.remove_sample) == (1.0, type(sample).Status.COMPLETED, False)
+    assert sample.weight_versions == ["5", "6"]
+    assert sample.rollout_top_p_token_ids is sample.rollout_routed_experts is sample.rollout_id is None
+    assert sample.prefix_cache_info.cached_tokens == 6
+    assert sample.metadata["toolgym"]["stop_reason"] == "answered"
+    assert {one["X-SMG-Routing-Key"] for one in router.headers} == {"s"}
+    assert all(body["sampling_params"]["max_new_tokens"] <= 256 for body in router.bodies)
+
+
+async def test_what_slime_replays_fits_every_token(state, tokenizer):
+    router = Router(tokenizer)
+    sample = await play(
+        router,
+        sampling={**SAMPLING, "top_p": 0.9, "custom_params": {"return_top_p_token_ids": True}},
+        use_rollout_routing_replay=True,
+        num_layers=LAYERS,
+        moe_router_topk=TOP_K,
+    )
+    assert sample.rollout_routed_experts.tolist() == [routing(one) for one in sample.tokens[:-1]]
+    ids, offsets = sample.rollout_top_p_token_ids.tolist(), sample.rollout_top_p_token_offsets.tolist()
+    response = sample.tokens[-sample.response_length :]
+    kept = [ids[start:end] for start, end in itertools.pairwise(offsets)]
+    assert len(kept) == sample.response_length
+    assert [len(one) > 0 for one in kept] == [bool(one) for one in sample.loss_mask]
+    assert all(one in some for one, some in zip(response, kept, strict=True) if some)
+
+
+async def test_several_sequences_are_samples_of_one_episode(state, tokenizer):
+    settings = {"env": "CodeInterpreter-v0", "history": "template"}
+    samples = await play(Router(tokenizer, said_oddly), toolgym=settings)
+    assert isinstance(samples, list)
+    assert [one.rollout_id for one in samples] == [5] * len(samples)
+    assert [one.reward for one in samples] == [1.0] * len(samples)
+    assert len({id(one) for one in samples}) == len({tuple(one.tokens) for one in samples}) == 2
+
+
+def said_oddly(seen):
+    """A call that the template writes otherwise."""
+    return "#### 6" if "<tool_response>" in seen else CALL.format("print(2*3)").replace('": "', '":   "')
+
+
+async def test_a_failed_episode_is_masked_and_does_not_count(state, tokenizer, caplog):
+    router = Router(tokenizer)
+    router.generate = nonsense
+    sampling = {**SAMPLING, "top_p": 0.9, "custom_params": {"return_top_p_token_ids": True}}
+    sample = await play(
+        router, sampling=sampling, use_rollout_routing_replay=True, num_layers=LAYERS, moe_router_topk=TOP_K
+    )
+    assert (sample.status, sample.remove_sample) == (type(sample).Status.ABORTED, True)
+    assert sample.loss_mask == [0]
+    assert sample.metadata["toolgym"]["counts"] is False
+    assert sample.rollout_top_p_token_offsets.tolist() == [0, 0]
+    assert list(sample.rollout_routed_experts.shape) == [1, LAYERS, TOP_K]
+    assert "engine_failed" in caplog.text
+    good = [sample_of(index=n, reward=reward) for n, reward in ((6, 1.0), (7, 0.0))]
+    raw, rewards = post_process_rewards(arguments(), [sample, *good])
+    assert raw == [0.0, 1.0, 0.0]
+    assert rewards == pytest.approx([0.0, 0.5 / (0.5**0.5 + 1e-6), -0.5 / (0.5**0.5 + 1e-6)])
+
+
+async def test_what_slime_aborts_comes_back_and_is_played_again(state, tokenizer):
+    router = Router(tokenizer)
+    router.held.clear()
+    given = sample_of()
+    async with router.serve() as url:
+        playing = asyncio.create_task(generate(arguments(url), given, dict(SAMPLING)))
+        while not router.bodies:
+            await asyncio.sleep(0.005)
+        state.aborted = router.aborting = True
+        router.held.set()
+        assert (await playing).status is type(given).Status.ABORTED
+        assert len(router.bodies) == 1  # nothing is asked of an engine that slime has aborted
+        state.aborted = router.aborting = False
+        again = await generate(arguments(url), given, dict(SAMPLING))
+    assert (again.status, again.reward, again.remove_sample) == (type(given).Status.COMPLETED, 1.0, False)
+
+
+async def test_the_bounds_are_slimes(state, tokenizer):
+    router = Router(tokenizer)
+    sample = await play(router, sampling={**SAMPLING, "max_new_tokens": 9})
+    assert (sample.status, sample.response_length) == (type(sample).Status.TRUNCATED, 9)
+    assert (await play(Router(tokenizer), rollout_max_context_len=20)).status is type(sample).Status.ABORTED
+
+
+async def nonsense(request):
+    return web.json_response({"meta_info": {}, "output_ids": "nonsense"})
+
+
+WRONG = {
+    "no env": ({"toolgym": None}, {}, SAMPLING, "which env"),
+    "unknown setting": ({"toolgym": {"env": "CodeInterpreter-v0", "historie": "x"}}, {}, SAMPLING, "history"),
+    "rendered": ({"apply_chat_template": True}, {}, SAMPLING, "--apply-chat-template"),
+    "stop": ({}, {}, {**SAMPLING, "stop": ["</s>"]}, "stop strings"),
+    "no hook": ({"custom_reward_post_process_path": None}, {}, SAMPLING, "post_process_rewards"),
+    "group_rm": ({"group_rm": True}, {}, SAMPLING, "--group-rm"),
+    "images": ({}, {"multimodal_inputs": {"images": [1]}}, SAMPLING, "images"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+async def test_what_cannot_go_with_slime_is_refused(case, state, tokenizer):
+    args, sample, sampling, message = case
+    with pytest.raises(ConfigError, match=message):
+        await play(Router(tokenizer), sample_of(**sample), sampling, **args)
+
+
+async def test_each_row_may_name_its_env(state, tokenizer, monkeypatch):
+    with pytest.raises(UnknownNameError, match="CodeInterpreter-v0"):
+        await play(Router(tokenizer), sample_of(metadata={"env_id": "CodeInterpreter-v9"}))
+    monkeypatch.setenv("TOOLGYM_ENV", "CodeInterpreter-v0")
+    assert (await play(Router(tokenizer), toolgym=None)).reward == 1.0
+
+
+async def test_an_evaluation_leaves_failed_episodes_out(state, tokenizer, caplog):
+    with pytest.raises(ConfigError, match="log_eval_rollout"):
+        await play(Router(tokenizer), evaluation=True)
+    hook = {"custom_eval_rollout_log_function_path": f"{HOOKS}.log_eval_rollout"}
+    good = await play(Router(tokenizer), sample_of(index=0), evaluation=True, **hook)
+    bad = sample_of(index=3, reward=0.0, metadata={"toolgym": {"counts": False}})
+    other = sample_of(index=2, reward=0.0)
+    data = {"set": {"rewards": [1.0, 0.0, 0.0], "truncated": [False] * 3, "samples": [good, other, bad]}}
+    passes = {"set": {name: list(values) for name, values in data["set"].items()}}
+    assert log_eval_rollout(0, arguments(log_passrate=False), data, None) is False
+    assert data["set"]["samples"] == [good, other]
+    assert "1 of 3 samples" in caplog.text
+    log_eval_rollout(0, arguments(log_passrate=True), passes, None)
+    assert passes["set"] == {"rewards": [1.0], "truncated": [False], "samples": [good]}
