@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import tempfile
 import time
@@ -188,6 +189,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4, help="sampled episodes of each of them")
     parser.add_argument("--plot", type=Path, help="a picture of it, .svg or .png; needs matplotlib")
     given = parser.parse_args()
+    if given.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
 
     before = evaluate(str(tiny_policy_path()), given)
     print(f"before: {before}", flush=True)

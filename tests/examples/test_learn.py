@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -41,14 +42,17 @@ def test_the_plain_loop_learns():
 
 @pytest.mark.long
 def test_trl_learns_and_the_plot_is_drawn(tmp_path):
-    printed = _run(TRL, *FEW, "--groups", "6", "--seeds", "2", "--plot", tmp_path / "plot.svg").splitlines()
+    drawing = importlib.util.find_spec("matplotlib") is not None
+    plot = ["--plot", tmp_path / "plot.svg"] if drawing else []
+    printed = _run(TRL, *FEW, "--groups", "6", "--seeds", "2", *plot).splitlines()
     [before] = [line for line in printed if line.startswith("before: ")]
     [after] = [line for line in printed if line.startswith("seed 2, after: ")]
     assert len([line for line in printed if re.match(r"step [123]: mean reward 0\.\d+$", line)]) == 3
     assert _figures(after)[0] > _figures(before)[0] + 0.1
-    drawn = (tmp_path / "plot.svg").read_text()
-    assert "step of the optimizer" in drawn
-    assert "seed 2: held-out, after" in drawn
+    if drawing:
+        drawn = (tmp_path / "plot.svg").read_text()
+        assert "step of the optimizer" in drawn
+        assert "seed 2: held-out, after" in drawn
 
 
 async def test_what_is_trained_on_and_what_is_held_out_have_no_problem_in_common():
