@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+from toolgym.tools.errors import missing_extra
+
+try:
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+except ImportError as error:
+    raise missing_extra("verl", "An advantage of verl", error) from error
 
 
 def grpo_advantage(

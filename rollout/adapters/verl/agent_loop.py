@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
-
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.rows import Row, rows_of
@@ -27,8 +24,14 @@ from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, missing_extra
 from toolgym.tools.schema import ToolSchema
+
+try:
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+except ImportError as error:
+    raise missing_extra("verl", "An agent loop of verl", error) from error
 
 _log = logging.getLogger("toolgym.rollout.adapters.verl")
 """Gets a warning for each episode that failed."""

@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from verl.tools.base_tool import BaseTool
-from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
-
 from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.tools.code_interpreter import CodeInterpreterTool
+from toolgym.tools.errors import missing_extra
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
+
+try:
+    from verl.tools.base_tool import BaseTool
+    from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+except ImportError as error:
+    raise missing_extra("verl", "A tool of verl", error) from error
 
 WORSE = -0.05
 """Reward of a call of `Gsm8kTool` whose answer is no better than the trajectory's best."""
