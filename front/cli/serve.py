@@ -18,6 +18,35 @@ app = typer.Typer(
 )
 
 
+# ------------------------------------------------------------------ options of every server
+
+_Config = Annotated[Path | None, typer.Option(help="Settings in YAML, see --print-config; flags win.")]
+_Host = Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")]
+_SessionIdleTimeout = Annotated[
+    float | None, typer.Option(help="Seconds after which an idle session is closed [default: 1800].")
+]
+_TokenFile = Annotated[Path | None, typer.Option(help="File with the bearer token that clients must send.")]
+_LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info].")]
+_AccessLog = Annotated[
+    str | None, typer.Option(help="A line in the log for each request: none or requests [default: none].")
+]
+_PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit.")
+]
+
+
+def _token(variable: str) -> Any:
+    """The option `--token`, which a variable of the environment may give."""
+    return typer.Option(
+        envvar=variable,
+        show_envvar=True,
+        help="The token itself; better by the variable, since others can see a command line.",
+    )
+
+
+# ------------------------------------------------------------------ the servers
+
+
 @app.callback()
 def _root() -> None:
     """Serve the sandbox, or envs, over HTTP."""
@@ -25,8 +54,8 @@ def _root() -> None:
 
 @app.command("sandbox")
 def sandbox_command(
-    config: Annotated[Path | None, typer.Option(help="Settings in YAML, see --print-config; flags win.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    config: _Config = None,
+    host: _Host = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8080].")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes [default: one per four processors].")] = None,
     max_concurrency: Annotated[
@@ -39,9 +68,7 @@ def sandbox_command(
         int | None, typer.Option(help="Requests that may wait; more get a 429 [default: 4096].")
     ] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Open sessions [default: 1024].")] = None,
-    session_idle_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which an idle session is closed [default: 1800].")
-    ] = None,
+    session_idle_timeout: _SessionIdleTimeout = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running programs get when the server stops [default: 30].")
     ] = None,
@@ -52,23 +79,11 @@ def sandbox_command(
     network: Annotated[
         str | None, typer.Option(help="What programs can reach: off, loopback or host [default: off].")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token that clients must send.")] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TOOLGYM_SANDBOX_TOKEN",
-            show_envvar=True,
-            help="The token itself; better by the variable, since others can see a command line.",
-        ),
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info].")] = None,
-    access_log: Annotated[
-        str | None, typer.Option(help="A line in the log for each request: none or requests [default: none].")
-    ] = None,
-    print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit."),
-    ] = False,
+    token_file: _TokenFile = None,
+    token: Annotated[str | None, _token("TOOLGYM_SANDBOX_TOKEN")] = None,
+    log_level: _LogLevel = None,
+    access_log: _AccessLog = None,
+    print_config: _PrintConfig = False,
 ) -> None:
     """Serve the sandbox: SandboxFusion's API and stateful sessions.
 
@@ -124,40 +139,26 @@ def openenv_command(
         str | None,
         typer.Option(metavar="JSON", help="Arguments of each ENV as a JSON object; for one each see --print-config."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings in YAML, see --print-config; flags win.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    config: _Config = None,
+    host: _Host = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8000].")] = None,
     max_sessions: Annotated[int | None, typer.Option(help="Open sessions, an env each [default: 1024].")] = None,
-    session_idle_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which an idle session is closed [default: 1800].")
-    ] = None,
+    session_idle_timeout: _SessionIdleTimeout = None,
     reset_timeout: Annotated[float | None, typer.Option(help="Seconds for a reset [default: 600].")] = None,
     step_timeout: Annotated[float | None, typer.Option(help="Seconds for a step [default: 600].")] = None,
     num_tasks: Annotated[int | None, typer.Option(help="Tasks of a split that has no end [default: 1000].")] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running steps get when the server stops [default: 30].")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token that clients must send.")] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TOOLGYM_OPENENV_TOKEN",
-            show_envvar=True,
-            help="The token itself; better by the variable, since others can see a command line.",
-        ),
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info].")] = None,
-    access_log: Annotated[
-        str | None, typer.Option(help="A line in the log for each request: none or requests [default: none].")
-    ] = None,
-    print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit."),
-    ] = False,
+    token_file: _TokenFile = None,
+    token: Annotated[str | None, _token("TOOLGYM_OPENENV_TOKEN")] = None,
+    log_level: _LogLevel = None,
+    access_log: _AccessLog = None,
+    print_config: _PrintConfig = False,
 ) -> None:
     """Serve envs: OpenEnv's API and the Open Reward Standard, for trainers that take a URL.
 
-    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 stopped as told, 1 an error, 2 wrong usage.
+    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage.
     """
     from toolgym.envs.server.config import load_config
     from toolgym.envs.server.serve import serve
@@ -191,7 +192,7 @@ def openenv_command(
     if not settings.envs:
         raise ConfigError("name at least one env to serve, such as CodeInterpreter-v0 (`toolgym envs` lists them)")
     for name in settings.envs:
-        load_env(name)  # here, where mistakes are told best
+        load_env(name)  # here, where a mistake stops the command
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     console = Console(soft_wrap=True, highlight=False)
     asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
