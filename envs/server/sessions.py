@@ -13,9 +13,7 @@ from toolgym.envs.server.session import EnvSession, NoSessionError, Timeouts
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.serving.admission import BusyError, Gate
-
-SWEEP = 5.0
-"""Most seconds between two looks for idle sessions."""
+from toolgym.tools.serving.sweeper import Sweeper
 
 
 class Sessions:
@@ -33,7 +31,7 @@ class Sessions:
         self._idle_timeout, self._timeouts, self._gate = idle_timeout, timeouts, gate
         self._sessions: dict[str, EnvSession] = {}
         self._closing: set[EnvSession] = set()
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(self._sweep, idle_timeout)
 
     def __len__(self) -> int:
         """Sessions that are open, or still closing."""
@@ -41,15 +39,11 @@ class Sessions:
 
     def start(self) -> None:
         """Start to close idle sessions."""
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper.start()
 
     async def close(self) -> None:
         """Close all sessions."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
+        await self._sweeper.stop()
         await asyncio.gather(*(self.discard(name) for name in list(self._sessions)))
 
     def open(self, served: ServedEnv, name: str | None = None) -> EnvSession:
@@ -114,8 +108,6 @@ class Sessions:
             self._closing.discard(session)
 
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(SWEEP, self._idle_timeout / 4))
-            too_old = time.monotonic() - self._idle_timeout
-            idle = [name for name, one in self._sessions.items() if not one.busy and one.used < too_old]
-            await asyncio.gather(*(self.discard(name) for name in idle))
+        too_old = time.monotonic() - self._idle_timeout
+        idle = [name for name, one in self._sessions.items() if not one.busy and one.used < too_old]
+        await asyncio.gather(*(self.discard(name) for name in idle))

@@ -14,6 +14,7 @@ from toolgym.tools.sandbox.base import Session
 from toolgym.tools.sandbox.processes import Process
 from toolgym.tools.sandbox.protocol.messages import SessionInfo
 from toolgym.tools.serving.admission import BusyError
+from toolgym.tools.serving.sweeper import Sweeper
 
 MAX_WAITING = 32
 """Calls that may wait for one session."""
@@ -83,7 +84,7 @@ class Sessions:
         self._patience = patience
         self._entries: dict[str, Entry] = {}
         self._coming = 0
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(self._sweep, idle_timeout)
 
     def __len__(self) -> int:
         """Sessions that are open or opening, their checkpoints included."""
@@ -91,15 +92,11 @@ class Sessions:
 
     def start(self) -> None:
         """Start to close idle sessions."""
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper.start()
 
     async def close(self) -> None:
         """Close all sessions."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
+        await self._sweeper.stop()
         await asyncio.gather(*(self._end(entry) for entry in list(self._entries.values())))
 
     async def add(self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0) -> list[Entry]:
@@ -215,9 +212,6 @@ class Sessions:
             _log.exception("session %s could not be closed", entry.name[:8])
 
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(5.0, self._idle_timeout / 4))
-            too_old = time.monotonic() - self._idle_timeout
-            idle = [entry for entry in self._entries.values() if not entry.busy and entry.used < too_old]
-            dead = [entry for entry in self._entries.values() if not entry.busy and entry.over]
-            await asyncio.gather(*(self._end(entry) for entry in {*idle, *dead}))
+        too_old = time.monotonic() - self._idle_timeout
+        ended = [one for one in self._entries.values() if not one.busy and (one.used < too_old or one.over)]
+        await asyncio.gather(*(self._end(entry) for entry in ended))
