@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -31,8 +30,6 @@ from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.metrics import Metrics
-from toolgym.tools.serving.openapi import describe
-from toolgym.tools.serving.openapi_page import render_page
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import answer
@@ -42,11 +39,6 @@ METRICS_PREFIX = "toolgym_openenv"
 
 DEPLOYMENT_HEADER = "X-Deployment"
 """Header in which clients of the Open Reward Standard name the env, where their paths name none."""
-
-PAGE = (
-    "<!doctype html><title>toolgym envs</title><h1>toolgym envs</h1>"
-    '<p>OpenEnv\'s API and the Open Reward Standard. See <a href="docs">the description</a>.</p>'
-)
 
 EVENTS = "text/event-stream"
 JSON = "application/json"
@@ -64,13 +56,15 @@ class EnvApp(HttpApp):
         sessions: the open sessions.
     """
 
+    title = "toolgym envs"
+    summary = "OpenEnv's API and the Open Reward Standard."
     key_header = "X-API-Key"
 
     def __init__(self, catalog: Catalog, config: EnvServerConfig, *, version: str = "") -> None:
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = Metrics(METRICS_PREFIX)
-        super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout))
-        self._catalog, self._version = catalog, version
+        super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
+        self._catalog = catalog
         timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
         self.sessions = Sessions(config.max_sessions, config.session_idle_timeout, timeouts, gate)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.sessions))
@@ -164,9 +158,6 @@ class EnvApp(HttpApp):
                 "/delete_session", {"POST": Operation(ors.delete, "Close a session", None, JSON)}, while_draining=True
             ),
             Route("/ping", {"POST": Operation(ors.ping, "Keep a session", None, JSON)}, while_draining=True),
-            Route("/", {"GET": Operation(self._index)}, public=True, while_draining=True),
-            Route("/docs", {"GET": Operation(self._docs)}, public=True, while_draining=True),
-            Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
         health = {"GET": Operation(self._health, "Tell whether requests are taken", None, JSON)}
         for prefix in ("", "/{env:path}"):
@@ -174,24 +165,12 @@ class EnvApp(HttpApp):
             routes.append(Route(f"{prefix}/health", health, public=True, while_draining=True))
         return routes
 
-    async def _index(self, call: Call) -> web.Response:
-        return web.Response(text=PAGE, content_type="text/html")
-
     async def _health(self, call: Call) -> web.Response:
         about = {
             "status": "unhealthy" if self.draining else "healthy",
-            "version": self._version,
+            "version": self.version,
             "running": self.gate.running,
             "waiting": self.gate.waiting,
             "sessions": len(self.sessions),
         }
         return answer(about, 503 if self.draining else 200)
-
-    async def _docs(self, call: Call) -> web.Response:
-        return web.Response(text=render_page(self._description()), content_type="text/html")
-
-    async def _openapi(self, call: Call) -> web.Response:
-        return answer(self._description())
-
-    def _description(self) -> dict[str, Any]:
-        return describe("toolgym envs", self._version, self.routes, self._config.token is not None)

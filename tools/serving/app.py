@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from aiohttp import web
 
@@ -19,6 +19,8 @@ from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError
 from toolgym.tools.serving.metrics import CONTENT_TYPE, Metrics, render
+from toolgym.tools.serving.openapi import describe
+from toolgym.tools.serving.openapi_page import render_page
 from toolgym.tools.serving.peers import WORKER_METRICS, Peers
 from toolgym.tools.serving.routes import UNKNOWN, Call, Operation, Route, Router
 from toolgym.tools.serving.transport import Bodies, Listener, RefusedError, Token, answer, send
@@ -39,16 +41,24 @@ class HttpApp:
         metrics: counts; the service adds the gauges that every service has.
         peers: the other workers.
         worker: number of this worker.
+        version: version of the library, for the API's description.
 
     Attributes:
+        title: name of the service.
+        summary: what it serves, for its page.
         key_header: a header in which clients may show the token too, for APIs whose clients know no other way.
         gate: as given.
+        version: as given.
     """
 
+    title: ClassVar[str]
+    summary: ClassVar[str]
     key_header: ClassVar[str | None] = None
 
-    def __init__(self, config: ServingConfig, gate: Gate, metrics: Metrics, peers: Peers, worker: int = 0) -> None:
-        self.gate = gate
+    def __init__(
+        self, config: ServingConfig, gate: Gate, metrics: Metrics, peers: Peers, worker: int = 0, version: str = ""
+    ) -> None:
+        self.gate, self.version = gate, version
         self._config = config
         self._metrics = metrics
         self._peers = peers
@@ -65,7 +75,7 @@ class HttpApp:
         metrics.gauge("queue_length", "Requests that wait to run something.", lambda: gate.waiting)
 
     def add_routes(self, routes: Sequence[Route]) -> None:
-        """Answer requests for these paths, and for those of the metrics."""
+        """Answer requests for these paths, and for those of every service."""
         own = [
             Route(
                 "/healthz",
@@ -85,6 +95,9 @@ class HttpApp:
                 while_draining=True,
             ),
             Route(WORKER_METRICS, {"GET": Operation(self._worker_metrics)}, public=True, while_draining=True),
+            Route("/", {"GET": Operation(self._index)}, public=True, while_draining=True),
+            Route("/docs", {"GET": Operation(self._docs)}, public=True, while_draining=True),
+            Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
         self._router = Router([*self._router.routes, *routes, *own])
 
@@ -228,6 +241,22 @@ class HttpApp:
         mark = uuid.uuid4().hex[:12]
         _log.error("error %s while answering %s %s", mark, request.method, route.name, exc_info=error)
         return answer({"detail": f"internal error {mark}; see the server's log", "traceback": []}, 500)
+
+    async def _index(self, call: Call) -> web.Response:
+        return web.Response(
+            text=f"<!doctype html><title>{self.title}</title><h1>{self.title}</h1>"
+            f'<p>{self.summary} See <a href="docs">the description</a>.</p>',
+            content_type="text/html",
+        )
+
+    async def _docs(self, call: Call) -> web.Response:
+        return web.Response(text=render_page(self._description()), content_type="text/html")
+
+    async def _openapi(self, call: Call) -> web.Response:
+        return answer(self._description())
+
+    def _description(self) -> dict[str, Any]:
+        return describe(self.title, self.version, self.routes, self._config.token is not None)
 
     async def _alive(self, call: Call) -> web.Response:
         return web.Response(text="ok\n")

@@ -42,16 +42,9 @@ from toolgym.tools.sandbox.server.session_api import RAW, SessionApi, made_sessi
 from toolgym.tools.sandbox.server.sessions import NoSessionError, Sessions
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
-from toolgym.tools.serving.openapi import describe
-from toolgym.tools.serving.openapi_page import render_page
 from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import RefusedError, answer
-
-PAGE = (
-    "<!doctype html><title>toolgym sandbox</title><h1>toolgym sandbox</h1>"
-    '<p>SandboxFusion\'s API and stateful sessions. See <a href="docs">the description</a>.</p>'
-)
 
 DATASET_PATHS = {
     "/list_datasets": "GET",
@@ -105,6 +98,9 @@ class SandboxApp(HttpApp):
         gate: which requests run and which wait.
     """
 
+    title = "toolgym sandbox"
+    summary = "SandboxFusion's API and stateful sessions."
+
     def __init__(
         self,
         sandbox: LocalSandbox,
@@ -121,10 +117,9 @@ class SandboxApp(HttpApp):
         metrics = SandboxMetrics()
         others = [number for number in range(config.workers) if number != worker]
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE
-        super().__init__(config, gate, metrics, Peers(folder, others, deadline), worker)
+        super().__init__(config, gate, metrics, Peers(folder, others, deadline), worker, version)
         self.sandbox = sandbox
         self._workers = config.workers
-        self._version = version
         self._about = dict(about or {})
         self._sessions = Sessions(
             worker, config.share(config.max_sessions), config.session_idle_timeout, config.queue_timeout
@@ -309,8 +304,6 @@ class SandboxApp(HttpApp):
                     )
                 },
             ),
-            Route("/", {"GET": Operation(self._index)}, public=True, while_draining=True),
-            Route("/docs", {"GET": Operation(self._docs)}, public=True, while_draining=True),
             Route(
                 "/v1/ping",
                 {"GET": Operation(self._ping, "Answer with pong", None, "application/json")},
@@ -322,7 +315,6 @@ class SandboxApp(HttpApp):
                 public=True,
                 while_draining=True,
             ),
-            Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
         return routes + [Route(path, {method: Operation(self._no_datasets)}) for path, method in DATASET_PATHS.items()]
 
@@ -369,16 +361,13 @@ class SandboxApp(HttpApp):
         detail = "this server runs code and has no data sets; for SandboxFusion's online judge use SandboxFusion itself"
         raise RefusedError(501, detail, reason="no_datasets")
 
-    async def _index(self, call: Call) -> web.Response:
-        return web.Response(text=PAGE, content_type="text/html")
-
     async def _ping(self, call: Call) -> web.Response:
         return answer("pong")
 
     async def _health(self, call: Call) -> web.Response:
         about = {
             "status": "draining" if self.draining else "ok",
-            "version": self._version,
+            "version": self.version,
             "worker": self._worker,
             "workers": self._workers,
             "running": self.gate.running,
@@ -388,12 +377,3 @@ class SandboxApp(HttpApp):
             **self._about,
         }
         return answer(about, 503 if self.draining else 200)
-
-    async def _docs(self, call: Call) -> web.Response:
-        return web.Response(text=render_page(self._description()), content_type="text/html")
-
-    async def _openapi(self, call: Call) -> web.Response:
-        return answer(self._description())
-
-    def _description(self) -> dict[str, Any]:
-        return describe("toolgym sandbox", self._version, self.routes, self._config.token is not None)
