@@ -10,7 +10,7 @@ import urllib.request
 import jsonschema
 import pytest
 
-from tests.envs.server.command import running
+from tests.serve_command import running
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +23,7 @@ CODE = {"code": "print(6*7)"}
 @pytest.fixture(scope="module")
 def url():
     """A server of CodeInterpreter-v0."""
-    with running("CodeInterpreter-v0", "--num-tasks", "6") as server:
+    with running("openenv", "CodeInterpreter-v0", "--num-tasks", "6") as server:
         yield server.url
 
 

@@ -8,8 +8,8 @@ import signal
 import aiohttp
 import pytest
 
-from tests.envs.server.command import running
 from tests.envs.server.toy import serving
+from tests.serve_command import running
 from toolgym.cli.app import main
 from toolgym.envs.server.config import EnvServerConfig, load_config
 from toolgym.tools.errors import ConfigError
@@ -73,8 +73,8 @@ def test_mistakes_are_told_at_once(run, arguments, message):
 
 async def test_an_env_of_ones_own_is_served_until_the_server_is_stopped(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    kwargs = '{"word": "bye"}'
-    with running("mine:Echo-v0", "--env-kwargs", kwargs, cwd=tmp_path, TOOLGYM_OPENENV_TOKEN="open-sesame") as server:
+    flags = ("--env-kwargs", '{"word": "bye"}')
+    with running("openenv", "mine:Echo-v0", *flags, cwd=tmp_path, TOOLGYM_OPENENV_TOKEN="open-sesame") as server:
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer open-sesame"}) as http:
             async with http.post(f"{server.url}/reset", json={}) as response:
                 assert (await response.json())["observation"]["messages"][0]["content"] == "Say bye."

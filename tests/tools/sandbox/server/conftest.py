@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 
 import aiohttp
 import pytest
 
-from tests.processes import end_with_the_tests
+from tests.serve_command import running
 from tests.tools.sandbox.served import serving
 from toolgym.tools.sandbox.local import LocalSandbox
 
@@ -61,43 +55,8 @@ async def http():
         yield client
 
 
-@dataclasses.dataclass
-class Command:
-    """`toolgym serve sandbox`, running."""
-
-    url: str
-    process: subprocess.Popen
-
-    def stop(self, number=signal.SIGTERM):
-        """Send a signal and wait for the end. Returns the exit status and what was logged."""
-        self.process.send_signal(number)
-        _, log = self.process.communicate(timeout=30)
-        return self.process.returncode, log
-
-
 @pytest.fixture
 def command():
-    """Starts `toolgym serve sandbox` with flags, on any free port; with at most `nofile` open files, if it is given."""
-    running = []
-
-    def start(*flags, nofile=None, **variables):
-        limited = ["sh", "-c", f'ulimit -n {nofile}; exec "$@"', "-"] if nofile else []
-        process = subprocess.Popen(
-            [*limited, sys.executable, "-m", "toolgym", "serve", "sandbox", "--port", "0", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **variables},
-            preexec_fn=end_with_the_tests,
-        )
-        running.append(process)
-        found = re.search(r"http://\S+", process.stdout.readline())
-        if found is None:
-            raise AssertionError(process.communicate(timeout=10)[1])
-        return Command(found[0], process)
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.communicate(timeout=10)
+    """Starts `toolgym serve sandbox`, see `running`."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *flags, **options: stack.enter_context(running("sandbox", *flags, **options))

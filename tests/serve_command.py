@@ -1,4 +1,4 @@
-"""`toolgym serve openenv` as a user starts it."""
+"""`toolgym serve …` as a user starts it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Command:
 
 
 @contextlib.contextmanager
-def running(*flags, cwd=None, **variables):
-    """The command with flags, on any free port."""
+def running(what, *flags, cwd=None, nofile=None, **variables):
+    """The command for `what` with flags, on any free port; with at most `nofile` open files, if it is given."""
+    limited = ["sh", "-c", f'ulimit -n {nofile}; exec "$@"', "-"] if nofile else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "toolgym", "serve", "openenv", "--port", "0", *flags],
+        [*limited, sys.executable, "-m", "toolgym", "serve", what, "--port", "0", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -40,17 +41,13 @@ def running(*flags, cwd=None, **variables):
         preexec_fn=end_with_the_tests,
     )
     try:
-        found = re.search(r"http://[^\s]+", process.stdout.readline())
+        found = re.search(r"http://\S+", process.stdout.readline())
         if found is None:
             raise AssertionError(process.communicate(timeout=10)[1])
         yield Command(found[0], process)
     finally:
         if process.poll() is None:
-            process.terminate()
-            try:
-                process.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate(timeout=10)
+            process.kill()
+            process.communicate(timeout=10)
         process.stdout.close()
         process.stderr.close()
