@@ -64,7 +64,7 @@ class OpenEnvAdapter(Adapter):
         if not turn.calls:
             return Stepped([], 0.0, True)
         messages: list[Message] = []
-        told: dict[str, Any] = {}
+        infos: dict[str, Any] = {}
         failed: set[str] = set()
         reward, done = 0.0, False
         for call in turn.calls:
@@ -78,11 +78,11 @@ class OpenEnvAdapter(Adapter):
             else:
                 text = self._answer(observation)
                 reward, done = reward + number_of(gained, self.name), ended
-                told |= info
+                infos |= info
                 if getattr(observation, "error", None) is not None:
                     failed.add(call.id)
             messages.append(tool(text, tool_call_id=call.id, name=call.name))
-        return Stepped(messages, reward, done, info=told, failed_calls=frozenset(failed))
+        return Stepped(messages, reward, done, info=infos, failed_calls=frozenset(failed))
 
     async def close(self) -> None:
         if self._client:
@@ -102,7 +102,7 @@ class OpenEnvAdapter(Adapter):
         return await self.threads.run(getattr(self.env, name), *arguments, **named)
 
     def _split(self, given: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """The observation, the reward, whether it is over, and what else was told."""
+        """The observation, the reward, whether it is over, and its metadata."""
         observation = given.observation if self._gives_results else given
         metadata = getattr(given, "metadata", None) or _field(observation, "metadata") or {}
         return observation, getattr(given, "reward", None), bool(getattr(given, "done", False)), dict(metadata)

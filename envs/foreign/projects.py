@@ -1,4 +1,4 @@
-"""Which adapter an object takes: told by the modules of its classes, so that nothing is imported to find out."""
+"""The adapter of an object, found by the modules of its classes, so that nothing is imported."""
 
 from __future__ import annotations
 

@@ -63,14 +63,14 @@ class TextArenaAdapter(Adapter):
             done = await self._play_others()
         if not done:
             return Stepped(await self._observe(), 0.0, info=info or {})
-        rewards, told = await self._call(self.env.close)
+        rewards, infos = await self._call(self.env.close)
         if rewards is None or self.options.player not in rewards:
             raise EpisodeFailedError(
                 StopReason.ENV_FAILED,
                 f"{self.name} is over and gave the player {self.options.player} no reward: {rewards!r}",
             )
-        told = told.get(self.options.player, {}) if isinstance(told, Mapping) else {}
-        return Stepped([], rewards[self.options.player], True, False, told)
+        info = infos.get(self.options.player, {}) if isinstance(infos, Mapping) else {}
+        return Stepped([], rewards[self.options.player], True, False, info)
 
     async def close(self) -> None:
         """Nothing: `close` of TextArena gives a game's rewards, and was called when the game was over."""
