@@ -196,3 +196,35 @@ async def test_what_an_old_landlock_leaves_open_is_told(old_landlock):
     async with LocalSandbox(preload=(), level="namespaces", network="host") as sandbox:
         await sandbox.start()
         assert any("abstract sockets" in sentence for sentence in sandbox.isolation.missing)
+
+
+FILL_PIPES = """
+import fcntl, os
+kept = []
+try:
+    while True:
+        kept.append(os.pipe())
+        fcntl.fcntl(kept[-1][0], fcntl.F_SETPIPE_SZ, 1 << 20)
+except PermissionError:
+    print("full")
+"""
+PIPE_SIZE = "import fcntl, os; print(fcntl.fcntl(os.pipe()[0], fcntl.F_GETPIPE_SZ))"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or "namespaces" not in LEVELS, reason="root gives each program its own user")
+async def test_a_program_cannot_use_up_the_pipes_of_others():
+    async with LocalSandbox(preload=(), level="namespaces") as sandbox, await sandbox.session() as greedy:
+        assert not any("quotas" in one for one in sandbox.isolation.missing)
+        assert (await greedy.run_cell(FILL_PIPES)).stdout == "full\n"
+        assert int((await greedy.run_cell(PIPE_SIZE)).stdout) < 65536
+        assert (await sandbox.run(PIPE_SIZE)).stdout == "65536\n"
+
+
+@needs_user
+def test_shared_quotas_of_an_ordinary_user_are_named():
+    said = as_user("namespaces", """
+        async with LocalSandbox(preload=(), level=level) as sandbox:
+            await sandbox.start()
+            print(*sandbox.isolation.missing, sep=chr(10))
+        """)  # fmt: skip
+    assert "share its quotas of pipes" in said

@@ -136,6 +136,7 @@ class Broker:
             "seccomp": hardening.filter is not None,
             "fresh_proc": hardening.fresh_proc,
             "terminals": hardening.terminals,
+            "own_users": hardening.first_uid != 0,
             "watched": self._watchdog.watches,
             "pinned": self._pinned,
             "slow": self._slow,

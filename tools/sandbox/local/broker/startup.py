@@ -18,7 +18,7 @@ from toolgym.tools.sandbox.local.broker import memory
 from toolgym.tools.sandbox.local.broker.broker import Broker
 from toolgym.tools.sandbox.local.broker.watchdog import MonitorConfig
 from toolgym.tools.sandbox.local.child import program
-from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls
+from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls, users
 from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
 from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
 from toolgym.tools.sandbox.local.kernel.landlock import SCOPED_SINCE, Ruleset, abi
@@ -71,7 +71,9 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     if config["level"] == "namespaces":
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         network = config["network"] == "host"
-        jailed = jail.enter(config["read_only"], network=network, folders=config["folders"])
+        jailed = jail.enter(
+            config["read_only"], network=network, folders=config["folders"], first_uid=config["first_uid"]
+        )
         if jailed.pid:
             host.close()
             _wait_for(jailed.pid)
@@ -301,7 +303,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
         landlock=ruleset,
         filter=child_filter,
         network=network != "off",
-        first_uid=config["first_uid"],
+        first_uid=users.FIRST_INSIDE if namespaces and config["first_uid"] else config["first_uid"],
         disk_mb=limits["disk_mb"],
         inodes=limits["inodes"],
         file_mb=limits["file_mb"],

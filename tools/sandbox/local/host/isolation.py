@@ -141,7 +141,7 @@ def missing(level: Level, layers: Mapping[str, Any], network: str) -> Iterator[s
         yield "this kernel's Landlock does not keep signals inside; forks of one session could kill each other"
     if network == "host" and layers["landlock"] < landlock.SCOPED_SINCE:
         yield "this kernel's Landlock does not keep abstract sockets inside, so programs reach those of the host"
-    if level is Level.NAMESPACES:
+    if level is Level.NAMESPACES and not layers["own_users"]:
         yield "outside of their namespaces programs are one user, and share its quotas of pipes and sent descriptors"
     if level is Level.LANDLOCK:
         yield "programs are one user, and share its quotas of pipes, sent descriptors, pending signals and inotify"

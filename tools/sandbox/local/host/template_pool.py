@@ -229,6 +229,7 @@ class TemplatePool:
             # Without awaiting: two templates that start at once would make two folders, and one would be left behind.
             self._work = _work_folder()
         preload = list(self._installed) if kind == "full" else []
+        another = self._level is Level.NAMESPACES and jail.becomes_another()
         config = {
             "level": self._level.value,
             "network": self._network,
@@ -242,7 +243,7 @@ class TemplatePool:
             "processors": processors.reported(self._limits),
             "warm": self._warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
-            "first_uid": users.take() if self._level is Level.UID else 0,
+            "first_uid": users.take() if self._level is Level.UID or (another and users.pool()) else 0,
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)
@@ -253,7 +254,7 @@ class TemplatePool:
                 f"made here ({why or 'that controller is not passed on'}); leave it at None"
             )
         # A template of root becomes another user, and makes its children's groups itself.
-        owner = users.SANDBOX_UID if self._level is Level.NAMESPACES and jail.becomes_another() else None
+        owner = users.SANDBOX_UID if another else None
         make_group = functools.partial(cgroup.Group, place, owner) if place is not None else None
         template = TemplateProcess(self._python, config, make_group)
         await template.start()

@@ -342,7 +342,7 @@ class TemplateProcess:
 
     def _end_users(self) -> None:
         """Kill processes of its children that run as users of their own; a template that was killed could not."""
-        if self._process is not None and self._config["first_uid"]:
+        if self._process is not None and self._config["level"] == "uid":
             users.end_orphans(self._config["first_uid"], END_TIMEOUT)
 
     def _fail_waiting(self) -> None:

@@ -45,6 +45,7 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
     try:
         syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
+        owner = os.stat(hardening.mounts[0][1]).st_uid  # of the session, and so of its copy
         for _, folder in hardening.mounts:
             # The origin's: the copy must not reach them, and this namespace must not keep them alive.
             syscalls.detach(folder)
@@ -52,6 +53,7 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
         for name in ("root", *(name for name, _ in hardening.mounts)):
             os.mkdir(f"{BASE}/{name}")
             os.chmod(f"{BASE}/{name}", 0o777)
+            os.chown(f"{BASE}/{name}", owner, owner)
         syscalls.mount("/", f"{BASE}/root", None, bind)
         syscalls.detach(f"{BASE}/root{BASE}")
         for path in hardening.below_tmp:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -29,6 +31,9 @@ PENDING_SIGNALS = 1024
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
 """What a child may have where the kernel has quotas for each user: with that of its namespace alone."""
 
+_FREE = CONTROL_FD + 1
+"""The lowest descriptor that is free, when all others are closed."""
+
 _MIB = 1 << 20
 _EMPTY_PATH = 0x1000
 
@@ -45,7 +50,7 @@ class Hardening:
         landlock: rules for files, or None where the kernel has none.
         filter: the child's seccomp filter, or None where seccomp is missing.
         network: whether internet sockets are allowed at all.
-        first_uid: with the `uid` level, user id of the first slot; 0 otherwise.
+        first_uid: user id of the first slot, as this process names it; 0: children run as this process's user.
         disk_mb: size of the child's file system.
         inodes: files in it.
         file_mb: size of one file.
@@ -79,8 +84,8 @@ class Hardening:
     below_tmp: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
-    def batch(self, slot: int, folder: str) -> SyscallBatch:
-        """The calls that harden a child for good, prepared before the fork.
+    def batches(self, slot: int, folder: str) -> list[SyscallBatch]:
+        """The calls that harden a child for good, prepared before the fork; to be made in this order.
 
         The process that makes them has its control socket as `CONTROL_FD`; they close all else above standard error. If
         one fails, the child must end: nothing may run in a child that is hardened in part.
@@ -89,23 +94,42 @@ class Hardening:
             slot: the child's number, unique among those alive.
             folder: its working folder, where it has no file system of its own.
         """
-        batch = SyscallBatch()
-        free = CONTROL_FD + 1
+        if not self.namespaces:
+            batch = SyscallBatch()
+            self._close_others(batch)
+            if self.first_uid:
+                batch.add("setgroups", 0, None)  # in namespaces, the template process has none
+                self._change_user(batch, self.first_uid + slot, [folder])
+            self._confine(batch, folder, [folder])
+            return [batch]
+        # All but the one in the middle are the same for all children.
+        entering, confining = self._shared
+        becoming = SyscallBatch()
+        if self.first_uid:
+            self._change_user(becoming, self.first_uid + slot, sorted({self.home, *self._writable}))
+        self._enter_user_namespace(becoming, self.first_uid + slot if self.first_uid else 0)
+        return [entering, becoming, confining]
+
+    @functools.cached_property
+    def _shared(self) -> tuple[SyscallBatch, SyscallBatch]:
+        entering, confining = SyscallBatch(), SyscallBatch()
+        self._close_others(entering)
+        self._enter_namespaces(entering)
+        if self.home != "/tmp":
+            entering.add("mkdirat", AT_FDCWD, self.home, 0o755, expect=IGNORE_ERRORS, about=self.home)
+        self._confine(confining, self.home, self._writable)
+        return entering, confining
+
+    def _close_others(self, batch: SyscallBatch) -> None:
         kept = sorted([*(self.landlock.descriptors if self.landlock else ()), *([self.proc] if self.proc >= 0 else ())])
-        for first, last in zip([free - 1, *kept], [*kept, 1 << 32], strict=True):
+        for first, last in zip([CONTROL_FD, *kept], [*kept, 1 << 32], strict=True):
             if first + 1 < last:
                 batch.add("close_range", first + 1, last - 1, 0)
         batch.add("setsid", expect=ANY)
         batch.add("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)
-        writable = [folder]
-        if self.namespaces:
-            folder = self.home
-            writable = [target for _, target in self.mounts]
-            self._enter_namespaces(batch, free)
-            if folder != "/tmp":
-                batch.add("mkdirat", AT_FDCWD, folder, 0o755, expect=IGNORE_ERRORS, about=folder)
-        if self.first_uid:
-            self._change_user(batch, self.first_uid + slot, folder)
+
+    def _confine(self, batch: SyscallBatch, folder: str, writable: Sequence[str]) -> None:
+        """Set the limits, and give up what is left of this process's rights."""
         batch.add("chdir", folder, about=folder)
         for kind, value in (
             (resource.RLIMIT_CORE, NO_CORE),
@@ -120,20 +144,18 @@ class Hardening:
         batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.landlock is not None:
             terminals = ["/dev/pts"] if self.terminals else []
-            self.landlock.write(batch, writable, terminals, free, network=self.network)
-        batch.add("close_range", free, (1 << 32) - 1, 0)  # only now, for the rules' descriptors were among them
+            self.landlock.write(batch, writable, terminals, _FREE, network=self.network)
+        batch.add("close_range", _FREE, (1 << 32) - 1, 0)  # only now, for the rules' descriptors were among them
         most = _allowed(resource.RLIMIT_NOFILE, self.open_files)
         files = struct.pack("QQ", most, most)
         batch.add("prlimit64", 0, resource.RLIMIT_NOFILE, files, 0, about="open files")
         if not self.namespaces and not self.first_uid and os.geteuid() == 0:
             # `execve` gives user id 0 all capabilities. Where the kernel allows it, stop that.
             batch.add("prctl", syscalls.PR_SET_SECUREBITS, syscalls.SECURE_NO_ROOT, 0, 0, 0, expect=IGNORE_ERRORS)
-        _keep_capabilities(
-            batch, syscalls.SYS_CHROOT if self.namespaces else 0
-        )  # `drop_capabilities` drops that one too
+        # `drop_capabilities` drops that one too
+        _keep_capabilities(batch, syscalls.SYS_CHROOT if self.namespaces else 0)
         if self.filter is not None:
             seccomp.write(batch, self.filter)
-        return batch
 
     @property
     def home(self) -> str:
@@ -153,11 +175,15 @@ class Hardening:
         return [("tmp", "/tmp"), ("shm", "/dev/shm"), *((f"{at}", path) for at, path in enumerate(self.folders))]
 
     @property
+    def _writable(self) -> list[str]:
+        return [target for _, target in self.mounts]
+
+    @property
     def file_system(self) -> str:
         """Options of the file system that a child writes to."""
         return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
 
-    def _enter_namespaces(self, batch: SyscallBatch, free: int) -> None:
+    def _enter_namespaces(self, batch: SyscallBatch) -> None:
         # A namespace of control groups too, so that no child sees the names of the host's.
         flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP
         batch.add("unshare", flags | syscalls.CLONE_NEWNET if self.own_network else flags)
@@ -184,27 +210,29 @@ class Hardening:
             batch.add("mount", "proc", "/proc", "proc", safe | syscalls.MS_NOEXEC, self.proc_options, about="/proc")
         if self.loopback:
             request = struct.pack("16sH14x", b"lo", syscalls.IFF_UP | syscalls.IFF_RUNNING)
-            batch.add("socket", socket.AF_INET, socket.SOCK_DGRAM, 0, expect=free)
-            batch.add("ioctl", free, syscalls.SIOCSIFFLAGS, request, about="lo")
-            batch.add("close", free)
-        # A user namespace of its own makes the limit on processes count this child alone.
+            batch.add("socket", socket.AF_INET, socket.SOCK_DGRAM, 0, expect=_FREE)
+            batch.add("ioctl", _FREE, syscalls.SIOCSIFFLAGS, request, about="lo")
+            batch.add("close", _FREE)
+
+    def _enter_user_namespace(self, batch: SyscallBatch, uid: int) -> None:
+        """Enter one, which makes the limit on processes count this child alone; `uid` is user and group outside."""
         batch.add("unshare", syscalls.CLONE_NEWUSER, about="user")
-        uid, gid = os.geteuid(), os.getegid()
-        for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {uid} 1"), ("gid_map", f"1000 {gid} 1")):
-            batch.add("openat", self.proc, f"self/{name}", os.O_WRONLY, 0, expect=free, about=name)
-            batch.add("write", free, text, len(text), expect=len(text), about=name)
-            batch.add("close", free)
+        ids = (uid, uid) if uid else (os.geteuid(), os.getegid())
+        for name, text in (("setgroups", "deny"), ("uid_map", f"1000 {ids[0]} 1"), ("gid_map", f"1000 {ids[1]} 1")):
+            batch.add("openat", self.proc, f"self/{name}", os.O_WRONLY, 0, expect=_FREE, about=name)
+            batch.add("write", _FREE, text, len(text), expect=len(text), about=name)
+            batch.add("close", _FREE)
         for name, most in USER_LIMITS.items():  # of that namespace; some containers mount /proc/sys read-only
             batch.add("openat", self.proc, f"sys/user/{name}", os.O_WRONLY, 0, expect=IGNORE_ERRORS)
-            batch.add("write", free, str(most), len(str(most)), expect=IGNORE_ERRORS)
-            batch.add("close", free, expect=IGNORE_ERRORS)
+            batch.add("write", _FREE, str(most), len(str(most)), expect=IGNORE_ERRORS)
+            batch.add("close", _FREE, expect=IGNORE_ERRORS)
 
     @staticmethod
-    def _change_user(batch: SyscallBatch, uid: int, folder: str) -> None:
-        batch.add("fchownat", AT_FDCWD, folder, uid, uid, 0, about=folder)
+    def _change_user(batch: SyscallBatch, uid: int, folders: Iterable[str]) -> None:
+        for folder in folders:
+            batch.add("fchownat", AT_FDCWD, folder, uid, uid, 0, about=folder)
         for stream in (1, 2):  # so that it can open /dev/stdout and /dev/stderr
             batch.add("fchownat", stream, "", uid, uid, _EMPTY_PATH, expect=IGNORE_ERRORS)
-        batch.add("setgroups", 0, None)
         batch.add("setresgid", uid, uid, uid)
         batch.add("setresuid", uid, uid, uid)
         batch.add("prctl", syscalls.PR_SET_PDEATHSIG, 9, 0, 0, 0)  # the change of user has cleared it

@@ -62,13 +62,15 @@ class Jailed:
     host_proc: int
 
 
-def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = ()) -> Jailed:
+def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = (), first_uid: int = 0) -> Jailed:
     """Fork a process into new namespaces with a private root. Must be called single-threaded.
 
     Args:
         read_only: files and folders to bind, and nothing else; see `SYSTEM_PATHS`.
         network: whether to keep the host's network.
         folders: absolute names of further folders that children mount something on; see `part_of_world`.
+        first_uid: first of `users.SPAN` user ids outside that are `users.FIRST_INSIDE` and following in the jail, where
+            root starts it; 0: the jail knows one user alone.
 
     Returns:
         In both processes; the jailed one is pid 1 of its namespace and has all capabilities in it, and only there.
@@ -94,18 +96,13 @@ def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = (
         # Bound while root can still traverse every folder; afterwards only what is bound exists.
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         _build(root, _opened(paths), folders)
-        os.setgroups([])
-        os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
-        os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to root, maps included
-    if is_root and not built:
-        handles = _enter_as_weak_root(flags, paths)
+    if is_root:
+        handles = _enter_as_another(flags, () if built else paths, first_uid)
     else:
         uid, gid = os.geteuid(), os.getegid()
         syscalls.unshare(flags)
-        _write_ids("self", uid, gid)
-        if not built:
-            handles = _opened(paths)
+        _write_ids("self", f"0 {uid} 1", f"0 {gid} 1")
+        handles = _opened(paths)
     ready, done = os.pipe()
     pid = os.fork()
     if pid:
@@ -157,8 +154,8 @@ def _may_mount() -> bool:
     return True
 
 
-def _enter_as_weak_root(flags: int, paths: Iterable[str]) -> dict[str, int]:
-    """Enter new namespaces as a root that may not mount, and become `SANDBOX_UID` in them.
+def _enter_as_another(flags: int, paths: Iterable[str], first_uid: int) -> dict[str, int]:
+    """Enter new namespaces as root, and become `SANDBOX_UID` in them.
 
     In between, this process still owns root's folders, but the map of ids is already the other user's. A helper that
     stays outside writes the map, because that takes root's capabilities there.
@@ -166,6 +163,9 @@ def _enter_as_weak_root(flags: int, paths: Iterable[str]) -> dict[str, int]:
     Returns:
         Handles of the paths, opened while root's folders could be traversed.
     """
+    ids = f"0 {SANDBOX_UID} 1"
+    if first_uid:
+        ids += f"\n{users.FIRST_INSIDE} {first_uid} {users.SPAN}"
     os.setgroups([])
     os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
     entered, enter_now = os.pipe()
@@ -175,7 +175,7 @@ def _enter_as_weak_root(flags: int, paths: Iterable[str]) -> dict[str, int]:
         try:
             os.close(enter_now)
             if os.read(entered, 1):
-                _write_ids(str(outer), SANDBOX_UID, SANDBOX_UID)
+                _write_ids(str(outer), ids, ids)
                 os._exit(0)
         finally:
             os._exit(1)
@@ -190,13 +190,13 @@ def _enter_as_weak_root(flags: int, paths: Iterable[str]) -> dict[str, int]:
         raise PermissionError(errno.EPERM, "root may not become another user here")
     handles = _opened(paths)
     os.setresuid(0, 0, 0)  # of the new namespace: `SANDBOX_UID` outside
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or /proc/self would belong to root
     return handles
 
 
-def _write_ids(process: str, uid: int, gid: int) -> None:
-    """Make a user and group the root of a process's new user namespace."""
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+def _write_ids(process: str, uids: str, gids: str) -> None:
+    """Write the maps of user and group ids of a process's new user namespace; see user_namespaces(7)."""
+    for name, text in (("setgroups", "deny"), ("uid_map", uids), ("gid_map", gids)):
         with open(f"/proc/{process}/{name}", "w") as file:
             file.write(text)
 

@@ -1,4 +1,4 @@
-"""User ids for the sandbox: which exist in this user namespace, and one for each execution at the level `uid`.
+"""User ids for the sandbox: which exist in this user namespace, and one for each execution where root can give it.
 
 A container may have only a part of all user ids: often the first 65,536, sometimes just its own root.
 """
@@ -19,6 +19,9 @@ SANDBOX_UID = 65534
 
 SPAN = 4096
 """User ids of one template process: each of its children has one."""
+
+FIRST_INSIDE = 1
+"""At the level `namespaces`: the first of them inside of the template process's user namespace."""
 
 POOLS = (range(0x70000000, 0x71000000), range(20_000, 60_000))
 """Ranges of unused user ids: the first lies beyond those that systemd and `/etc/subuid` give to containers, the second

@@ -238,6 +238,7 @@ class Layers(TypedDict):
     seccomp: bool
     fresh_proc: bool
     terminals: bool
+    own_users: bool
     watched: bool
     pinned: int
     slow: str

@@ -96,8 +96,7 @@ class Zygote:
 
     def __init__(self, broker: socket.socket, spec: ChildSpec) -> None:
         self._broker, self._spec = broker, spec
-        # In namespaces, all children make the same calls.
-        self._batch = spec.hardening.batch(0, "") if spec.hardening.namespaces else None
+        spec.hardening.batches(0, "")  # before the pages of this process are frozen
         self._drop_capabilities = spec.hardening.drop_capabilities()
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._thread_id = syscalls.thread_id_address()
@@ -206,13 +205,13 @@ class Zygote:
         error = ""
         try:
             folder = self._spec.folder(slot)
-            batch = self._batch or self._spec.hardening.batch(slot, folder)
+            batches = self._spec.hardening.batches(slot, folder)
             if self._inits is not None:
                 syscalls.unshare(syscalls.CLONE_NEWPID)
                 init = self._inits.make(sibling=sibling)
             pid = syscalls.fork_sibling(self._thread_id) if sibling else syscalls.fork()
             if pid == 0:
-                self._be_child(batch, slot, folder, control, out, err)
+                self._be_child(batches, slot, folder, control, out, err)
             if self._owned is not None and sibling:
                 self._own(pid)
         except OSError as failure:
@@ -221,7 +220,9 @@ class Zygote:
             syscalls.setns(self._spec.pid_namespace, syscalls.CLONE_NEWPID)
         return ForkReply(slot, pid, init, error)
 
-    def _be_child(self, batch: SyscallBatch, slot: int, folder: str, control: int, out: int, err: int) -> NoReturn:
+    def _be_child(
+        self, batches: list[SyscallBatch], slot: int, folder: str, control: int, out: int, err: int
+    ) -> NoReturn:
         broker = control
         try:
             if self._spec.cgroups is not None:
@@ -231,7 +232,8 @@ class Zygote:
             move_descriptor(err, 2)
             move_descriptor(control, CONTROL_FD)
             broker = CONTROL_FD
-            batch.run()
+            for batch in batches:
+                batch.run()
             if folder != "/tmp":
                 os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
             request = frames.receive(CONTROL_FD)
