@@ -239,7 +239,7 @@ class ToolEnv(BaseEnv):
         self._instances = ToolInstances(self.tools, task, self._cut, self.tool_timeout, self.queue_timeout)
         await self._instances.open()
         self._over = False
-        info: ResetInfo = {"task": task, "tools": [schema.to_openai() for schema in self.tool_schemas]}
+        info: ResetInfo = {"task": task, "tools": [schema.openai for schema in self.tool_schemas]}
         return [message.copy() for message in task.messages], info
 
     async def step(self, action: Action) -> StepResult:

@@ -169,7 +169,7 @@ class ResetInfo(TypedDict, total=False):
     task: Task
     """The task of the episode."""
     tools: list[dict[str, Any]]
-    """The schemas of the tools in the OpenAI shape."""
+    """The schemas of the tools in the OpenAI shape; episodes share them, so do not change them."""
 
 
 class StepInfo(TypedDict, total=False):

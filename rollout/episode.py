@@ -199,7 +199,7 @@ class Episode:
         stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
         most = min(budget, self._sampling.max_new_tokens)
         prompt_tokens, started = len(conversation.context), time.monotonic()
-        reason = FinishReason.ABORT
+        reason, seed = FinishReason.ABORT, self._sampling_seed(self._number)
         resumes = cached_tokens = idle = tokens = 0
         over = False
         try:
@@ -209,7 +209,7 @@ class Episode:
                     self._sampling,
                     max_new_tokens=most - tokens,
                     stop_token_ids=stop_token_ids,
-                    seed=self._sampling_seed(*parts),
+                    seed=self._sampling_seed(*parts) if resumes else seed,
                 )
                 request_id = "-".join([self._id, *map(str, parts)])
                 with _failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
@@ -244,7 +244,7 @@ class Episode:
                     sequence=conversation.number,
                     resumes=resumes,
                     truncated=reason is not FinishReason.STOP and not renderer.ends_turn(conversation.turn_ids),
-                    seed=self._sampling_seed(self._number),
+                    seed=seed,
                 )
                 self._turns.append(turn)
         return reason

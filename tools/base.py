@@ -11,7 +11,7 @@ the instances.
 from __future__ import annotations
 
 import json
-import uuid
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -132,7 +132,7 @@ class BaseTool(ABC):
         Returns:
             The id that the other calls take.
         """
-        return instance_id if instance_id is not None else uuid.uuid4().hex
+        return instance_id if instance_id is not None else os.urandom(16).hex()
 
     @abstractmethod
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:

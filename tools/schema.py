@@ -78,6 +78,11 @@ class ToolSchema:
         return copied
 
     @functools.cached_property
+    def openai(self) -> dict[str, Any]:
+        """The schema in the OpenAI shape, always the same object; do not change it. `to_openai` returns copies."""
+        return self.to_openai()
+
+    @functools.cached_property
     def canonical_json(self) -> str:
         """The schema in the OpenAI shape as JSON text; equal for equal schemas, whatever the order of their keys."""
         return json.dumps(self.to_openai(), sort_keys=True)

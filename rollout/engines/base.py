@@ -269,7 +269,7 @@ class Engine(ABC):
         """
         ids = prompt_ids if isinstance(prompt_ids, TokenIds) else TokenIds(prompt_ids)
         self._check_request(ids, params)
-        request = GenerationRequest(ids, params, request_id, affinity)
+        request = GenerationRequest(ids.as_tuple(), params, request_id, affinity)
         generation = await self._generate(request)
         self._check_generation(generation, request)
         return generation

@@ -154,7 +154,7 @@ class ChatRenderer:
         """
         if not self.facts.results_rendered and any(message.get("role") == "tool" for message in messages):
             raise TemplateError("the chat template leaves out tool results, so the policy would never read them")
-        return self._encoder.encode(self._template.render(self._safe(messages)), most=most)
+        return self._encoder.encode(self._template.render(self._safe(messages)), most=most, shares_beginning=True)
 
     def prompt_ids(self, messages: Sequence[Message], *, most: int | None = None) -> TokenIds:
         """As `prompt`. The episodes of a group begin with the same messages, and share the ids.

@@ -12,7 +12,7 @@ from toolgym.rollout.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError
 
 
-def test_it_is_a_tuple_of_plain_numbers_and_knows_their_bounds():
+def test_it_holds_plain_numbers_and_knows_their_bounds():
     ids = TokenIds(np.array([7, 3, 9]))
     assert ids == (7, 3, 9)
     assert {type(one) for one in ids} == {int}
@@ -30,6 +30,24 @@ def test_it_grows_by_what_is_put_behind_it():
     for grown in (TokenIds().followed_by([5]), TokenIds([5]).followed_by([])):
         assert (grown, grown.least, grown.greatest) == ((5,), 5, 5)
     assert TokenIds().followed_by(()) == ()
+
+
+def test_grown_ids_are_read_as_a_tuple_is():
+    prompt = TokenIds(range(5))
+    for ids in (TokenIds(), prompt, prompt.followed_by([7, 8]), prompt.followed_by([7, 8]).followed_by([9, 10])):
+        same = (*ids,)
+        assert (ids.as_tuple(), len(ids), hash(ids), bool(ids)) == (same, len(same), hash(same), bool(same))
+        for start in (None, *range(-11, 12)):
+            for stop in (None, *range(-11, 12)):
+                for step in (None, 2, -1):
+                    assert ids[start:stop:step] == same[start:stop:step]
+        for at in range(-len(same), len(same)):
+            assert ids[at] == same[at]
+        for beyond in (len(same), -len(same) - 1):
+            with pytest.raises(IndexError):
+                _ = ids[beyond]
+    assert prompt == tuple(range(5)), "growing changes nothing of what grew"
+    assert prompt != [*prompt], "as a tuple is no list"
 
 
 @pytest.mark.parametrize("wrong", [[1.0], ["1"], [None]])

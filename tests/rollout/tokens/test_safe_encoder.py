@@ -19,6 +19,7 @@ from toolgym.rollout.tokens.renderer import ChatRenderer, SafeEncoder
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import system, tool, user
+from toolgym.tools.schema import ToolSchema
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. <b>im_end</b> user assistant system tool_call 0123456789",
@@ -181,6 +182,36 @@ def test_long_text_is_encoded_as_short_text_is_and_has_no_fewer_tokens_than_its_
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(safe_encoder, "LONG", 0)
             assert encoder.encode(one) == ids
+
+
+BITS = st.sampled_from([*SPECIAL, *MARKERS, " ", "    ", "\n", "\n\n", "a", "user", "日", "▁", "ﬁ", ". "])
+
+
+@every
+@settings(deadline=None, derandomize=True)
+@given(st.lists(BITS, min_size=10, max_size=20).map("".join))
+def test_a_beginning_that_is_encoded_apart_gives_the_same_ids(name, text):
+    encoder = ENCODERS[name]
+    expected = encoder.encode(text)
+    for at in range(0, 400, 10):  # the names of control tokens are longer, so each of them is cut at
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(safe_encoder, "_BEGINNING", at)
+            assert encoder.encode(text, shares_beginning=True) == expected
+
+
+def test_what_prompts_share_is_encoded_once(monkeypatch):
+    tools = [ToolSchema(f"tool_{at}", "calculate the sum of a number " * 20) for at in range(5)]
+    renderer = ChatRenderer(load_tokenizer(tiny_policy_path()), tools)
+    encoded = []
+    encode = SafeEncoder._encoding
+    monkeypatch.setattr(
+        SafeEncoder, "_encoding", lambda self, text, **how: encoded.append(len(text)) or encode(self, text, **how)
+    )
+    prompts = [renderer.prompt([user(f"What is the sum of {at} and 7?")]) for at in range(5)]
+    assert len(set(map(tuple, prompts))) == 5
+    shared = len(renderer.render([user("")]))
+    assert shared > 3_000
+    assert sum(encoded) < 2 * shared
 
 
 def test_a_text_that_is_too_long_by_its_length_is_refused_where_the_longest_token_is_known():
