@@ -25,7 +25,16 @@ def run(code):
 
 
 def test_it_imports_nothing_heavy():
-    heavy = ("numpy", "gymnasium", "torch", "ray", "verl", "transformers", "toolgym.rollout.episode", "toolgym.rollout.adapters.verl.rows")
+    heavy = (
+        "numpy",
+        "gymnasium",
+        "torch",
+        "ray",
+        "verl",
+        "transformers",
+        "toolgym.rollout.episode",
+        "toolgym.rollout.adapters.verl.rows",
+    )
     done = run(f"import toolgym.rollout.adapters.verl.plugin, sys; print([m for m in {heavy!r} if m in sys.modules])")
     assert done.stdout.strip() == "[]"
 
