@@ -112,13 +112,18 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
     }
 
 
-def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float]:
-    """Numbers about an episode under the same names for every trajectory, as verl demands it."""
+def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
+    """Numbers about an episode under the same names for every trajectory, as verl demands it.
+
+    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, which verl's validation
+    leaves out of its means (verl 0.9.1, `process_validation_metrics` in `verl/trainer/ppo/metric_utils.py`).
+    """
     masked = not (trajectory.trainable and trajectory.counts)
     reward = 0.0 if masked else float(trajectory.reward)
     score = trajectory.metrics.get("score", 0.0)
     return {
         "acc": reward,  # verl's name for the number that it logs as `val-core`
+        "acc_counted": None if masked else reward,
         "score": float(score) if isinstance(score, int | float) and not masked else 0.0,
         "policy_turns": float(len(trajectory.turns)),
         "tool_calls": float(len(trajectory.tool_calls)),
