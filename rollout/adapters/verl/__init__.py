@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop as ToolgymAgentLoop
     from toolgym.rollout.adapters.verl.data_proto import to_data_proto as to_data_proto
     from toolgym.rollout.adapters.verl.manager import ToolgymManager as ToolgymManager
-    from toolgym.rollout.adapters.verl.queue_rows import queue_rows as queue_rows
+    from toolgym.rollout.adapters.verl.trainer_queue import queue_rows as queue_rows
 else:
     __getattr__, __dir__ = lazy_names(__name__)

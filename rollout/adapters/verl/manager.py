@@ -18,7 +18,7 @@ from typing import Any, Self
 from toolgym.rollout.adapters.transfer_queue import Group, TransferQueueWriter
 from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop
 from toolgym.rollout.adapters.verl.options import ManagerOptions
-from toolgym.rollout.adapters.verl.queue_rows import queue_rows
+from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 from toolgym.tools.errors import ConfigError, missing_extra
 
 try:

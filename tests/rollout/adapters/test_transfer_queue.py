@@ -16,7 +16,7 @@ import torch
 import transfer_queue
 
 from toolgym.rollout.adapters.transfer_queue import QueueRow, TransferQueueWriter, to_tensordict
-from toolgym.rollout.adapters.verl.queue_rows import queue_rows
+from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 
 pytestmark = pytest.mark.long
 

@@ -17,8 +17,8 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 
 from toolgym.rollout.adapters.verl.agent_loop import to_output
 from toolgym.rollout.adapters.verl.manager import manager_options
-from toolgym.rollout.adapters.verl.queue_rows import queue_rows
 from toolgym.rollout.adapters.verl.rows import metrics, rows_of
+from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 
 KIND = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
