@@ -47,7 +47,7 @@ test-sglang: $(VENV)/.dev
 	$(BIN)/python -m pytest -m sglang
 
 test-verl: $(VERL_VENV)/.done  ## Run the tests of the adapter to verl, with the real verl.
-	$(VERL_VENV)/bin/python -m pytest tests/rollout/adapters/verl tests/examples/test_verl.py
+	$(VERL_VENV)/bin/python -m pytest tests/rollout/adapters/verl tests/rollout/adapters/test_transfer_queue.py tests/examples/test_verl.py
 
 test-all: test test-rest  ## Run all tests.
 

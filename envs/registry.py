@@ -3,20 +3,22 @@
 Each id is known to Gymnasium as well, where `gymnasium.make` gives a synchronous env over it and
 `gymnasium.make_vec` a vector env that steps many at the same time.
 
-Importing this module is cheap: an env's own module is imported when the first env of its id is made.
+Importing this module is cheap: an env's own module is imported when the first env of its id is made, and Gymnasium,
+which takes the longest, when the user does; it learns the ids that there are then, and each further one at once.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
-
+from toolgym.tools.after_import import after_import
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
 
 if TYPE_CHECKING:
@@ -85,6 +87,11 @@ class EnvSpec:
 
 _specs: dict[str, EnvSpec] = {}
 
+_ID = re.compile(r"(?:[\w-]+/)?[\w.-]+")
+"""Gymnasium's form of an id (`gymnasium/envs/registration.py`, `ENV_ID_RE`), without colons: `make` reads them."""
+
+_VERSION = re.compile(r"(?<=[\w.-])-v\d+$")
+
 
 def register(
     id: str,
@@ -133,7 +140,9 @@ def register(
             f"also stand for {spec.entry_point!r} with {dict(spec.kwargs)!r}; choose another id (a new version, for "
             "example), or pass replace=True"
         )
-    _register_with_gymnasium(id)
+    _check_id(id)
+    if sys.modules.get("gymnasium") is not None:
+        _tell_gymnasium(id)
     _specs[id] = spec
     return spec
 
@@ -176,12 +185,28 @@ def registered() -> Mapping[str, EnvSpec]:
     return MappingProxyType(_specs)
 
 
-def _register_with_gymnasium(id: str) -> None:
+def _check_id(id: object) -> None:
+    """Raise `ConfigError` unless Gymnasium would take the id: only one of `Name` and `Name-v0` may exist."""
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise ConfigError(f"an env id is a text like 'MyEnv-v0' or 'lab/MyEnv-v0', without a colon, got {id!r}")
+    name, versioned = _name(id)
+    other = next((one for one in _specs if one != id and _name(one) == (name, not versioned)), None)
+    if other is not None:
+        raise ConfigError(f"the env ids {other!r} and {id!r} cannot both exist: give each a version, or none")
+
+
+def _name(id: str) -> tuple[str, bool]:
+    """An id without its version, and whether it has one."""
+    name = _VERSION.sub("", id)
+    return name, name != id
+
+
+def _tell_gymnasium(id: str) -> None:
+    import gymnasium
+
     known = gymnasium.registry.get(id)
     if known is not None and known.entry_point == SYNC_ENTRY_POINT:
         return  # ours, from before this module was reloaded, or about to be replaced: it looks the id up here
-    if not isinstance(id, str) or ":" in id:
-        raise ConfigError(f"an env id is a text without a colon, like 'MyEnv-v0', got {id!r}")
     try:
         gymnasium.register(
             id=id,
@@ -191,6 +216,14 @@ def _register_with_gymnasium(id: str) -> None:
         )
     except gymnasium.error.Error as error:
         raise ConfigError(f"Gymnasium does not take the env id {id!r}: {error}") from error
+
+
+def _tell_gymnasium_all(_: ModuleType) -> None:
+    for id in list(_specs):
+        try:
+            _tell_gymnasium(id)
+        except ConfigError as error:  # Gymnasium's own import must go on
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 
 def _is_entry_point(value: object) -> bool:
@@ -220,3 +253,5 @@ register(
     "toolgym.envs.library.code_interpreter:CodeInterpreterEnv",
     description="Solve a problem with the help of a Python interpreter, and answer with `#### answer`.",
 )
+
+after_import("gymnasium", _tell_gymnasium_all)

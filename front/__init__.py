@@ -1,14 +1,14 @@
 """toolgym: Gymnasium-style environments for training language models that use tools.
 
-Importing this registers toolgym's envs with Gymnasium, and little else: each name below loads its module when it is
-first used.
+Importing this loads nothing but the registry of envs, and not Gymnasium, which learns their ids when it is imported.
+Each name below loads its module when it is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolgym.envs.registry import make as make  # importing it registers the envs
+from toolgym.envs.registry import make as make
 from toolgym.envs.registry import register as register
 from toolgym.tools.lazy import lazy_names
 from toolgym.version import __version__ as __version__

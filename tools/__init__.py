@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from toolgym.tools.schema import ToolCall as ToolCall
     from toolgym.tools.schema import ToolCallError as ToolCallError
     from toolgym.tools.schema import ToolSchema as ToolSchema
+    from toolgym.tools.search.retriever import Passage as Passage
+    from toolgym.tools.search.retriever import Retriever as Retriever
+    from toolgym.tools.search.tool import SearchTool as SearchTool
     from toolgym.tools.stateful import StatefulTool as StatefulTool
     from toolgym.tools.stateful import ToolSession as ToolSession
 else:

@@ -24,7 +24,8 @@ import pydantic
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import queue_clock, shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
-from toolgym.tools.errors import ConfigError, SandboxError, nearest
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.isolation import offered
@@ -217,7 +218,7 @@ class CodeInterpreterTool(StatefulTool):
         sandbox: Sandbox | None = None,
     ) -> None:
         super().__init__(config, tool_schema)
-        self.options = _options(self.config)
+        self.options = read_options(CodeInterpreterConfig, self.config, "code interpreter")
         if "code" not in self.tool_schema.parameters.get("properties", {}):
             raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
         if self.options.stateful and self.options.default_language != "python":
@@ -356,21 +357,6 @@ def _cut(text: str, max_chars: int) -> str:
         return text
     half = max_chars // 2
     return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"
-
-
-def _options(config: Mapping[str, Any]) -> CodeInterpreterConfig:
-    known = CodeInterpreterConfig.model_fields
-    for key in config:
-        if key not in known:
-            raise ConfigError(
-                f"code interpreter: unknown option {key!r}{nearest(key, known) or '.'} Known: {', '.join(known)}."
-            )
-    try:
-        return CodeInterpreterConfig.model_validate(dict(config))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"code interpreter: option {place!r}: {first['msg']} (got {first['input']!r})") from error
 
 
 def _sandbox(options: CodeInterpreterConfig) -> Sandbox:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -36,6 +36,34 @@ class _File(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     tools: list[_Entry]
+
+
+Options = TypeVar("Options", bound=pydantic.BaseModel)
+
+
+def read_options(model: type[Options], config: Mapping[str, Any], what: str) -> Options:
+    """Return a tool's options, checked.
+
+    Args:
+        model: names and kinds of the options; forbids others.
+        config: the options.
+        what: the tool's name in error messages.
+
+    Raises:
+        ConfigError: an option is unknown or out of range; names it, and the nearest one.
+    """
+    known = model.model_fields
+    try:
+        return model.model_validate(dict(config))
+    except pydantic.ValidationError as error:
+        errors = error.errors()
+        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(
+                f"{what}: unknown option {place!r}{nearest(place, known) or '.'} Known: {', '.join(known)}."
+            ) from None
+        raise ConfigError(f"{what}: option {place!r}: {first['msg']} (got {first['input']!r})") from error
 
 
 def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
@@ -59,7 +87,8 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
     try:
         parsed = _File.model_validate(data)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
+        errors = error.errors()
+        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
         place = ".".join(str(part) for part in first["loc"]) or "top"
         raise ConfigError(f"{where}: at {place}: {first['msg']} (got {first['input']!r})") from error
     tools = []

@@ -117,6 +117,10 @@ class EngineUnavailableError(EngineError, ConnectionError):
     """Nothing answers at the engine's address."""
 
 
+class RetrievalError(ToolgymError, ConnectionError):
+    """A retriever failed: unreachable, overloaded, or its answer made no sense."""
+
+
 class TemplateError(ToolgymError, ValueError):
     """A chat template cannot be extended turn by turn without changing what the model already saw."""
 

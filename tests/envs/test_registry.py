@@ -90,6 +90,16 @@ def test_a_malformed_id_is_refused_and_leaves_no_trace(registry, toy_env, id):
     assert dict(registry.registered()) == before
 
 
+def test_a_name_has_versions_or_none(registry, toy_env):
+    registry.register("lab/Toy-v0", toy_env)
+    registry.register("lab/Toy-v1", toy_env)
+    registry.register("Toy", toy_env)
+    with pytest.raises(ConfigError, match="'lab/Toy-v0' and 'lab/Toy' cannot both exist"):
+        registry.register("lab/Toy", toy_env)
+    with pytest.raises(ConfigError, match="'Toy' and 'Toy-v2' cannot both exist"):
+        registry.register("Toy-v2", toy_env)
+
+
 @pytest.mark.parametrize("entry_point", ["", "module", "module:", ":name", "a b:c", 3, None])
 def test_a_malformed_entry_point_is_refused(registry, entry_point):
     with pytest.raises(ConfigError, match="package.module:name"):

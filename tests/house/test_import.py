@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium
 import pytest
 
 import toolgym
@@ -24,8 +23,10 @@ from toolgym.tools.errors import MissingExtraError
 HEAVY = {
     "aiohttp",
     "datasets",
+    "gymnasium",
     "jinja2",
     "jsonschema",
+    "numpy",
     "prometheus_client",
     "pydantic",
     "ray",
@@ -65,21 +66,41 @@ def test_importing_loads_nothing_heavy():
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
 
 
-def test_importing_adds_few_modules_to_gymnasium():
+def test_importing_loads_no_package_but_this_one():
     added = json.loads(
         python(
-            "import json, sys, gymnasium; before = set(sys.modules); import toolgym; "
+            "import json, sys; before = set(sys.modules); import toolgym, toolgym.rollout.adapters.verl.plugin; "
             "print(json.dumps(sorted(set(sys.modules) - before)))"
         )
     )
-    # Beside our own: nothing but what the editable install's finder may bring.
-    assert [name for name in added if not name.startswith(("toolgym", "__editable__"))] == []
+    foreign = {name.partition(".")[0] for name in added} - sys.stdlib_module_names
+    assert {name for name in foreign if not name.startswith("__editable__")} == {"toolgym"}
     assert not any(name in added for name in ("toolgym.envs.gym.gymnasium_env", "toolgym.tools.base"))
 
 
-def test_importing_registers_the_envs_with_gymnasium():
-    python("import toolgym, gymnasium; gymnasium.spec('CodeInterpreter-v0')")
-    assert gymnasium.spec("CodeInterpreter-v0").vector_entry_point
+@pytest.mark.parametrize("modules", ["toolgym, gymnasium", "gymnasium, toolgym"])
+def test_gymnasium_knows_the_envs_in_either_order_of_imports(modules):
+    python(f"import {modules}; assert gymnasium.spec('CodeInterpreter-v0').vector_entry_point")
+
+
+def test_gymnasium_learns_ids_that_were_given_before_and_after_its_import():
+    python(
+        "import toolgym; toolgym.register('Early-v0', 'early:Env'); import gymnasium; "
+        "toolgym.register('Late-v0', 'late:Env'); gymnasium.spec('Early-v0'), gymnasium.spec('Late-v0')"
+    )
+
+
+def test_an_id_that_gymnasium_has_is_a_warning_when_it_is_imported_and_an_error_after():
+    code = (
+        "import toolgym; toolgym.register('CartPole', 'mine:Env'); import warnings\n"
+        "with warnings.catch_warnings(record=True, action='always') as seen: import gymnasium\n"
+        "gymnasium.spec('CodeInterpreter-v0'); print(*[one.message for one in seen])\n"
+        "try: toolgym.register('Acrobot', 'mine:Env')\n"
+        "except toolgym.ToolgymError as error: print(error)\n"
+    )
+    first, second = python(code).splitlines()
+    assert first.startswith("Gymnasium does not take the env id 'CartPole'")
+    assert second.startswith("Gymnasium does not take the env id 'Acrobot'")
 
 
 @layers

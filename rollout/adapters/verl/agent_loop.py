@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
-from toolgym.rollout.adapters.verl.rows import Row, rows_of
+from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
 from toolgym.rollout.adapters.verl.tasks import task_of
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode import RendererFactory
@@ -62,6 +62,8 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager = server_manager
         self.tokenizer = tokenizer
+        pad = tokenizer.pad_token_id
+        self.pad_token_id: int = tokenizer.eos_token_id if pad is None else pad
         data = data_config.config if data_config is not None else {}
         given = {name: value for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
         custom = _plain(self.rollout_config.get("custom") or {}).get("toolgym") or {}
@@ -84,11 +86,26 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             ConfigError: the row has another shape, no env has the id, or several sequences came of an episode for a
                 trainer that takes one.
         """
-        task = task_of(row)
-        options, rollout = self.options, self.rollout_config
         several = "session_id" in row
-        if options.failed == "drop" and not several:
+        if self.options.failed == "drop" and not several:
             raise ConfigError("failed='drop' needs verl's V1 trainer (trainer.use_v1): the other wants a row for each")
+        trajectory, generate = await self.play(sampling_params, row)
+        if trajectory.error is not None and self.options.failed == "drop":
+            return []
+        outputs = self._outputs(trajectory, generate, row)
+        if len(outputs) == 1:
+            return outputs[0]
+        if not several:
+            raise ConfigError(
+                f"trajectory {trajectory.id} (task {trajectory.task_id!r}) has {len(outputs)} token sequences, and "
+                "only verl's V1 trainer takes several: use history='append'"
+            )
+        return outputs
+
+    async def play(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Trajectory, VerlGenerate]:
+        """Play one row, see `run`, and return its trajectory and what generated its turns. Logs a failure."""
+        options, rollout = self.options, self.rollout_config
+        task = task_of(row)
         generate = VerlGenerate(self.server_manager, sampling_params, self._request_id(row), _priority(row))
         trajectory = await run_episode(
             options.env,
@@ -105,25 +122,14 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         )
         if trajectory.error is not None:
             _log.warning(
-                "an episode of %s failed with %s and is %s: task %r, turn %d: %s",
+                "an episode of %s failed with %s: task %r, turn %d: %s",
                 trajectory.env_id,
                 trajectory.stop_reason.value,
-                "masked" if options.failed == "mask" else "left out",
                 trajectory.task_id,
                 trajectory.error.turn,
                 trajectory.error.message,
             )
-            if options.failed == "drop":
-                return []
-        outputs = self._outputs(trajectory, generate, row)
-        if len(outputs) == 1:
-            return outputs[0]
-        if not several:
-            raise ConfigError(
-                f"trajectory {trajectory.id} (task {trajectory.task_id!r}) has {len(outputs)} token sequences, and "
-                "only verl's V1 trainer takes several: use history='append'"
-            )
-        return outputs
+        return trajectory, generate
 
     def _episode(self, sampling: Mapping[str, Any], row: Mapping[str, Any]) -> EpisodeConfig:
         rollout, options = self.rollout_config, self.options
@@ -148,25 +154,17 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         return f"det-{row.get('priority', 0)}" if self.rollout_config.get("full_determinism") else uuid4().hex
 
     def _outputs(self, trajectory: Trajectory, generate: VerlGenerate, row: Mapping[str, Any]) -> list[AgentLoopOutput]:
-        rollout, step = self.rollout_config, row.get("global_steps")
-        pad = self.tokenizer.pad_token_id
+        rollout = self.rollout_config
         rows = rows_of(
             trajectory,
             prompt_length=None if "session_id" in row else rollout.prompt_length,
             response_length=rollout.response_length,
-            pad_token_id=self.tokenizer.eos_token_id if pad is None else pad,
-            global_steps=(
-                step if generate.first_step is None else generate.first_step,
-                step if generate.last_step is None else generate.last_step,
-            ),
+            pad_token_id=self.pad_token_id,
+            global_steps=generate.steps(row.get("global_steps")),
         )
-        metrics = AgentLoopMetrics(
-            generate_sequences=trajectory.engine_seconds,
-            tool_calls=trajectory.env_seconds,
-            num_preempted=generate.num_preempted,
-        )
+        given = AgentLoopMetrics(**metrics(trajectory, generate.num_preempted))
         experts = generate.routed_experts if len(rows) == 1 else None
-        return [to_output(one, metrics, logprobs=bool(rollout.calculate_log_probs), experts=experts) for one in rows]
+        return [to_output(one, given, logprobs=bool(rollout.calculate_log_probs), experts=experts) for one in rows]
 
 
 def to_output(

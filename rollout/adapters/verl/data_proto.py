@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from toolgym.rollout.adapters.verl.rows import Row, rows_of
+from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -69,7 +69,7 @@ def to_data_proto(
         tensors=_tensors(rows, prompt_length, response_length, pad_token_id, logprobs),
         non_tensors=_non_tensors(rows, [one.group_id for one in trajectories]),
         meta_info={
-            "metrics": [_metrics(trajectory) for trajectory in trajectories],
+            "metrics": [metrics(trajectory) for trajectory in trajectories],
             "reward_extra_keys": list(rows[0].extra_fields["reward_extra_info"]),
         },
     )
@@ -126,13 +126,3 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
     array = np.empty(len(values), object)
     array[:] = values
     return array
-
-
-def _metrics(trajectory: Trajectory) -> dict[str, float]:
-    """verl's `AgentLoopMetrics` of one trajectory."""
-    return {
-        "generate_sequences": trajectory.engine_seconds,
-        "tool_calls": trajectory.env_seconds,
-        "compute_score": 0.0,
-        "num_preempted": -1,
-    }

@@ -75,6 +75,11 @@ class VerlGenerate:
             answer["weight_versions"] = str(self.last_step)
         return answer
 
+    def steps(self, otherwise: int | None) -> tuple[int | None, int | None]:
+        """The versions of the weights of the first and of the last token; `otherwise` where the server does not say."""
+        first, last = self.first_step, self.last_step
+        return otherwise if first is None else first, otherwise if last is None else last
+
     @staticmethod
     def _reason(said: str | None, ids: list[int], most: int) -> FinishReason | None:
         reason = _REASONS.get(said or "")

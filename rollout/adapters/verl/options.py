@@ -60,3 +60,27 @@ class LoopOptions:
                     f"limits: {name} is verl's to say, as rollout.{name.split('_')[1]}_length; take it out"
                 )
         EpisodeLimits(**self.limits)
+
+
+@named_fields
+@dataclass(frozen=True, kw_only=True)
+class ManagerOptions:
+    """What `ToolgymManager` can be told.
+
+    Attributes:
+        workers_per_node: processes that play episodes on each node. Each has a sandbox of its own.
+        max_concurrent: most episodes that one of them plays at once; the others wait for their turn.
+        attempts: how often an episode is played, in all, while it fails.
+
+    Raises:
+        ConfigError: a number is not a whole one of at least 1.
+        UnknownArgumentError: there is no such option; names the nearest one.
+    """
+
+    workers_per_node: int = 1
+    max_concurrent: int = 256
+    attempts: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("workers_per_node", "max_concurrent", "attempts"):
+            require_whole_number(name, getattr(self, name), at_least=1)

@@ -9,15 +9,13 @@ verl hides what a plugin raises (`verl/__init__.py`, a debug message), so a fail
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.abc
-import importlib.machinery
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
+
+from toolgym.tools.after_import import after_import
 
 AGENT_NAME = "toolgym_agent"
 """Name of the agent loop: for a row's `agent_name`, or for `rollout.agent.default_agent_loop`."""
@@ -46,30 +44,6 @@ REGISTRATIONS: Mapping[str, Callable[[ModuleType], None]] = {
 """From a module of verl to what is done once it has been imported."""
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of `REGISTRATIONS` as the other finders do, and has each registered after it ran."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in REGISTRATIONS:
-            return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None) if finder is not self else None
-            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find is not None else None
-            if spec is not None:
-                if spec.loader is not None:
-                    run = spec.loader.exec_module
-                    spec.loader.exec_module = functools.partial(_run, run)  # type: ignore[method-assign]
-                return spec
-        return None
-
-
-def _run(run: Callable[[ModuleType], None], module: ModuleType) -> None:
-    run(module)
-    _register(module)
-
-
 def _register(module: ModuleType) -> None:
     try:
         REGISTRATIONS[module.__name__](module)
@@ -87,17 +61,8 @@ def _warn(problem: str) -> None:
     )
 
 
-def install() -> None:
-    """Register with the modules of verl that are imported already, and wait for the others. Once is enough."""
-    if any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
-        return
-    sys.meta_path.insert(0, _Finder())
-    for name in REGISTRATIONS:
-        if (module := sys.modules.get(name)) is not None:
-            _register(module)
-
-
 try:
-    install()
+    for _name in REGISTRATIONS:
+        after_import(_name, _register)
 except Exception as error:  # noqa: BLE001  as above
     _warn(f"{type(error).__name__}: {error}")

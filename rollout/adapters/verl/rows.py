@@ -98,7 +98,7 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
     `turn_scores` and `tool_rewards` are where verl keeps the rewards of turns and of tool calls, `reward_extra_info` is
     what it logs of validation, and `min_global_steps` and `max_global_steps` are how stale the row is.
     """
-    first, last = global_steps or _versions(trajectory)
+    first, last = global_steps or versions_of(trajectory)
     return {
         "turn_scores": [0.0 if turn.reward is None else float(turn.reward) for turn in trajectory.turns],
         "tool_rewards": [float(record.reward) for record in trajectory.tool_calls],
@@ -112,13 +112,18 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
     }
 
 
-def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float]:
-    """Numbers about an episode under the same names for every trajectory, as verl demands it."""
+def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
+    """Numbers about an episode under the same names for every trajectory, as verl demands it.
+
+    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, which verl's validation
+    leaves out of its means (verl 0.9.1, `process_validation_metrics` in `verl/trainer/ppo/metric_utils.py`).
+    """
     masked = not (trajectory.trainable and trajectory.counts)
     reward = 0.0 if masked else float(trajectory.reward)
     score = trajectory.metrics.get("score", 0.0)
     return {
         "acc": reward,  # verl's name for the number that it logs as `val-core`
+        "acc_counted": None if masked else reward,
         "score": float(score) if isinstance(score, int | float) and not masked else 0.0,
         "policy_turns": float(len(trajectory.turns)),
         "tool_calls": float(len(trajectory.tool_calls)),
@@ -128,7 +133,18 @@ def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float]:
     }
 
 
-def _versions(trajectory: Trajectory) -> tuple[int | None, int | None]:
+def metrics(trajectory: Trajectory, num_preempted: int = -1) -> dict[str, float]:
+    """verl's `AgentLoopMetrics` of one trajectory; -1 preemptions: not known."""
+    return {
+        "generate_sequences": trajectory.engine_seconds,
+        "tool_calls": trajectory.env_seconds,
+        "compute_score": 0.0,
+        "num_preempted": num_preempted,
+    }
+
+
+def versions_of(trajectory: Trajectory) -> tuple[int | None, int | None]:
+    """The lowest and highest weight version of a trajectory's tokens; None where they are no numbers."""
     found = {
         version
         for sequence in trajectory.sequences

@@ -1,4 +1,4 @@
-"""`SandboxFusionTool` and `Gsm8kTool` for verl's own tool loop, in place of those that verl no longer has.
+"""`SandboxFusionTool`, `SearchTool`, `Gsm8kTool`: for verl's own tool loop, in place of those that it no longer has.
 
 They are for verl's `tool_agent` and its `multi_turn.tool_config_path`, where `class_name` names one of them. That loop
 makes and frees an instance around every call, so nothing lives from call to call but what hangs on the trajectory's
@@ -7,14 +7,15 @@ makes and frees an instance around every call, so nothing lives from call to cal
 
 from __future__ import annotations
 
+import json
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from toolgym import tools
 from toolgym.envs.rewards.final_answer import score_final_answer
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import missing_extra
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
@@ -31,20 +32,22 @@ Answer = tuple[ToolResponse, float, dict[str, Any]]
 """What verl's loop wants of a call: the response, its reward, its metrics."""
 
 
-class SandboxFusionTool(BaseTool):  # type: ignore[misc]  # verl has no types
-    """Runs the model's programs with `CodeInterpreterTool`, on this machine or on a server.
+class _OneOfOurs(BaseTool):  # type: ignore[misc]  # verl has no types
+    """A tool of toolgym's as one of verl's.
 
     Args:
-        config: see `CodeInterpreterConfig`, whose names are those of verl's former tool.
-        tool_schema: another name or description for the model; it must keep the argument `code`.
+        config: the options of the tool.
+        tool_schema: another name or description for the model; it must keep the arguments.
 
     Raises:
         ConfigError: an option is unknown or out of range.
     """
 
+    _kind: ClassVar[Callable[[dict[str, Any], dict[str, Any] | None], tools.BaseTool]]
+
     def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         given = None if tool_schema is None else tool_schema.model_dump(exclude_none=True)
-        self._tool = CodeInterpreterTool(dict(config), given)
+        self._tool = type(self)._kind(dict(config), given)
         shown = tool_schema or OpenAIFunctionToolSchema.model_validate(self._tool.tool_schema.to_openai())
         super().__init__(dict(config), shown)
 
@@ -55,16 +58,48 @@ class SandboxFusionTool(BaseTool):  # type: ignore[misc]  # verl has no types
         return await self._tool.create(instance_id), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
-        """Run `parameters["code"]`. What the model did wrong is a text that it reads."""
+        """Carry out a call. What the model did wrong is a text that it reads."""
         checked = _checked(parameters, self._tool.tool_schema)
         if isinstance(checked, ToolCallError):
             return ToolResponse(text=checked.message), 0.0, {"status": checked.problem.value}
         result = await self._tool.execute(instance_id, checked.arguments)
-        return ToolResponse(text=result.text), float(result.reward), dict(result.metrics)
+        return ToolResponse(text=self._said(result.text)), float(result.reward), dict(result.metrics)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """Free the instance."""
         await self._tool.release(instance_id)
+
+    async def close(self) -> None:
+        """Free what the tool holds. verl never calls this: its tools live as long as their worker."""
+        await self._tool.close()
+
+    @staticmethod
+    def _said(text: str) -> str:
+        """What the model reads, of what the tool says."""
+        return text
+
+
+class SandboxFusionTool(_OneOfOurs):
+    """Runs the model's programs with `CodeInterpreterTool`, on this machine or on a server.
+
+    See `CodeInterpreterConfig` for the options, whose names are those of verl's former tool.
+    """
+
+    _kind = tools.CodeInterpreterTool
+
+
+class SearchTool(_OneOfOurs):
+    """Searches with `toolgym.tools.SearchTool`, on a retrieval server.
+
+    See `SearchConfig` for the options, whose names are those of verl's former tool. The model reads what it read then:
+    `{"result": "Doc 1 (Title: ...)..."}`, in JSON.
+    """
+
+    _kind = tools.SearchTool
+
+    @staticmethod
+    def _said(text: str) -> str:
+        return json.dumps({"result": text}, ensure_ascii=False)
 
 
 class Gsm8kTool(BaseTool):  # type: ignore[misc]

@@ -154,5 +154,10 @@ def solve_or_break(text, number):
     return RuntimeError("the server is gone") if "break" in text else solve(text, number)
 
 
+def solve_at_the_second_attempt(text, number):
+    """As `solve_or_break`, but what asks for it breaks only at the server's first request."""
+    return RuntimeError("the server starts") if number == 1 and "at first" in text else solve_or_break(text, number)
+
+
 BREAK = {"raw_prompt": [{"role": "user", "content": "break"}]}
 """A row for which `solve_or_break` has no answer."""

@@ -79,7 +79,7 @@ async def test_one_failure_is_masked_and_the_other_rows_are_whole(worker, as_bat
     assert batch.batch["rm_scores"].sum(dim=-1).tolist() == [1.0, 0.0, 1.0]
     assert batch.non_tensor_batch["failed"].tolist() == [0.0, 1.0, 0.0]
     assert batch.meta_info["reward_extra_keys"][0] == "acc"
-    assert "engine_failed and is masked: task '4', turn 0: RuntimeError: the server is gone" in caplog.text
+    assert "engine_failed: task '4', turn 0: RuntimeError: the server is gone" in caplog.text
 
 
 async def test_no_response_is_longer_than_verl_s(worker, as_batch):

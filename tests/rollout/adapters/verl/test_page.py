@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from tests.rollout.adapters.verl.golden import golden
-from toolgym.rollout.adapters.verl.options import LoopOptions
+from toolgym.rollout.adapters.verl.options import LoopOptions, ManagerOptions
 from toolgym.rollout.adapters.verl.rows import extra_fields
 from toolgym.rollout.adapters.verl.tasks import task_of
 from toolgym.rollout.limits import EpisodeLimits
@@ -28,7 +29,7 @@ def test_the_options_of_its_file_exist_and_its_table_names_them_all():
         assert entry.pop("_target_") == "toolgym.rollout.adapters.verl.ToolgymAgentLoop"
         entry.pop("name")
         LoopOptions(**entry)
-    for option in dataclasses.fields(LoopOptions):
+    for option in (*dataclasses.fields(LoopOptions), *dataclasses.fields(ManagerOptions)):
         assert f"\n| `{option.name}` |" in PAGE, option.name
     for name in ("engine_timeout", "env_timeout", "episode_timeout", "max_resumes"):
         assert f"`{name}` {getattr(EpisodeLimits(), name):g}" in PAGE
@@ -41,7 +42,7 @@ def test_its_table_of_fields_names_them_all():
 
 
 def test_its_row_is_a_task():
-    _, text = blocks("python")
+    _, _, text = blocks("python")
     names = {}
     exec(text, names)
     row = names["row"]
@@ -52,15 +53,36 @@ def test_its_row_is_a_task():
 
 def test_its_program_runs(capsys):
     pytest.importorskip("verl")
-    text, _ = blocks("python")
+    text, _, _ = blocks("python")
     exec(text, {})
     assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([8, 512])"
 
 
-def test_its_command_is_accepted_by_verl_s_schema(verl_config):
+def test_its_program_for_a_queue_puts_rows(monkeypatch):
+    pytest.importorskip("transfer_queue")
+    from toolgym.rollout.adapters import transfer_queue
+
+    _, text, _ = blocks("python")
+    names, put = {}, []
+    exec(text, names)
+
+    async def put_groups(self, trajectories, rows, *, group_size):
+        put.extend(row.key for one in trajectories for row in rows(one))
+
+    monkeypatch.setattr(transfer_queue.TransferQueueWriter, "put_groups", put_groups)
+    asyncio.run(names["write"](golden(), 7, 0))
+    assert put[:3] == ["group0_0_0", "group0_1_0", "group1_0_0"]
+
+
+def test_its_commands_are_accepted_by_verl_s_schema(verl_config):
     pytest.importorskip("verl")
-    command = next(one for one in blocks("bash") if "main_ppo" in one)
-    given = [word for word in command.replace("\\", " ").split() if "=" in word]
-    config = verl_config(*given)
-    custom = config.actor_rollout_ref.rollout.custom.toolgym
+    loop, manager = (
+        verl_config(*[word for word in command.replace("\\", " ").split() if "=" in word])
+        for command in blocks("bash")
+        if "main_ppo" in command
+    )
+    custom = loop.actor_rollout_ref.rollout.custom.toolgym
     assert LoopOptions(**custom).env_kwargs["max_turns"] == 6
+    rollout = manager.actor_rollout_ref.rollout
+    assert rollout.agent.agent_loop_manager_class == "toolgym.rollout.adapters.verl.ToolgymManager"
+    assert ManagerOptions(**rollout.custom.toolgym_manager).max_concurrent == 256

@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from tests.rollout.engines.http_server import serving
 from toolgym.tools.errors import ConfigError
 
 pytest.importorskip("verl")
@@ -52,6 +53,7 @@ def loop(tmp_path):
             agent_data = agent_data or types.SimpleNamespace()
             return await made._call_tool(FunctionCall(name=name, arguments=text), given, agent_data)
 
+        call.tools = made.tools
         return call
 
     return make
@@ -68,6 +70,46 @@ async def test_programs_run_by_a_tool_file_of_verl_s(loop):
     response, reward, metrics = await call("python", {"program": "print(1)"})
     assert "Wrong arguments for tool 'python'" in response.text
     assert metrics == {"status": "wrong_arguments"}
+
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches the web for relevant information based on the given query.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query_list": {"type": "array", "description": "A list of fully-formed semantic queries."}},
+            "required": ["query_list"],
+        },
+    },
+}
+
+
+async def test_queries_are_searched_for_by_a_tool_file_of_verl_s(loop):
+    from aiohttp import web
+
+    async def retrieve(request):
+        queries = (await request.json())["queries"]
+        if "gone" in queries:
+            return web.Response(status=422)
+        document = {"document": {"contents": '"Title"\ntext'}, "score": 0.5}
+        return web.json_response({"result": [[document] for _ in queries]})
+
+    async with serving({"POST /retrieve": retrieve}) as url:
+        config = {"retrieval_service_url": f"{url}/retrieve", "num_workers": 120, "rate_limit": 120, "timeout": 30}
+        entry = {"class_name": f"{MODULE}.SearchTool", "config": {**config, "type": "native"}, "tool_schema": SEARCH}
+        call = loop(entry)
+        response, reward, metrics = await call("search", {"query_list": ["a", "b"]})
+        one = 'Doc 1 (Title: "Title")\ntext'  # verl's former tool gave the model this very text
+        assert json.loads(response.text) == {"result": f"{one}\n---\n{one}"}
+        assert (reward, metrics["status"], metrics["total_results"]) == (0.0, "ok", 2)
+        response, _, metrics = await call("search", {"query_list": ["gone"]})
+        assert url not in response.text
+        assert metrics["infra_failure"]
+        response, _, metrics = await call("search", {"query_list": "a"})
+        assert "Wrong arguments for tool 'search'" in response.text
+        await call.tools["search"].close()
 
 
 async def test_without_a_schema_the_tool_has_its_own(loop):

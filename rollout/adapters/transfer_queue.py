@@ -1,0 +1,199 @@
+"""`TransferQueueWriter`: trajectories as rows in a TransferQueue, and the beginnings and ends of their groups.
+
+A TransferQueue (0.1.11, `transfer_queue/interface.py`) keeps rows by key in partitions. A row has fields, which are
+tensors or other values, and a tag, which its readers poll without the fields. What fields and tags are called is the
+trainer's matter: `toolgym.rollout.adapters.verl.queue_rows` makes those of verl.
+
+The protocol of groups is that of verl's V1 trainer (0.9.1, `verl/trainer/ppo/v1/replay_buffer.py`): a group's own key
+has no fields, and its tag has `is_prompt` and a `status`: `running`, then `finished` or `failure`. A reader takes the
+rows of a group that has ended. The rows' keys begin with the group's and `_`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import BatchError, ConfigError, check_seconds, missing_package, require_whole_number
+
+try:
+    import transfer_queue
+    from tensordict import NonTensorStack, TensorDict
+except ImportError as error:
+    raise missing_package("transferqueue", "A TransferQueue", error) from error
+
+
+class QueueRow(NamedTuple):
+    """A row for the queue.
+
+    Attributes:
+        key: the group's, `_`, and what tells its rows apart.
+        fields: tensors without a batch dimension, or any other values; the same names in all rows of a trajectory.
+        tag: what readers see without the fields.
+    """
+
+    key: str
+    fields: Mapping[str, Any]
+    tag: Mapping[str, Any]
+
+
+class Group:
+    """A group of trajectories while it is written; `TransferQueueWriter.group` makes it.
+
+    Attributes:
+        id: the group's, and its key.
+        keys: of the rows that were put.
+    """
+
+    def __init__(self, writer: TransferQueueWriter, group_id: str) -> None:
+        self._writer, self.id = writer, group_id
+        self.keys: list[str] = []
+
+    async def put(self, rows: Sequence[QueueRow]) -> list[str]:
+        """Put the rows of one trajectory, maybe none, and return their keys.
+
+        Raises:
+            BatchError: a row's key is not of this group, or its fields are not those of the others.
+            TimeoutError: the queue did not take them in time.
+        """
+        for row in rows:
+            if not row.key.startswith(f"{self.id}_"):
+                raise BatchError(
+                    f"the row {row.key!r} is not of group {self.id!r}: its key must begin with that and '_'"
+                )
+            if row.fields.keys() != rows[0].fields.keys():
+                differing = ", ".join(sorted(row.fields.keys() ^ rows[0].fields.keys()))
+                raise BatchError(f"only one of the rows {rows[0].key!r} and {row.key!r} has {differing}")
+        keys = [row.key for row in rows]
+        if rows:
+            async with asyncio.timeout(self._writer.timeout):
+                await transfer_queue.async_kv_batch_put(
+                    keys=keys,
+                    partition_id=self._writer.partition,
+                    fields=to_tensordict([row.fields for row in rows]),
+                    tags=[dict(row.tag) for row in rows],
+                )
+        self.keys += keys
+        return keys
+
+
+class TransferQueueWriter:
+    """Puts trajectories into a TransferQueue that this process has joined (`transfer_queue.init()`).
+
+    Args:
+        partition: where to.
+        tag: what the tags of groups have beside `is_prompt` and `status`; verl's replay buffer wants `global_steps`
+            where its trainer did not register the group itself.
+        timeout: seconds for one exchange with the queue.
+
+    Raises:
+        ConfigError: the timeout is not a positive number.
+
+    Example:
+        writer = TransferQueueWriter(tag={"global_steps": 7})
+        await writer.put_groups(runner.stream(...), rows, group_size=config.group_size)
+    """
+
+    def __init__(
+        self, partition: str = "train", *, tag: Mapping[str, Any] | None = None, timeout: float = 120.0
+    ) -> None:
+        check_seconds(timeout=timeout)
+        self.partition, self.timeout = partition, timeout
+        self._tag = dict(tag or {})
+
+    @contextlib.asynccontextmanager
+    async def group(self, group_id: str) -> AsyncIterator[Group]:
+        """Write a group: `running` now; at the end of the block `finished`, or `failure` where no row was put or the
+        block raised.
+
+        Raises:
+            ConfigError: the id is no key: it is empty, or has a `_`.
+            TimeoutError: the queue did not answer in time.
+        """
+        group = await self._begin(group_id)
+        whole = False
+        try:
+            yield group
+            whole = True
+        finally:
+            await self._end(group, whole=whole)
+
+    async def put_groups(
+        self,
+        trajectories: AsyncIterable[Trajectory],
+        rows: Callable[[Trajectory], Sequence[QueueRow]],
+        *,
+        group_size: int,
+    ) -> list[str]:
+        """Write a stream of trajectories as they come; a group ends with its last one.
+
+        Args:
+            trajectories: of any groups, in any order.
+            rows: the rows of a trajectory; none for one that is to be left out.
+            group_size: trajectories to a group.
+
+        Returns:
+            The keys of all rows.
+
+        Raises:
+            ConfigError: a group's id is no key, or more trajectories than `group_size` came of one.
+            BatchError: see `Group.put`.
+        """
+        require_whole_number("group_size", group_size, at_least=1)
+        seen: Counter[str] = Counter()
+        keys: list[str] = []
+        groups: dict[str, Group] = {}
+        try:
+            async for trajectory in trajectories:
+                name = trajectory.group_id
+                seen[name] += 1
+                if seen[name] > group_size:
+                    raise ConfigError(f"group {name!r} has more than group_size={group_size} trajectories")
+                if name not in groups:
+                    groups[name] = await self._begin(name)
+                keys += await groups[name].put(rows(trajectory))
+                if seen[name] == group_size:
+                    await self._end(groups.pop(name), whole=True)
+        finally:
+            for group in groups.values():
+                await self._end(group, whole=False)
+        return keys
+
+    async def _begin(self, group_id: str) -> Group:
+        if not isinstance(group_id, str) or not group_id or "_" in group_id:
+            raise ConfigError(f"a group's id begins its rows' keys, so it must be a text without '_'; got {group_id!r}")
+        await self._status(group_id, "running")
+        return Group(self, group_id)
+
+    async def _end(self, group: Group, *, whole: bool) -> None:
+        await shielded(self._status(group.id, "finished" if whole and group.keys else "failure"))
+
+    async def _status(self, group_id: str, status: str) -> None:
+        tag = {"is_prompt": True, "status": status, **self._tag}
+        async with asyncio.timeout(self.timeout):
+            await transfer_queue.async_kv_put(key=group_id, partition_id=self.partition, tag=tag)
+
+
+def to_tensordict(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
+    """Rows as the batch that the queue takes: tensors of one shape stacked, others jagged, all else as it is.
+
+    Args:
+        rows: at least one; all have the same names.
+    """
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return TensorDict({name: _column(values) for name, values in columns.items()}, batch_size=[len(rows)])
+
+
+def _column(values: Sequence[Any]) -> Any:
+    if not all(isinstance(one, torch.Tensor) for one in values):
+        return NonTensorStack(*values)
+    if all(one.shape == values[0].shape for one in values):
+        return torch.stack(list(values))
+    return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)

@@ -1,0 +1,39 @@
+"""`Retriever`: what finds passages for queries."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from toolgym.tools.closeable import AsyncCloseable
+
+
+class Passage(NamedTuple):
+    """What a retriever found.
+
+    Attributes:
+        title: of the document.
+        text: without the title.
+        score: the higher, the better it fits; None where the retriever does not say.
+    """
+
+    title: str
+    text: str
+    score: float | None = None
+
+
+class Retriever(AsyncCloseable):
+    """Finds passages. One serves many episodes at once."""
+
+    @abstractmethod
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """Return the passages found for each query, best first.
+
+        Args:
+            queries: at least one.
+            topk: most passages for each.
+
+        Raises:
+            RetrievalError: the retriever failed, and the queries are not to blame.
+        """

@@ -1,0 +1,175 @@
+"""`SearchTool`: the model sends queries, and reads the passages that a retriever finds.
+
+```yaml
+- class_name: toolgym.tools.SearchTool
+  config: {retrieval_service_url: "http://10.0.0.7:8000/retrieve", topk: 3}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pydantic
+
+from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.concurrency.deadline import queue_clock
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import ConfigError, RetrievalError
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.search.retriever import Passage, Retriever
+from toolgym.tools.search.service import RetrievalService
+
+GLOBAL_LIMIT_NAME = "search"
+"""Name under which all search tools of a process share their rate limit."""
+
+SEARCH_FAILED = "[The search failed; your queries are not to blame]"
+"""What the model reads where the retriever failed. The reason, with its hosts, is in the call's metrics."""
+
+NO_QUERIES = "'query_list' must be a list of at least one query, each a text that is not empty."
+"""What the model reads where it sent something else, under a schema that lets it."""
+
+
+class SearchConfig(pydantic.BaseModel):
+    """Options of `SearchTool`. The names are those of verl's former search tool."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
+
+    retrieval_service_url: str | list[str] | None = None
+    """Address of the retrieval server with its path, or of several equal ones, see `RetrievalService`. Needed unless
+    the tool is given a retriever."""
+    retrieval_token: pydantic.SecretStr | None = None
+    """Bearer token for these servers."""
+    topk: int = pydantic.Field(default=3, ge=1)
+    """Most passages for each query."""
+    num_workers: int = pydantic.Field(default=120, ge=1)
+    """Calls that this tool object makes at once."""
+    rate_limit: int = pydantic.Field(default=120, ge=1)
+    """Calls that all search tools of the process make at once, first come, first served."""
+    enable_global_rate_limit: bool = True
+    """Whether `rate_limit` applies."""
+    timeout: float = pydantic.Field(
+        default=30.0, gt=0, validation_alias=pydantic.AliasChoices("timeout", "default_timeout")
+    )
+    """Seconds for one attempt at a call; waiting for a free place does not count."""
+    patience: float = pydantic.Field(default=120.0, gt=0)
+    """Seconds for a call with all its attempts."""
+    max_result_chars: int = pydantic.Field(default=16384, ge=64)
+    """Characters that the model sees of one call; what is beyond is cut at the end, and the text says so."""
+    type: str = "native"
+    """Kept so that verl's tool files load; only "native" exists."""
+
+
+class SearchTool(BaseTool):
+    """Answers a list of queries with the passages that were found for each.
+
+    It keeps nothing per episode. The metrics of a call are `status` (`ok`, `no_results`, `wrong_arguments` or
+    `search_failed`), `query_count`, `total_results`, `queue_seconds` and, where the retriever failed, `infra_failure`
+    and `error`.
+
+    Args:
+        config: see `SearchConfig`.
+        tool_schema: another name or description for the model; it must keep the argument `query_list`.
+        retriever: search with this one instead; it stays the caller's to close.
+
+    Raises:
+        ConfigError: an option is unknown or out of range, or there is nothing to search with.
+    """
+
+    default_schema = ToolSchema(
+        name="search",
+        description="Search for passages about each of the queries.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "query_list": {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1},
+                    "minItems": 1,
+                    "description": "The queries, each a whole question or phrase.",
+                }
+            },
+            "required": ["query_list"],
+        },
+    )
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        retriever: Retriever | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        self.options = options = read_options(SearchConfig, self.config, "search")
+        if "query_list" not in self.tool_schema.parameters.get("properties", {}):
+            raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'query_list'")
+        self._owns_retriever = retriever is None
+        self.retriever = retriever if retriever is not None else _service(options)
+        self._limiters: list[RateLimiter] = [LocalRateLimiter(options.num_workers)]
+        if options.enable_global_rate_limit:
+            self._limiters.append(global_limiter(GLOBAL_LIMIT_NAME, options.rate_limit))
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        """Search for `parameters["query_list"]`; a task's `execute_kwargs` may have another `topk`."""
+        queries = parameters["query_list"]
+        if not isinstance(queries, list) or not queries or not all(isinstance(one, str) and one for one in queries):
+            return ToolResult(NO_QUERIES, 0.0, {"status": "wrong_arguments"})
+        metrics: dict[str, Any] = {"status": "ok", "query_count": len(queries), "total_results": 0}
+        async with AsyncExitStack() as held:
+            queued = held.enter_context(queue_clock())
+            for limiter in self._limiters:
+                await held.enter_async_context(limiter.permit())
+            metrics["queue_seconds"] = queued()
+            try:
+                found = await self.retriever.search(queries, int(execute_kwargs.get("topk", self.options.topk)))
+            except RetrievalError as error:
+                metrics |= {"status": "search_failed", "infra_failure": True, "error": str(error)}
+                return ToolResult(SEARCH_FAILED, 0.0, metrics)
+        metrics["total_results"] = sum(map(len, found))
+        if not metrics["total_results"]:
+            metrics["status"] = "no_results"
+        return ToolResult(render_passages(found, self.options.max_result_chars), 0.0, metrics)
+
+    async def fork(self, instance_id: str) -> str:
+        """Another instance: there is nothing to copy."""
+        return await self.create()
+
+    async def close(self) -> None:
+        """Close the retriever, unless the caller gave it."""
+        await super().close()
+        self._limiters = []  # another tool may set another limit of the process now
+        if self._owns_retriever:
+            await self.retriever.close()
+
+
+def render_passages(found: Sequence[Sequence[Passage]], max_chars: int = 16384) -> str:
+    """Say what was found, for a model to read, in the form of Search-R1: numbered passages, `---` between queries.
+
+    Args:
+        found: the passages for each query.
+        max_chars: longer text is cut at its end, and says so.
+    """
+    if not any(found):
+        return "No search results found."
+    text = "\n---\n".join(
+        "\n\n".join(f"Doc {number} (Title: {one.title})\n{one.text}" for number, one in enumerate(passages, 1)).strip()
+        for passages in found
+    )
+    return text if len(text) <= max_chars else f"{text[:max_chars]}\n... [{len(text) - max_chars} characters cut]"
+
+
+def _service(options: SearchConfig) -> RetrievalService:
+    if options.retrieval_service_url is None:
+        raise ConfigError("search: give the option 'retrieval_service_url', or the tool a retriever")
+    token = options.retrieval_token
+    return RetrievalService(
+        options.retrieval_service_url,
+        timeout=options.timeout,
+        patience=options.patience,
+        max_connections=options.num_workers,
+        token=None if token is None else token.get_secret_value(),
+    )
