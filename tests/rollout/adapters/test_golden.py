@@ -126,5 +126,8 @@ def test_what_a_trainer_trains_on_beyond_the_set_is_found():
     batch = make_batch([one], pad_token_id=PAD)
     with pytest.raises(AssertionError, match="several turns"):
         assert_golden(lambda trajectories: [[] for _ in trajectories])
+    cut = [[row._replace(tokens=row.tokens[:-1]) for row in case.rows] for case in CASES]
+    with pytest.raises(AssertionError, match="length of 'several turns'"):
+        assert_golden(lambda trajectories: cut)
     with pytest.raises(AssertionError, match="nothing sampled"):
         assert_golden(lambda given: [case.rows or [*padded_rows(batch)] for case in CASES])
