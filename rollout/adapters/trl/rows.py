@@ -28,8 +28,8 @@ _PER_TOKEN = ("logprobs", "env_mask")
 def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str, Any]:
     """What `rollout_func` returns for these trajectories, in their order.
 
-    A trajectory that may not be trained on, or in which the policy sampled nothing, keeps its place with a mask of 0:
-    TRL wants a row for each prompt. So has one that does not count a reward of None, and TRL leaves it out of its
+    A trajectory that may not be trained on or does not count, or in which the policy sampled nothing, keeps its place
+    with a mask of 0 and a reward of None: TRL wants a row for each prompt, and leaves one without a reward out of its
     group's mean and deviation.
 
     Args:
@@ -42,7 +42,7 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
     for trajectory in require_trajectories(trajectories):
-        usable = trajectory.trainable and trajectory.policy_tokens > 0
+        usable = trajectory.trainable and trajectory.counts and trajectory.policy_tokens > 0
         if usable and len(trajectory.sequences) > 1:
             raise BatchError(
                 f"trajectory {trajectory.id} has {len(trajectory.sequences)} token sequences, and TRL takes one row "
@@ -59,14 +59,11 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
                 logprobs, mask = [0.0] * len(completion), [0] * len(completion)
                 if usable:
                     logprobs, mask = sequence.logprobs.tolist(), sequence.response_mask.tolist()
-        row = (prompt, completion, logprobs, mask, _reward(trajectory, usable), trajectory.stop_reason.value)
+        reward = trajectory.reward if usable else None
+        row = (prompt, completion, logprobs, mask, reward, trajectory.stop_reason.value)
         for name, value in zip(output, row, strict=True):
             output[name].append(value)
     return output
-
-
-def _reward(trajectory: Trajectory, usable: bool) -> float | None:
-    return trajectory.reward if usable and trajectory.counts else None
 
 
 def check_output(output: Mapping[str, Any], *, prompts: int, max_completion_length: int | None = None) -> None:

@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 
 def to_rollout_samples(
-    trajectories: Sequence[Trajectory], advantages: Sequence[float], *, first_group: int = 0
+    trajectories: Sequence[Trajectory], advantages: Sequence[float | None], *, first_group: int = 0
 ) -> list[RolloutSample]:
     """The samples of trajectories, one for each token sequence, in order; TRL packs those of a group together.
 
     Each sample holds a whole sequence: `input_ids` and `completion_mask` int64 `[tokens]`, 1 for what the policy
     sampled, `old_log_probs` float32 `[tokens]`, 0 elsewhere. Its `model_version` is the oldest one of its tokens.
-    Trajectories that may not be trained on, and sequences without a token of the policy's, are left out.
+    Trajectories that may not be trained on or do not count, and sequences without a token of the policy's, are left
+    out.
 
     Args:
         trajectories: of whole groups.
-        advantages: one for each trajectory, in the same order.
+        advantages: one for each trajectory, in the same order, as `group_advantages` gives them: None for one that does
+            not count.
         first_group: number of the first group; the others follow it. Numbers must not come twice in a run.
 
     Raises:
@@ -45,9 +47,9 @@ def to_rollout_samples(
     groups = {group_id: first_group + n for n, group_id in enumerate(dict.fromkeys(one.group_id for one in given))}
     samples = []
     for trajectory, advantage in zip(given, advantages, strict=True):
-        if not trajectory.trainable:
+        if not (trajectory.trainable and trajectory.counts):
             continue
-        if not np.isfinite(advantage):
+        if advantage is None or not np.isfinite(advantage):
             raise BatchError(f"the advantage of trajectory {trajectory.id} is {advantage!r}")
         for sequence in trajectory.sequences:
             if not sequence.policy_tokens:

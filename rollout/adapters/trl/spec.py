@@ -172,6 +172,21 @@ class Spec:
             ConfigError: a tool cannot be a method, or a task's messages hold tool calls, which a data set's column
                 cannot hold as they are.
         """
+        return self._tool_class(own_reward=False)
+
+    @cached_property
+    def scored_environment_factory(self) -> type[ToolEnvironment]:
+        """The same with a tool `submit_answer` and a method `get_reward`, which `AsyncGRPOTrainer` asks for the reward.
+
+        Its reward functions do not see the environments, so `reward_funcs` does not go with it. What the policy says
+        without handing it in is not scored.
+
+        Raises:
+            ConfigError: see `environment_factory`.
+        """
+        return self._tool_class(answer_tool="submit_answer")
+
+    def _tool_class(self, **options: Any) -> type[ToolEnvironment]:
         _let_trl_parse(self.tokenizer)
         for task in self._train_tasks:
             if any("tool_calls" in message for message in task.messages):
@@ -180,8 +195,8 @@ class Spec:
                     "with rollout_func, which takes the task itself"
                 )
         if isinstance(self._factory.kwargs, Mapping):
-            return tool_class(self._factory.env_id, own_reward=False, **self._factory.kwargs)
-        return tool_class(self._factory.make, own_reward=False)
+            return tool_class(self._factory.env_id, **options, **self._factory.kwargs)
+        return tool_class(self._factory.make, **options)
 
     @cached_property
     def reward_funcs(self) -> EnvReward:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.rollout.adapters import areal_shape
+from tests.rollout.adapters.golden import assert_golden, whole_row
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Segment, TokenSequence, Trajectory
@@ -132,6 +133,21 @@ TWO = Trajectory(
     ),
     reward=0.5, stop_reason=StopReason.ANSWERED,
 )  # fmt: skip
+
+
+def test_the_golden_set():
+    names = ("input_ids", "loss_mask", "logprobs", "versions")
+
+    def rows_of(tensors):
+        for row, attended in enumerate(tensors["attention_mask"]):
+            ids, mask, logprobs, versions = (tensors[name][row][attended] for name in names)
+            yield whole_row(ids, mask, logprobs, tensors["rewards"][row], versions=versions)
+
+    def read(trajectories):
+        made = [to_tensors(one, several_rows=True) for one in trajectories]
+        return [[*rows_of(tensors)] if tensors is not None else [] for tensors in made]
+
+    assert_golden(read)
 
 
 def test_several_sequences_are_rows_only_where_that_is_wanted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from argparse import Namespace
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tests.rollout.adapters import slime_shape
+from tests.rollout.adapters.golden import assert_golden, response_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn
 from toolgym.rollout.adapters.slime import check_samples, post_process_rewards, to_samples
@@ -48,6 +50,24 @@ ABORTED = trajectory("aborted", ONE, reason=StopReason.ABORTED, reward=0.0)
 SILENT = trajectory("silent", NOTHING, reason=StopReason.BUDGET)
 NEVER = trajectory("never", reason=StopReason.RESET_FAILED, error=Failure("no", 0))
 TWO = trajectory("two", ONE, NOTHING, OTHER, reason=StopReason.MAX_TURNS, group="h")
+
+
+def test_the_golden_set(tokenizer):
+    def row_of(sample):
+        prompt, response = sample.tokens[: -sample.response_length], sample.tokens[-sample.response_length :]
+        bounds = itertools.pairwise(sample.rollout_top_p_token_offsets.tolist())
+        kept = [sample.rollout_top_p_token_ids[start:end].tolist() for start, end in bounds]
+        return response_row(prompt, response, sample.loss_mask, sample.rollout_log_probs, sample.reward, kept=kept)
+
+    def read(trajectories):
+        rows = {one.id: [] for one in trajectories}
+        for group in to_samples(trajectories, tokenizer=tokenizer):
+            for one in itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in group):
+                if not one.remove_sample:
+                    rows[one.metadata["toolgym"]["trajectory_id"]].append(row_of(one))
+        return list(rows.values())
+
+    assert_golden(read)
 
 
 def test_trajectories_are_samples_by_group(tokenizer):

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from tests.rollout.adapters.verl.golden import BROKEN, segment, trajectory
+from tests.rollout.adapters.golden import BROKEN, env, policy, trajectory
 from toolgym.tools.errors import BatchError, ConfigError
 
 pytest.importorskip("transfer_queue")
@@ -47,9 +47,9 @@ def played(number, group, *segments, **kwargs):
 async def test_rows_come_back_as_they_were_put_and_a_group_ends_with_its_last():
     writer = TransferQueueWriter("whole", tag={"global_steps": 7})
     given = [
-        played(0, "a", segment(10, 11, 12), segment(30, policy=False), segment(13)),
-        played(2, "b", segment(20), prompt=(8,), reward=0.25),
-        played(1, "a", segment(14, 15)),
+        played(0, "a", policy(10, 11, 12), env(30), policy(13)),
+        played(2, "b", policy(20), prompt=(8,), reward=0.25),
+        played(1, "a", policy(14, 15)),
     ]
     keys = await writer.put_groups(stream(given), ROWS, group_size=2)
     assert keys == ["a_0_0", "b_0_0", "a_1_0"]
@@ -75,7 +75,7 @@ async def test_a_group_of_which_nothing_was_put_is_a_failure():
 
     async def broken_off():
         async with writer.group("d") as group:
-            await group.put(ROWS(played(0, "d", segment(1))))
+            await group.put(ROWS(played(0, "d", policy(1))))
             assert transfer_queue.kv_list("dropped")["dropped"]["d"]["status"] == "running"
             raise RuntimeError("the caller's")
 
@@ -91,10 +91,10 @@ async def test_what_does_not_fit_is_refused_by_the_key_of_its_row():
         async with writer.group("a_b"):
             pass
     with pytest.raises(ConfigError, match="group 'e' has more than group_size=1"):
-        await writer.put_groups(stream([played(n, "e", segment(1)) for n in (0, 1)]), ROWS, group_size=1)
+        await writer.put_groups(stream([played(n, "e", policy(1)) for n in (0, 1)]), ROWS, group_size=1)
     async with writer.group("f") as group:
         with pytest.raises(BatchError, match="the row 'g_0_0' is not of group 'f'"):
-            await group.put(ROWS(played(0, "g", segment(1))))
+            await group.put(ROWS(played(0, "g", policy(1))))
         with pytest.raises(BatchError, match="'f_0' and 'f_1' has y"):
             await group.put([QueueRow("f_0", {"x": 1}, {}), QueueRow("f_1", {"x": 1, "y": 2}, {})])
 

@@ -181,6 +181,30 @@ def test_steps_with_environment_factory_shows_the_policy_the_same_prompt(spec, t
     assert theirs <= ours
 
 
+@pytest.mark.long
+def test_several_envs_by_the_column_environment(spec, make_env, tmp_path):
+    from datasets import concatenate_datasets
+
+    other = Spec(make_env, num_tasks=4, policy="tiny", seed=1)
+    specs = {"one": spec, "other": other}
+    rows = [made.train_dataset.select([0]).add_column("environment", [name]) for name, made in specs.items()]
+    classes = {name: made.environment_factory for name, made in specs.items()}
+    trainer = Probed(
+        model=spec.policy,
+        args=arguments(tmp_path, max_steps=1, shuffle_dataset=False),
+        train_dataset=concatenate_datasets(rows),
+        processing_class=spec.tokenizer,
+        reward_funcs=spec.reward_funcs,
+        environment_factory=classes,
+    )
+    trainer.train()
+    other.close()
+    assert [type(one) for one in trainer.environments] == [classes["one"]] * 4 + [classes["other"]] * 4
+    tasks = [one._episode.env.task.id for one in trainer.environments]
+    assert tasks == [spec._train_tasks[0].id] * 4 + [other._train_tasks[0].id] * 4
+    assert next(one for one in trainer.state.log_history if "reward" in one)["toolgym/without_reward"] == 0.0
+
+
 def fake(spec, **changes):
     """A trainer as far as `rollout_func` looks at it."""
     model = torch.nn.Module() if "model" not in changes else changes.pop("model")

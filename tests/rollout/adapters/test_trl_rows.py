@@ -8,8 +8,9 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.rollout.adapters.golden import assert_golden, response_row, whole_row
 from toolgym.envs.types import StopReason
-from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn
+from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn, group_advantages
 from toolgym.rollout.adapters.trl import check_output, to_output, to_rollout_samples
 from toolgym.tools.errors import BatchError, ConfigError
 
@@ -55,6 +56,33 @@ SILENT = dataclasses.replace(
 TWO = dataclasses.replace(GOOD, id="two", sequences=(*GOOD.sequences, TokenSequence(np.array([5]), (policy(1),), "x")))
 
 
+def test_the_golden_set_as_rows():
+    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "toolgym_reward")
+
+    def read(trajectories):
+        output = to_output(trajectories, filler_id=EOS)
+        check_output(output, prompts=len(trajectories))
+        rows = zip(*(output[name] for name in names), strict=True)
+        return [[] if row[-1] is None else [response_row(*row)] for row in rows]
+
+    assert_golden(read, several_rows=False)
+
+
+def test_the_golden_set_as_samples():
+    def read(trajectories):
+        counts = [advantage is not None for advantage in group_advantages(trajectories)]
+        made = [
+            to_rollout_samples([one], [one.reward if counted else None])
+            for one, counted in zip(trajectories, counts, strict=True)
+        ]
+        return [
+            [whole_row(one.input_ids, one.completion_mask, one.old_log_probs, one.advantage) for one in samples]
+            for samples in made
+        ]
+
+    assert_golden(read)
+
+
 def test_a_trajectory_is_a_row():
     output = to_output([GOOD], filler_id=EOS)
     assert output == {
@@ -71,7 +99,7 @@ def test_a_trajectory_is_a_row():
 def test_failures_keep_their_place_masked_and_without_a_reward():
     output = to_output([FAILED, GOOD, NEVER, ABORTED, SILENT], filler_id=EOS)
     assert output["toolgym_reward"] == [None, 1.0, None, None, None]
-    assert [sum(mask) for mask in output["env_mask"]] == [0, 5, 0, 5, 0]
+    assert [sum(mask) for mask in output["env_mask"]] == [0, 5, 0, 0, 0]
     assert output["completion_ids"][2] == output["prompt_ids"][2] == output["completion_ids"][4] == [EOS]
     with pytest.raises(BatchError, match="logprobs of row 0 has -0.5 at 0, which the env put there"):
         check_output({**output, "logprobs": [GOOD.logprobs.tolist(), *output["logprobs"][1:]]}, prompts=5)
@@ -152,6 +180,8 @@ def test_samples_refuse_what_does_not_fit():
     with pytest.raises(BatchError, match="advantage of trajectory good is nan"):
         to_rollout_samples([GOOD], [float("nan")])
     named = dataclasses.replace(GOOD, sequences=(TokenSequence(np.array([5]), (policy(7, version="step-3"),)),))
+    with pytest.raises(BatchError, match="advantage of trajectory good is None"):
+        to_rollout_samples([GOOD], [None])
     with pytest.raises(BatchError, match="step-3"):
         to_rollout_samples([named], [1.0])
     with pytest.raises(ConfigError, match="Trajectories"):

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from tests.rollout.adapters.verl.golden import ROW, FakeServers
+from tests.rollout.adapters.verl.fakes import ROW, FakeServers
 from toolgym.rollout.tiny import tiny_policy_path
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 256, 160

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from tests.rollout.adapters.verl.golden import CALL, ROW, SUMS, FakeServers, solve
+from tests.rollout.adapters.golden import assert_golden, response_row
+from tests.rollout.adapters.verl.fakes import CALL, ROW, SUMS, FakeServers, solve
 from toolgym.tools.errors import ConfigError, UnknownArgumentError, UnknownNameError
 
 pytest.importorskip("verl")
@@ -17,6 +18,9 @@ import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from toolgym.rollout.adapters.verl.agent_loop import to_output
+from toolgym.rollout.adapters.verl.rows import rows_of
 
 OWN = f"+actor_rollout_ref.rollout.custom.toolgym.env='{SUMS}'"
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
@@ -41,6 +45,15 @@ def loop(tokenizer, verl_config):
         )
 
     return make
+
+
+def test_the_golden_set():
+    def read(trajectories):
+        rows = [rows_of(one, response_length=12, pad_token_id=0) for one in trajectories]
+        names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score")
+        return [[response_row(*(getattr(to_output(row), name) for name in names)) for row in made] for made in rows]
+
+    assert_golden(read)
 
 
 async def test_verl_gets_what_its_servers_were_sent_and_gave(worker, as_batch, tokenizer):

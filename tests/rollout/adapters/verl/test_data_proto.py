@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.rollout.adapters.verl.golden import ROW, golden, segment, trajectory
+from tests.rollout.adapters.golden import assert_golden, golden, policy, response_row, trajectory
+from tests.rollout.adapters.verl.fakes import ROW
 from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.tools.errors import ConfigError
 
@@ -43,6 +44,20 @@ async def test_every_tensor_is_verl_s_to_the_bit(worker, tokenizer, logprobs):
         assert torch.equal(ours.batch[name], tensor), name
 
 
+def test_the_golden_set(tokenizer):
+    def read(trajectories):
+        batch = to_data_proto(trajectories, **SHAPE, pad_token_id=tokenizer.pad_token_id)
+        rows = []
+        for index in range(len(batch)):
+            one = {name: tensor[index] for name, tensor in batch.batch.items()}
+            prompt, response = one["attention_mask"].bool().split(list(SHAPE.values()))
+            per_token = [one[name][response] for name in ("responses", "response_mask", "rollout_log_probs")]
+            rows.append([response_row(one["prompts"][prompt], *per_token, one["rm_scores"].sum())])
+        return rows
+
+    assert_golden(read, several_rows=False)
+
+
 async def test_the_other_fields_are_verl_s(worker, tokenizer):
     made = worker(None, "data.max_prompt_length=8", "data.max_response_length=12")
     theirs = await by_verl(made, golden(), tokenizer.pad_token_id)
@@ -68,9 +83,9 @@ def test_the_batch_goes_through_verl_s_own_handling(tokenizer):
 
 
 def test_what_a_row_of_verl_s_cannot_hold_is_refused():
-    sequences = tuple(TokenSequence(np.array([5]), (segment(1),), why) for why in ("start", "template"))
+    sequences = tuple(TokenSequence(np.array([5]), (policy(1),), why) for why in ("start", "template"))
     with pytest.raises(ConfigError, match=r"t0 \(task '0'\) has 2 token sequences"):
-        to_data_proto([trajectory(segment(1), sequences=sequences)], **SHAPE, pad_token_id=0)
+        to_data_proto([trajectory(policy(1), sequences=sequences)], **SHAPE, pad_token_id=0)
     with pytest.raises(ConfigError, match="got none"):
         to_data_proto([], **SHAPE, pad_token_id=0)
     with pytest.raises(ConfigError, match="prompt_length"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rollout.adapters.verl.golden import ServerAnswer
+from tests.rollout.adapters.verl.fakes import ServerAnswer
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.engines.base import FinishReason, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import read_answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.rollout.adapters.verl.golden import golden
+from tests.rollout.adapters.golden import CASES, golden
 
 pytest.importorskip("verl")
 
@@ -18,7 +18,8 @@ from verl.utils.torch_functional import log_probs_from_logits_response
 from toolgym.rollout.adapters.verl import to_data_proto
 
 SHAPE = {"prompt_length": 8, "response_length": 12}
-COUNTS = np.array([True, True, True, False, False, False, True, True])
+SINGLE = [case for case in CASES if len(case.trajectory.sequences) < 2]
+COUNTS = np.array([bool(case.rows) for case in SINGLE])
 
 
 @pytest.fixture
@@ -85,6 +86,6 @@ def test_the_gradient_is_exactly_zero_on_all_but_the_policy_s_tokens(loss, batch
     trained = torch.zeros(ids.shape, dtype=torch.bool)
     trained[:, -SHAPE["response_length"] - 1 : -1] = mask.bool()  # a token's logits stand one place before it
     gradient = logits.grad.abs().amax(dim=-1)
-    assert trained.sum() == mask.sum() == 24
+    assert trained.sum() == mask.sum() == sum(sum(row.mask) for case in SINGLE for row in case.rows)
     assert not gradient[~trained].any()
     assert gradient[trained].gt(0).all()

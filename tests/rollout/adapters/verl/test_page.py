@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.rollout.adapters.verl.golden import golden
+from tests.rollout.adapters.golden import golden
 from toolgym.rollout.adapters.verl.options import LoopOptions, ManagerOptions
 from toolgym.rollout.adapters.verl.rows import extra_fields
 from toolgym.rollout.adapters.verl.tasks import task_of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.rollout.adapters.golden import golden, policy, trajectory
 from tests.rollout.adapters.verl.conftest import RESPONSE_LENGTH
-from tests.rollout.adapters.verl.golden import ROW, golden, segment, trajectory
+from tests.rollout.adapters.verl.fakes import ROW
 from toolgym.tools.errors import UnknownArgumentError
 
 pytest.importorskip("verl")
@@ -41,11 +42,11 @@ async def put_by_verl(worker, monkeypatch, one, columns, experts):
 
 def several():
     """A trajectory of two sequences, and one with routed experts."""
-    first, second = (trajectory(segment(*ids)).sequences[0] for ids in ((10, 11), (12, 13, 14)))
-    return trajectory(segment(10, 11), segment(12, 13, 14), sequences=(first, second), number=8)
+    first, second = (trajectory(policy(*ids)).sequences[0] for ids in ((10, 11), (12, 13, 14)))
+    return trajectory(policy(10, 11), policy(12, 13, 14), sequences=(first, second), number=8)
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(len(golden()) + 1))
 @pytest.mark.parametrize("experts", [None, np.arange(4 * 2 * 3).reshape(4, 2, 3)])
 async def test_keys_fields_and_tags_are_equal(worker, monkeypatch, number, experts):
     one = [*golden(), several()][number]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.rollout.adapters.verl import golden
-from tests.rollout.adapters.verl.golden import BREAK, ROW, FakeServers, solve_at_the_second_attempt, solve_or_break
+from tests.rollout.adapters.verl import fakes
+from tests.rollout.adapters.verl.fakes import BREAK, ROW, FakeServers, solve_at_the_second_attempt, solve_or_break
 from toolgym.tools.errors import ConfigError
 
 pytest.importorskip("verl")
@@ -23,7 +23,7 @@ DEADLINE = 240.0
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.cloudpickle.register_pickle_by_value(golden)  # no package that a worker could import
+    ray.cloudpickle.register_pickle_by_value(fakes)  # no package that a worker could import
     ray.init(
         num_cpus=4,
         include_dashboard=False,
@@ -33,7 +33,7 @@ def cluster():
     )
     yield
     ray.shutdown()
-    ray.cloudpickle.unregister_pickle_by_value(golden)
+    ray.cloudpickle.unregister_pickle_by_value(fakes)
 
 
 def loops(folder, **entry):

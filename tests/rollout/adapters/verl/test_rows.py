@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.rollout.adapters.verl.golden import BROKEN, golden, segment, trajectory
+from tests.rollout.adapters.golden import (
+    BROKEN,
+    assert_golden,
+    env,
+    golden,
+    policy,
+    response_row,
+    trajectory,
+)
 from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.verl.rows import rows_of
 from toolgym.rollout.token_sequence import TokenSequence
@@ -17,6 +25,19 @@ BOUNDS = {"prompt_length": 8, "response_length": 12, "pad_token_id": 99}
 def row_of(one, **bounds):
     [row] = rows_of(one, **{**BOUNDS, **bounds})
     return row
+
+
+def test_the_golden_set():
+    def read(trajectories):
+        return [
+            [
+                response_row(row.prompt_ids, row.response_ids, row.response_mask, row.logprobs, row.reward)
+                for row in rows_of(one, **BOUNDS)
+            ]
+            for one in trajectories
+        ]
+
+    assert_golden(read)
 
 
 def test_ids_mask_and_log_probs_are_the_trajectory_s():
@@ -58,7 +79,7 @@ def test_a_failed_episode_is_masked_and_not_scored(number):
 
 
 def test_an_episode_that_does_not_count_is_masked_too():
-    row = row_of(trajectory(segment(1, 2), stop_reason=StopReason.ABORTED))
+    row = row_of(trajectory(policy(1, 2), stop_reason=StopReason.ABORTED))
     assert (row.response_mask.tolist(), row.reward) == ([0, 0], 0.0)
 
 
@@ -79,27 +100,27 @@ def test_a_response_is_cut_to_its_length_with_all_that_goes_with_it():
 def test_weight_versions_say_how_stale_a_row_is():
     fields = row_of(golden()[6]).extra_fields
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 4)
-    named = row_of(trajectory(segment(1, version="best"))).extra_fields
+    named = row_of(trajectory(policy(1, versions=["best"]))).extra_fields
     assert (named["min_global_steps"], named["max_global_steps"]) == (None, None)
     given = row_of(golden()[6], global_steps=(1, 2)).extra_fields
     assert (given["min_global_steps"], given["max_global_steps"]) == (1, 2)
 
 
 def test_a_long_prompt_is_refused_by_name_and_never_cut():
-    one = trajectory(segment(1), prompt=tuple(range(1, 10)))
+    one = trajectory(policy(1), prompt=tuple(range(1, 10)))
     with pytest.raises(ConfigError, match=r"trajectory t0 \(task '0'\): prompt_ids has 9 tokens"):
         rows_of(one, **BOUNDS)
     assert len(row_of(one, prompt_length=None).prompt_ids) == 9
-    assert len(row_of(trajectory(segment(1), prompt=tuple(range(1, 10)), **BROKEN)).prompt_ids) == 8
+    assert len(row_of(trajectory(policy(1), prompt=tuple(range(1, 10)), **BROKEN)).prompt_ids) == 8
 
 
 def test_each_sequence_that_the_policy_wrote_in_is_a_row():
     sequences = (
-        TokenSequence(np.array([5]), (segment(1, 2),)),
+        TokenSequence(np.array([5]), (policy(1, 2),)),
         TokenSequence(np.array([6]), ()),
-        TokenSequence(np.array([7, 8]), (segment(3), segment(30, policy=False), segment(4)), "template"),
+        TokenSequence(np.array([7, 8]), (policy(3), env(30), policy(4)), "template"),
     )
-    first, second = rows_of(trajectory(segment(1, 2), sequences=sequences), **BOUNDS)
+    first, second = rows_of(trajectory(policy(1, 2), sequences=sequences), **BOUNDS)
     assert (first.prompt_ids.tolist(), first.response_ids.tolist()) == ([5], [1, 2])
     assert (second.prompt_ids.tolist(), second.response_ids.tolist()) == ([7, 8], [3, 30, 4])
     assert first.extra_fields == second.extra_fields

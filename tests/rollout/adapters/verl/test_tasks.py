@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.rollout.adapters.verl.golden import ROW
+from tests.rollout.adapters.verl.fakes import ROW
 from toolgym.rollout.adapters.verl.tasks import task_of
 from toolgym.tools.errors import ConfigError
 

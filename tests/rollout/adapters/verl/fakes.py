@@ -1,21 +1,16 @@
-"""Trajectories of every kind that a trainer must take, made by hand, and a fake of verl's LLM servers."""
+"""An env and a row for verl, and a fake of its LLM servers."""
 
 from __future__ import annotations
-
-import numpy as np
 
 import toolgym
 from toolgym.envs import ToolEnv
 from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason, ToolCallRecord
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Failure, Trajectory, Turn
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 
 CODE = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(2*3)"}}\n</tool_call>'
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-SUMS = "tests.rollout.adapters.verl.golden:VerlSums-v0"
+SUMS = "tests.rollout.adapters.verl.fakes:VerlSums-v0"
 """An env of a user's own, in a module of the user's own, that needs no sandbox."""
 
 
@@ -62,56 +57,6 @@ ROW = {
     "index": 4,
     "tools_kwargs": {},
 }
-
-
-def segment(*ids, policy=True, version="3"):
-    logprobs = [-0.1 - one / 997 for one in ids] if policy else []
-    return Segment(np.array(ids), policy, np.array(logprobs), ((version, len(ids)),) if policy else ())
-
-
-def trajectory(*segments, prompt=(5, 6, 7), reward=1.0, stop_reason=StopReason.ANSWERED, number=0, **kwargs):
-    """A trajectory of one sequence of these segments; each of the policy's is a turn."""
-    turns = tuple(
-        Turn("said", "stop", len(prompt), len(one), reward=reward / 2, tool_calls=(CALLED,))
-        for one in segments
-        if one.is_policy
-    )
-    given = {
-        "id": f"t{number}",
-        "env_id": "CodeInterpreter-v0",
-        "task_id": str(number // 2),
-        "source": "sums",
-        "group_id": f"group{number // 2}",
-        "task_index": number // 2,
-        "sample_index": number % 2,
-        "messages": ({"role": "user", "content": "What is 2*3?"},),
-        "tools": (),
-        "sequences": (TokenSequence(np.array(prompt), segments),),
-        "reward": reward,
-        "stop_reason": stop_reason,
-        "turns": turns,
-    }
-    return Trajectory(**{**given, **kwargs})
-
-
-CALLED = ToolCallRecord(id="c", name="code_interpreter", arguments={}, status="ok", text="6", reward=0.25)
-BROKEN = {"stop_reason": StopReason.ENGINE_FAILED, "error": Failure("EngineError: gone", 0)}
-
-
-def golden():
-    """Two to a group: multi-turn and one turn; truncated and empty; failed on the way and before its prompt; resumed
-    under new weights and with the fullest response."""
-    env = segment(30, 31, policy=False)
-    return [
-        trajectory(segment(10, 11, 12), env, segment(13, 14), number=0),
-        trajectory(segment(15), prompt=(8,), reward=0.25, number=1),
-        trajectory(segment(16, 17), env, reward=0.0, stop_reason=StopReason.LENGTH, number=2),
-        trajectory(reward=0.5, stop_reason=StopReason.BUDGET, number=3),
-        trajectory(segment(18, 19, 20), env, number=4, reward=0.75, **BROKEN),
-        trajectory(number=5, sequences=(), turns=(), reward=0.0, **BROKEN),
-        trajectory(segment(21, 22), segment(23, version="4"), env, segment(24, version="4"), number=6),
-        trajectory(segment(*range(40, 52)), prompt=tuple(range(60, 68)), reward=-1.5, number=7),
-    ]
 
 
 class ServerAnswer:
