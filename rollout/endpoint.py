@@ -43,6 +43,7 @@ async def run(
     request: Mapping[str, Any] | None = None,
     limits: EpisodeLimits | None = None,
     seed: int | None = None,
+    ended: Callable[[], bool] | None = None,
 ) -> float:
     """Play one episode with the model behind a chat address, and return its reward.
 
@@ -60,6 +61,8 @@ async def run(
         request: further fields of each request, for example `{"temperature": 1.0, "max_tokens": 512}`.
         limits: its deadlines hold; tokens are the server's to bound.
         seed: of the env.
+        ended: asked where a request failed: whether the trainer ended the episode itself, as by a budget of its own.
+            Then the reward until then is returned. None: it never does.
 
     Raises:
         EpisodeFailedError: the engine, the env or a deadline broke the episode off; names the failure. It has no
@@ -85,7 +88,7 @@ async def run(
     try:
         made = _make(factory)
         try:
-            episode = _Episode(made, client, {"model": model, **(request or {})}, limits)
+            episode = _Episode(made, client, {"model": model, **(request or {})}, limits, ended or _never)
             async with asyncio.timeout(limits.episode_timeout):
                 return await episode.play(task, seed)
         except TimeoutError as error:
@@ -142,8 +145,15 @@ def make_run(
 
 
 class _Episode:
-    def __init__(self, env: BaseEnv, client: ChatClient, body: Mapping[str, Any], limits: EpisodeLimits) -> None:
-        self._env, self._client, self._body, self._limits = env, client, body, limits
+    def __init__(
+        self,
+        env: BaseEnv,
+        client: ChatClient,
+        body: Mapping[str, Any],
+        limits: EpisodeLimits,
+        ended: Callable[[], bool],
+    ) -> None:
+        self._env, self._client, self._body, self._limits, self._ended = env, client, body, limits, ended
 
     async def play(self, task: Task, seed: int | None) -> float:
         try:
@@ -167,7 +177,7 @@ class _Episode:
             conversation += [turn.message, *map(_sent, result.obs)]
 
     async def _turn(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatTurn | None:
-        """The model's next turn; None where the conversation has become too long for it."""
+        """The model's next turn; None where the conversation has become too long for it, or the trainer ended it."""
         body = {**self._body, "messages": conversation, **({"tools": tools} if tools else {})}
         try:
             return await with_deadline(
@@ -177,9 +187,11 @@ class _Episode:
             if any(message["role"] == "assistant" for message in conversation):
                 return None
             raise EpisodeFailedError(StopReason.PROMPT_REFUSED, str(error)) from error
-        except ConfigError:
-            raise
         except Exception as error:
+            if self._ended():
+                return None
+            if isinstance(error, ConfigError):
+                raise
             raise _failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
 
     async def _step(self, turn: ChatTurn) -> StepResult:
@@ -193,6 +205,10 @@ class _Episode:
         if reason is not None and reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")
         return result
+
+
+def _never() -> bool:
+    return False
 
 
 def _make(factory: EnvFactory) -> BaseEnv:
