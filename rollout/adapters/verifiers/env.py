@@ -17,7 +17,7 @@ class ToolgymEnvConfig(vf.EnvConfig):
     """The policy. No program runs in the runtime, so it need not be a rented one, as verifiers' default is."""
 
 
-class ToolgymEnv(vf.Env[ToolgymEnvConfig]):  # type: ignore[misc]  # verifiers is not there
+class ToolgymEnv(vf.Env[ToolgymEnvConfig]):
     """One agent plays each task once."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:

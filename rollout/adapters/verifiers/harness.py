@@ -32,7 +32,7 @@ class ToolgymHarnessConfig(vf.HarnessConfig):
     """Deadlines in seconds; see `EpisodeLimits`."""
 
 
-class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):  # type: ignore[misc]  # verifiers is not there
+class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):
     """Plays tasks of `ToolgymTaskset`; the env runs in the env server's process, and its tools where the env says.
 
     What breaks off is verifiers' `HarnessError`, or the error of the model's server that caused it, and has no reward.
@@ -47,7 +47,9 @@ class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):  # type: ignore[misc]  #
         super().__init__(config)
         for name in _UNUSED:
             if getattr(config, name) != vf.HarnessConfig.model_fields[name].get_default(call_default_factory=True):
-                raise ConfigError(f"the harness 'toolgym-v1' has no use for {name}: the env's env_kwargs say such things")
+                raise ConfigError(
+                    f"the harness 'toolgym-v1' has no use for {name}: the env's env_kwargs say such things"
+                )
         self._limits = EpisodeLimits(**config.limits)
 
     async def launch(
@@ -68,7 +70,9 @@ class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):  # type: ignore[misc]  #
             EpisodeFailedError: something broke the episode off; names the failure.
         """
         if not isinstance(data, ToolgymData):
-            raise ConfigError(f"the harness 'toolgym-v1' plays tasks of the taskset 'toolgym-v1', got {type(data).__name__}")
+            raise ConfigError(
+                f"the harness 'toolgym-v1' plays tasks of the taskset 'toolgym-v1', got {type(data).__name__}"
+            )
         trace.info[REWARD] = await run(
             data.task(),
             base_url=endpoint,

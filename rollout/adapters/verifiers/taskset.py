@@ -61,7 +61,7 @@ class ToolgymData(vf.TaskData):
     @classmethod
     def of(cls, task: Task, env: str, env_kwargs: Mapping[str, Any] | None = None) -> ToolgymData:
         """A task of an env."""
-        prompt = [_typed(message) for message in task.messages]
+        prompt = [typed_message(message) for message in task.messages]
         return cls(id=task.id or None, prompt=prompt, env=env, env_kwargs=dict(env_kwargs or {}), row=task.to_row())
 
     def task(self) -> Task:
@@ -73,7 +73,7 @@ class ToolgymData(vf.TaskData):
         return Task.from_row({**self.row, "prompt": messages}, id=self.id or "")
 
 
-class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):  # type: ignore[misc]  # verifiers is not there
+class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):
     """A task whose reward is the env's."""
 
     @vf.reward
@@ -92,7 +92,7 @@ class ToolgymTask(vf.Task[ToolgymData, vf.State, vf.TaskConfig]):  # type: ignor
         return float(reward)
 
 
-class ToolgymTaskset(vf.Taskset[ToolgymTask, ToolgymTasksetConfig]):  # type: ignore[misc]
+class ToolgymTaskset(vf.Taskset[ToolgymTask, ToolgymTasksetConfig]):
     """The tasks of an env, in a fixed order; without end where the env makes its tasks itself."""
 
     @property
@@ -136,7 +136,7 @@ def _own_tasks(factory: EnvFactory) -> TaskSource:
         bridge.close()
 
 
-def _typed(message: Mapping[str, Any]) -> dict[str, Any]:
+def typed_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as verifiers types it: each call flat, its arguments as JSON text."""
     typed = {**message}
     if "tool_calls" in message:
