@@ -11,11 +11,11 @@ import tomllib
 import pytest
 
 from tests.rollout.adapters.slime_server import call_then_answer
+from tests.rollout.adapters.sums import code_interpreter
 from toolgym import register
-from toolgym.envs import ArithmeticTasks, CodeInterpreterEnv, ToolEnv
+from toolgym.envs import ArithmeticTasks, ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import tiny_policy_path
-from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError, MissingExtraError, SandboxUnavailableError, UnknownNameError
 
 TIMEOUT = 60.0
@@ -41,27 +41,6 @@ else:
 needs_verifiers = pytest.mark.skipif(vf is None, reason="verifiers is not installed")
 
 
-@tool
-def code_interpreter(code: str) -> str:
-    """Run code.
-
-    Args:
-        code: the code.
-    """
-    return str(eval(code.removeprefix("print")))
-
-
-class Sums(CodeInterpreterEnv):
-    """The env without its sandbox, and with a reward for each call."""
-
-    def __init__(self, **kwargs):
-        super().__init__(tools=[code_interpreter], own_tools=False, **kwargs)
-
-    async def step(self, action):
-        result = await super().step(action)
-        return result if result.done else result._replace(reward=0.25)
-
-
 class Broken(ToolEnv):
     """An env whose sandbox is gone."""
 
@@ -72,8 +51,7 @@ class Broken(ToolEnv):
         raise SandboxUnavailableError("no disk")
 
 
-register("verifiers/Sums-v0", Sums)
-register("verifiers/Broken-v0", Broken)
+register("tests/Broken-v0", Broken)
 
 ROW = {
     "prompt": [
@@ -113,7 +91,7 @@ def test_verifiers_loader_finds_all_three_by_one_id():
     read = config("""
         [taskset]
         id = "toolgym-v1"
-        env = "verifiers/Sums-v0"
+        env = "tests/Sums-v0"
         env_kwargs = { max_turns = 3 }
         [agent.harness]
         id = "toolgym-v1"
@@ -134,7 +112,7 @@ def test_verifiers_loader_finds_all_three_by_one_id():
 
 @needs_verifiers
 async def test_tasks_come_from_the_env_or_a_file_and_lose_nothing(tmp_path):
-    own = loaders.load_taskset(config('taskset = { id = "toolgym-v1", env = "verifiers/Sums-v0" }').taskset)
+    own = loaders.load_taskset(config('taskset = { id = "toolgym-v1", env = "tests/Sums-v0" }').taskset)
     assert not own.bounded
     first = [task.data for task in own.take(3)]
     assert [task.data for task in own.take(3)] == first
@@ -143,7 +121,7 @@ async def test_tasks_come_from_the_env_or_a_file_and_lose_nothing(tmp_path):
 
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({"prompt": ROW["prompt"][-1:]}) + "\n")
-    settings = {"id": "toolgym-v1", "env": "verifiers/Sums-v0", "file": str(path)}
+    settings = {"id": "toolgym-v1", "env": "tests/Sums-v0", "file": str(path)}
     tasks = list(loaders.load_taskset(config(f"taskset = {json.dumps(settings).replace(': ', '= ')}").taskset))
     assert [task.data.id for task in tasks] == ["7", "2"]
     data = type(tasks[0].data).model_validate(json.loads(tasks[0].data.model_dump_json()))  # as it goes over the wire
@@ -157,8 +135,8 @@ async def test_tasks_come_from_the_env_or_a_file_and_lose_nothing(tmp_path):
 
 @needs_verifiers
 def test_mistakes_are_errors():
-    taskset = 'taskset = { id = "toolgym-v1", env = "verifiers/Sums-v0" }\n'
-    with pytest.raises(UnknownNameError, match="did you mean 'verifiers/Sums-v0'"):
+    taskset = 'taskset = { id = "toolgym-v1", env = "tests/Sums-v0" }\n'
+    with pytest.raises(UnknownNameError, match="did you mean 'tests/Sums-v0'"):
         next(iter(loaders.load_taskset(config(taskset.replace("Sums", "Sum")).taskset)))
     with pytest.raises(UnknownNameError, match="no split 'nosuch'"):
         next(iter(loaders.load_taskset(config(taskset.replace(" }", ', split = "nosuch" }')).taskset)))
@@ -196,7 +174,7 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(policy=call_then_answer, env="verifiers/Sums-v0", agent=""):
+async def serving(policy=call_then_answer, env="tests/Sums-v0", agent=""):
     from renderers.base import load_tokenizer
 
     from tests.rollout.adapters.verifiers_server import Engine
@@ -253,7 +231,7 @@ async def test_what_breaks_off_has_no_reward_and_says_why():
         trace = await server.play()
         assert (trace.ok, trace.rewards, trace.last_error.type) == (False, {}, "ProviderError")
         assert "cuda died" in trace.last_error.message
-    async with serving(policy=lambda seen: "#### 6", env="verifiers/Broken-v0") as server:
+    async with serving(policy=lambda seen: "#### 6", env="tests/Broken-v0") as server:
         trace = await server.play()
         assert (trace.ok, trace.rewards, trace.last_error.type) == (False, {}, "HarnessError")
         assert "no disk" in trace.last_error.message

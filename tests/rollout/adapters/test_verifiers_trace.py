@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.rollout.adapters import sums  # noqa: F401  which registers tests/Sums-v0
 from tests.rollout.adapters.slime_server import call_then_answer
 from toolgym.envs.types import StopReason
 from toolgym.rollout import (
@@ -64,10 +65,10 @@ def generating(tokenizer, policy=call_then_answer):
 
 async def test_an_episode_is_one_branch_with_its_exact_tokens_and_its_messages(tokenizer):
     config = EpisodeConfig(sampling=SamplingParams(max_new_tokens=64, temperature=0.7))
-    one = await run_episode("CodeInterpreter-v0", ROW, generating(tokenizer), tokenizer=tokenizer, config=config)
+    one = await run_episode("tests/Sums-v0", ROW, generating(tokenizer), tokenizer=tokenizer, config=config)
     trace = sent(to_trace(one))
     assert samples(trace) == rows(one)
-    assert (trace.id, trace.reward, trace.num_turns, trace.ok) == (one.id, 1.0, 2, True)
+    assert (trace.id, trace.reward, trace.num_turns, trace.ok) == (one.id, 1.25, 2, True)
     assert [node.message.role for node in trace.nodes] == ["user", "assistant", "tool", "assistant"]
     assert [len(node.token_ids) > 0 for node in trace.nodes] == [False, True, False, True]
     assert trace.last_reply == "#### 6"
@@ -84,9 +85,7 @@ async def test_each_sequence_is_a_branch_and_no_token_is_trained_on_twice(tokeni
         return call_then_answer(seen if seen.count("<tool_response>") > 2 or "removed" in seen else "")
 
     config = EpisodeConfig(sampling=SamplingParams(max_new_tokens=64), context=[KeepToolResults(1)])
-    one = await run_episode(
-        "CodeInterpreter-v0", ROW, generating(tokenizer, thrice), tokenizer=tokenizer, config=config
-    )
+    one = await run_episode("tests/Sums-v0", ROW, generating(tokenizer, thrice), tokenizer=tokenizer, config=config)
     assert len(one.sequences) > 1
     trace = sent(to_trace(one))
     assert samples(trace) == rows(one)
@@ -99,7 +98,7 @@ def played(*segments, **changes):
     sequence = TokenSequence(np.array([5, 6]), segments)
     turns = tuple(Turn(f"said {len(one)}", "stop", 0, len(one), reward=0.5) for one in segments if one.is_policy)
     given = {
-        "id": "t", "env_id": "CodeInterpreter-v0", "task_id": "7", "source": "s", "group_id": "g", "task_index": 0,
+        "id": "t", "env_id": "tests/Sums-v0", "task_id": "7", "source": "s", "group_id": "g", "task_index": 0,
         "sample_index": 0, "messages": ({"role": "user", "content": "?"},), "tools": (), "sequences": (sequence,),
         "reward": 1.0, "stop_reason": StopReason.ANSWERED, "turns": turns,
     }  # fmt: skip
