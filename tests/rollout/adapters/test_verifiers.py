@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -131,6 +132,19 @@ async def test_tasks_come_from_the_env_or_a_file_and_lose_nothing(tmp_path):
     told = tasks[0].with_system_prompt("Be brief.").data.task()
     assert [message["role"] for message in told.messages] == [message["role"] for message in ROW["prompt"]]
     assert told.messages[0]["content"] == "Be brief."
+
+
+@needs_verifiers
+def test_the_docs_sources_load():
+    page = (Path(__file__).parents[3] / "docs/trainers.md").read_text("utf-8")
+    written = page.partition("## prime-rl and verifiers")[2].partition("```toml\n")[2].partition("```")[0]
+    read = tomllib.loads(written)["orchestrator"]
+    train, evaluation = read["train"]["source"][0]["env"], read["eval"]["source"][0]["env"]
+    for given, max_turns in ((train, 8), (evaluation, None)):
+        env = loaders.load_environment(loaders.resolve_env_config(given))
+        [task] = env.taskset.take(1)
+        assert task.data.env == "CodeInterpreter-v0"
+        assert task.data.env_kwargs.get("max_turns") == max_turns
 
 
 @needs_verifiers
