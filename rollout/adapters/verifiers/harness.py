@@ -50,7 +50,8 @@ class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):
                 raise ConfigError(
                     f"the harness 'toolgym-v1' has no use for {name}: the env's env_kwargs say such things"
                 )
-        self._limits = EpisodeLimits(**config.limits)
+        deadlines: dict[str, Any] = {**config.limits}
+        self._limits = EpisodeLimits(**deadlines)
 
     async def launch(
         self,
