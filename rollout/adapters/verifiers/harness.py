@@ -50,7 +50,7 @@ class ToolgymHarness(vf.Harness[ToolgymHarnessConfig]):
                 raise ConfigError(
                     f"the harness 'toolgym-v1' has no use for {name}: the env's env_kwargs say such things"
                 )
-        deadlines: dict[str, Any] = {**config.limits}
+        deadlines: dict[str, Any] = {str(name): seconds for name, seconds in config.limits.items()}
         self._limits = EpisodeLimits(**deadlines)
 
     async def launch(
