@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.rollout.adapters.slime_server import call_then_answer
-from tests.rollout.adapters.sums import code_interpreter
+from tests.rollout.adapters.sums import Sums, code_interpreter
 from toolgym import register
 from toolgym.envs import ArithmeticTasks, ToolEnv
 from toolgym.envs.tasks.task import Task
@@ -264,6 +264,32 @@ async def test_a_conversation_that_became_too_long_is_the_models_doing():
         trace = await server.play(max_tokens=4000)
     assert (trace.ok, trace.reward, trace.num_turns) == (True, 0.25, 1)
     assert "maximum context length" in trace.calls[-1].error.message
+
+
+class Watched(Sums):
+    closed = 0
+
+    async def close(self):
+        type(self).closed += 1
+        await super().close()
+
+
+register("tests/Watched-v0", Watched)
+
+
+@needs_verifiers
+async def test_a_run_that_prime_rl_gives_up_closes_its_env():
+    async with serving(policy=lambda seen: 60.0, env="tests/Watched-v0") as server:
+        playing = asyncio.create_task(server.play())
+        async with asyncio.timeout(TIMEOUT):
+            while not server.engine.headers:
+                await asyncio.sleep(0.01)
+            Watched.closed = 0  # one env told what its tasks are
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            while not Watched.closed:
+                await asyncio.sleep(0.01)
+    assert Watched.closed == 1
 
 
 @needs_verifiers

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
 
 
 class Engine:
-    """Answers with what `policy(prompt_text)` says: a text, or a status to fail with.
+    """Answers with what `policy(prompt_text)` says: a text, a status to fail with, or seconds to hang.
 
     `asked` holds for each request the ids that came and those that went.
     """
@@ -28,6 +30,8 @@ class Engine:
         self.headers.append(request.headers)
         self.sampling.append(body["sampling_params"])
         said = self.policy(self.tokenizer.decode(body["token_ids"]))
+        if isinstance(said, float):
+            await asyncio.sleep(said)
         if isinstance(said, int):
             return web.json_response({"error": {"message": "cuda died"}}, status=said)
         ids = [*self.tokenizer.encode(said, add_special_tokens=False), self.tokenizer.eos_token_id]
