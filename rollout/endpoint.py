@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,9 @@ from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError, error_
 
 ENV_COLUMN = "env_id"
 """Column of a row that names its env, where `run` is not told of one."""
+
+ENV_VARIABLE = "TOOLGYM_ENV"
+"""Environment variable that names the env, where neither `run` nor the row does."""
 
 MARGIN = 5.0
 """Seconds that the HTTP client waits longer than the engine's deadline, which is to be the one that is told."""
@@ -43,6 +47,8 @@ async def run(
     request: Mapping[str, Any] | None = None,
     limits: EpisodeLimits | None = None,
     seed: int | None = None,
+    ended: Callable[[], bool] | None = None,
+    on_turn: Callable[[float], None] | None = None,
 ) -> float:
     """Play one episode with the model behind a chat address, and return its reward.
 
@@ -54,12 +60,16 @@ async def run(
         base_url: the address that an OpenAI client would be given, for example "http://gateway:8000/v1".
         api_key: sent as a bearer token.
         http_client: an `httpx.AsyncClient`, or one like it, to send with; None: connections of its own.
-        env: an env id, or a function that makes an env; None: the row's column `env_id`.
+        env: an env id, or a function that makes an env; None: the row's column `env_id`, or `TOOLGYM_ENV` of the
+            environment.
         env_kwargs: for `toolgym.make`, when the env is an id.
         model: the model's name for the server; most gateways take any.
         request: further fields of each request, for example `{"temperature": 1.0, "max_tokens": 512}`.
         limits: its deadlines hold; tokens are the server's to bound.
         seed: of the env.
+        ended: asked where a request failed: whether the trainer ended the episode itself, as by a budget of its own.
+            Then the reward until then is returned. None: it never does.
+        on_turn: called with the reward of each turn that the model gave; 0 for one that was cut.
 
     Raises:
         EpisodeFailedError: the engine, the env or a deadline broke the episode off; names the failure. It has no
@@ -73,11 +83,11 @@ async def run(
     if not isinstance(request, Mapping | None):
         raise ConfigError(f"request must map the fields of a request to values, got {request!r}")
     if env is None:
-        env = task.row.get(ENV_COLUMN)
+        env = task.row.get(ENV_COLUMN) or os.environ.get(ENV_VARIABLE)
         if not isinstance(env, str):
             raise ConfigError(
                 f"which env? Give run(env='CodeInterpreter-v0'), or use make_run('CodeInterpreter-v0'), or give each "
-                f"row a column {ENV_COLUMN!r}"
+                f"row a column {ENV_COLUMN!r}, or set {ENV_VARIABLE}"
             )
     factory = EnvFactory.of(env, env_kwargs)
     limits = limits or EpisodeLimits()
@@ -85,7 +95,8 @@ async def run(
     try:
         made = _make(factory)
         try:
-            episode = _Episode(made, client, {"model": model, **(request or {})}, limits)
+            body = {"model": model, **(request or {})}
+            episode = _Episode(made, client, body, limits, ended or _never, on_turn or _ignore)
             async with asyncio.timeout(limits.episode_timeout):
                 return await episode.play(task, seed)
         except TimeoutError as error:
@@ -142,8 +153,17 @@ def make_run(
 
 
 class _Episode:
-    def __init__(self, env: BaseEnv, client: ChatClient, body: Mapping[str, Any], limits: EpisodeLimits) -> None:
+    def __init__(
+        self,
+        env: BaseEnv,
+        client: ChatClient,
+        body: Mapping[str, Any],
+        limits: EpisodeLimits,
+        ended: Callable[[], bool],
+        on_turn: Callable[[float], None],
+    ) -> None:
         self._env, self._client, self._body, self._limits = env, client, body, limits
+        self._ended, self._on_turn = ended, on_turn
 
     async def play(self, task: Task, seed: int | None) -> float:
         try:
@@ -158,16 +178,20 @@ class _Episode:
         reward = 0.0
         while True:
             turn = await self._turn(conversation, tools)
-            if turn is None or turn.finish_reason == "length":
+            if turn is None:
+                return reward
+            if turn.finish_reason == "length":
+                self._on_turn(0.0)
                 return reward
             result = await self._step(turn)
+            self._on_turn(result.reward)
             reward += result.reward
             if result.done:
                 return reward
             conversation += [turn.message, *map(_sent, result.obs)]
 
     async def _turn(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatTurn | None:
-        """The model's next turn; None where the conversation has become too long for it."""
+        """The model's next turn; None where the conversation has become too long for it, or the trainer ended it."""
         body = {**self._body, "messages": conversation, **({"tools": tools} if tools else {})}
         try:
             return await with_deadline(
@@ -177,9 +201,11 @@ class _Episode:
             if any(message["role"] == "assistant" for message in conversation):
                 return None
             raise EpisodeFailedError(StopReason.PROMPT_REFUSED, str(error)) from error
-        except ConfigError:
-            raise
         except Exception as error:
+            if self._ended():
+                return None
+            if isinstance(error, ConfigError):
+                raise
             raise _failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
 
     async def _step(self, turn: ChatTurn) -> StepResult:
@@ -193,6 +219,14 @@ class _Episode:
         if reason is not None and reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")
         return result
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore(reward: float) -> None:
+    pass
 
 
 def _make(factory: EnvFactory) -> BaseEnv:

@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ["tools", "envs", "wrappers", "rollout", "front"]
+ALIASES = {"toolgym_v1": "rollout/adapters/verifiers/toolgym_v1"}
+"""Packages at the top whose name a trainer decides: verifiers imports a taskset by its id."""
 
 
 def package_dirs() -> dict[str, str]:
@@ -77,7 +79,7 @@ def test_the_layer_rule_can_fail():
 
 def test_every_layer_is_mapped():
     expected = {"toolgym": "front"} | {f"toolgym.{layer}": layer for layer in LAYERS[:-1]}
-    assert package_dirs() == expected
+    assert package_dirs() == expected | ALIASES
 
 
 ORDERS = {
@@ -260,6 +262,9 @@ def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
         for path in (ROOT / layer).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 wanted.add(str(prefix / path.relative_to(ROOT / layer)))
+    for name, folder in ALIASES.items():
+        inside = str(Path("toolgym") / folder)
+        wanted = {name + one.removeprefix(inside) if one.startswith(inside) else one for one in wanted}
     assert held == wanted
     assert "Requires-Python: >=3.11" in metadata
     for extra in ("cli", "rollout", "sglang", "ray", "viewer", "trl", "verl", "testing", "dev"):

@@ -143,6 +143,28 @@ async def test_a_conversation_that_became_too_long_ends_the_episode_and_a_prompt
     assert caught.value.stop_reason is StopReason.PROMPT_REFUSED
 
 
+async def test_a_trainer_that_ended_the_episode_has_the_reward_until_then():
+    def refuse(messages):
+        if messages[-1]["role"] == "user":
+            return interpreter("print(6*7)")
+        return web.json_response({"error": {"message": "rollout stopped: max_turns"}}, status=400)
+
+    def paid():
+        env = ToolEnv([], [Task.from_row(ROW)])
+        step = env.step
+
+        async def paid_step(action):
+            return (await step(action))._replace(reward=0.25)
+
+        env.step = paid_step
+        return env
+
+    async with gateway(refuse) as server:
+        assert await run(ROW, base_url=server.url, env=paid, ended=lambda: True) == 0.25
+        with pytest.raises(ConfigError, match="rollout stopped"):
+            await run(ROW, base_url=server.url, env=paid, ended=lambda: False)
+
+
 async def test_a_server_that_is_full_is_asked_again():
     answers = iter([web.Response(status=429, headers={"Retry-After": "0"}), "#### 42"])
     async with gateway(lambda messages: next(answers)) as server:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.endpoint import ENV_VARIABLE
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from slime.utils.types import Sample
-
-ENV_VARIABLE = "TOOLGYM_ENV"
-"""Environment variable that names the env where neither the sample nor slime's arguments do."""
 
 _GROUP_ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _HOOKS = "toolgym.rollout.adapters.slime"

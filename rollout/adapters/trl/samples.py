@@ -9,6 +9,7 @@ import numpy as np
 
 from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.turn_messages import turn_places
 from toolgym.tools.errors import BatchError, missing_extra
 
 if TYPE_CHECKING:
@@ -72,10 +73,9 @@ def to_rollout_samples(
 
 
 def _prompt_length(trajectory: Trajectory) -> int:
-    """How many messages come before the policy's first: each turn made one of the assistant's at most."""
-    roles = [message["role"] for message in trajectory.messages]
-    places = [place for place, role in enumerate(roles) if role == "assistant"]
-    return places[-len(trajectory.turns)] if 0 < len(trajectory.turns) <= len(places) else len(roles)
+    """How many messages come before the policy's first."""
+    places = turn_places(trajectory)
+    return places[0] if places else len(trajectory.messages)
 
 
 def _version(trajectory: Trajectory, sequence: TokenSequence) -> int:

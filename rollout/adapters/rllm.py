@@ -1,0 +1,148 @@
+"""rLLM: an env as an agent and an evaluator, found by the entry points `rllm.agents` and `rllm.evaluators`.
+
+The contract is that of rLLM's sources of August 2026 (`rllm/types.py`, `rllm/eval/types.py`,
+`rllm/eval/agent_loader.py`, `rllm/engine/agentflow_engine.py`): the agent plays against a session of rLLM's gateway,
+which keeps the tokens of every request, and rLLM puts them into the steps that the agent names, one for each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.endpoint import run
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, MissingExtraError, named_keywords, shorten
+
+if TYPE_CHECKING:
+    from rllm.eval.types import EvalOutput
+    from rllm.types import AgentConfig, Episode
+    from rllm.types import Task as RllmTask
+
+FULL_MARKS = 1.0
+"""A reward of so much or more is a correct answer for rLLM."""
+
+_GRACE = 60.0
+"""Seconds that `run` waits longer than the episode's deadline: for the env to be closed."""
+
+
+class ToolgymAgent:
+    """rLLM's `AgentFlow` that plays one episode of an env. `--agent toolgym` makes one without arguments.
+
+    Args:
+        env: an env id, or a function that makes an env; None: the row's column `env_id`, or `TOOLGYM_ENV` of the
+            environment.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        limits: its deadlines hold; tokens are bounded by rLLM.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind.
+    """
+
+    name = "toolgym"
+
+    @named_keywords
+    def __init__(
+        self,
+        env: str | Callable[[], BaseEnv] | EnvFactory | None = None,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        limits: EpisodeLimits | None = None,
+    ) -> None:
+        if env is None and env_kwargs:
+            raise ConfigError("env_kwargs go with an env id")
+        self._env = None if env is None else EnvFactory.of(env, env_kwargs)
+        self._limits = limits or EpisodeLimits()
+
+    async def arun(self, task: RllmTask, config: AgentConfig) -> Episode:
+        """Play one episode. rLLM calls it.
+
+        Args:
+            task: its `metadata` are a row in verl's shape (see `Task.from_row`), or any row: then `instruction` is
+                the user's message, and the column `ground_truth` or `answer` what the scorer compares with.
+            config: says where the model is.
+
+        Returns:
+            One trajectory with the reward, and a step with its reward for each turn.
+
+        Raises:
+            EpisodeFailedError: something broke the episode off; rLLM plays it again.
+            ConfigError: no env is named, or the row is no task.
+        """
+        try:
+            from rllm.types import Episode, Step, Trajectory
+        except ImportError as error:
+            raise _missing("An agent", error) from error
+        rewards: list[float] = []
+        reward = await run(
+            _task(task),
+            base_url=config.base_url,
+            model=config.model,
+            env=self._env,
+            limits=self._limits,
+            on_turn=rewards.append,
+        )
+        steps = [Step(reward=one, done=number == len(rewards)) for number, one in enumerate(rewards, start=1)]
+        trajectory = Trajectory(name=self.name, task=task.metadata, steps=steps, reward=reward)
+        return Episode(id=config.session_uid, task=task.metadata, trajectories=[trajectory])
+
+    def run(self, task: RllmTask, config: AgentConfig) -> Episode:
+        """Do as `arun`, for a caller without an event loop."""
+        bridge = EventLoopThread(name="toolgym-rllm")
+        try:
+            return bridge.run(self.arun(task, config), self._limits.episode_timeout + _GRACE)
+        finally:
+            bridge.close()
+
+
+class ToolgymEvaluator:
+    """rLLM's `Evaluator` for episodes of `ToolgymAgent`: the reward is the env's. `--evaluator toolgym` makes one."""
+
+    def evaluate(self, task: RllmTask, episode: Episode) -> EvalOutput:
+        """Say what an episode is worth. rLLM calls it.
+
+        Raises:
+            ConfigError: another agent played the episode.
+        """
+        try:
+            from rllm.eval.types import EvalOutput, Signal
+        except ImportError as error:
+            raise _missing("An evaluator", error) from error
+        rewards = [one.reward for one in episode.trajectories if one.name == ToolgymAgent.name]
+        if len(rewards) != 1 or rewards[0] is None:
+            raise ConfigError(
+                "the evaluator 'toolgym' reads the reward that the agent 'toolgym' left in its one trajectory, got "
+                f"{shorten(repr([(one.name, one.reward) for one in episode.trajectories]))}: give --agent toolgym"
+            )
+        [reward] = rewards
+        return EvalOutput(reward=reward, is_correct=reward >= FULL_MARKS, signals=[Signal("reward", reward)])
+
+
+def _missing(what: str, cause: ImportError) -> MissingExtraError:
+    return MissingExtraError(
+        f"{what} of rLLM needs rLLM ({cause}), which is installed from its repository: "
+        "https://github.com/rllm-org/rllm",
+        name=cause.name,
+    )
+
+
+def _task(task: RllmTask) -> Task:
+    row = getattr(task, "metadata", None)
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"a task of rLLM has its row in metadata, got {shorten(repr(task))}")
+    row = dict(row)
+    if "prompt" not in row:
+        if not isinstance(task.instruction, str) or not task.instruction:
+            raise ConfigError(
+                "a task needs a text as its instruction, or a row in verl's shape; got "
+                f"instruction={shorten(repr(task.instruction))}"
+            )
+        row["prompt"] = [{"role": "user", "content": task.instruction}]
+    if "reward_model" not in row:
+        row["reward_model"] = {"ground_truth": row.get("ground_truth", row.get("answer"))}
+    return Task.from_row(row, id=str(task.id))

@@ -1,0 +1,18 @@
+"""verifiers and prime-rl: toolgym's envs as a taskset with its harness, and trajectories as traces.
+
+verifiers finds the taskset by its id `toolgym-v1`, which is the name of a module: see `toolgym_v1/`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from toolgym.rollout.adapters.verifiers.env import ToolgymEnv as ToolgymEnv
+    from toolgym.rollout.adapters.verifiers.harness import ToolgymHarness as ToolgymHarness
+    from toolgym.rollout.adapters.verifiers.taskset import ToolgymTaskset as ToolgymTaskset
+    from toolgym.rollout.adapters.verifiers.trace import to_trace as to_trace
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
