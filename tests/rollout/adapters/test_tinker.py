@@ -199,6 +199,20 @@ async def test_the_data_set():
         await ToolgymDatasetBuilder(num_tasks=2, batch_size=2, group_size=4, tasks=[TASK], **given)()
 
 
+def test_its_own_config_takes_the_builder():
+    from tinker_cookbook.rl.train import Config
+
+    made = ToolgymDatasetBuilder(
+        env="CodeInterpreter-v0", tokenizer=str(tiny_policy_path()), num_tasks=2, batch_size=1, group_size=2,
+        max_trajectory_tokens=2048,
+    )  # fmt: skip
+    config = Config(
+        model_name="Qwen/Qwen3-8B", recipe_name="toolgym", log_path="unused", learning_rate=1e-5, max_tokens=512,
+        dataset_builder=made, rollout_error_tolerance=MinViableGroup(),
+    )  # fmt: skip
+    assert config.dataset_builder.group_size == 2
+
+
 def policy_tokens(*ids):
     return Segment.policy(ids, [-0.5] * len(ids), ["3"] * len(ids))
 
