@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from tests.rollout.adapters.page import program
 from toolgym.envs import StopReason, ToolEnv
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools import tool
@@ -99,6 +100,11 @@ def test_its_vector_env_and_its_wrapper(made, tokenizer):
     finally:
         for env in envs.envs:
             env.unwrapped.close()
+
+
+def test_the_program_of_the_page():
+    exec(program("GEM and ROLL"), names := {})
+    assert (names["terminated"], names["info"]["use_tool"]) == (False, True)
 
 
 def test_what_breaks_is_an_error(made, monkeypatch):

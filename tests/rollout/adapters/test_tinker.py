@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.rollout.adapters.page import program
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.envs import ArithmeticTasks
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -200,17 +201,9 @@ async def test_the_data_set():
 
 
 def test_its_own_config_takes_the_builder():
-    from tinker_cookbook.rl.train import Config
-
-    made = ToolgymDatasetBuilder(
-        env="CodeInterpreter-v0", tokenizer=str(tiny_policy_path()), num_tasks=2, batch_size=1, group_size=2,
-        max_trajectory_tokens=2048,
-    )  # fmt: skip
-    config = Config(
-        model_name="Qwen/Qwen3-8B", recipe_name="toolgym", log_path="unused", learning_rate=1e-5, max_tokens=512,
-        dataset_builder=made, rollout_error_tolerance=MinViableGroup(),
-    )  # fmt: skip
-    assert config.dataset_builder.group_size == 2
+    exec(program("tinker-cookbook"), names := {})
+    assert names["config"].dataset_builder.group_size == 8
+    assert isinstance(names["config"].effective_rollout_strategy(), MinViableGroup)
 
 
 def policy_tokens(*ids):

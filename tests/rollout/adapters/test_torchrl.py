@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.rollout.adapters.page import program
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Segment, TokenSequence, Trajectory, make_batch, tiny_policy_path
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
@@ -46,10 +47,14 @@ def trajectory(name, model, prompt, *parts, reward):
 
 
 @pytest.fixture(scope="module")
-def batch(model):
+def trajectories(model):
     long = trajectory("long", model, [5, 6, 7, 8], [9, 10], [11, 12, 13], [14, 15, 16], reward=1.0)
-    short = trajectory("short", model, [5, 6], [20, 21], [22], [23], reward=0.0)
-    return make_batch([long, short], pad_token_id=0)
+    return [long, trajectory("short", model, [5, 6], [20, 21], [22], [23], reward=0.0)]
+
+
+@pytest.fixture(scope="module")
+def batch(trajectories):
+    return make_batch(trajectories, pad_token_id=0)
 
 
 ADVANTAGES = torch.tensor([1.0, -0.5])
@@ -114,6 +119,11 @@ def test_a_training_step_with_the_entropy_bonus(batch, tokenizer):
     sampled = batch.response_mask[0].bool().tolist()
     better = [new - old for new, old, one in zip(after[3:], before[3:], sampled, strict=True) if one]
     assert sum(better) > 0
+
+
+def test_the_program_of_the_page(model, trajectories, tokenizer):
+    exec(program("TorchRL"), names := {"model": model, "trajectories": trajectories, "tokenizer": tokenizer})
+    assert names["loss"].loss_objective.isfinite()
 
 
 def test_refused(batch):
