@@ -5,6 +5,7 @@ The contract is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`).
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,8 +83,7 @@ class ToolgymGroupBuilder(types.EnvGroupBuilder):  # type: ignore[misc]  # tinke
     async def cleanup(self) -> None:
         """End the episodes that still play. tinker-cookbook calls it when the group is over, whatever happened."""
         made, self._made = self._made, []
-        for env in made:
-            await env.close()
+        await asyncio.gather(*(env.close() for env in made))
 
     def logging_tags(self) -> list[str]:
         """The env's name."""

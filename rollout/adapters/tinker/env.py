@@ -79,7 +79,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         require_usable(self._config, max_trajectory_tokens)
         self._factory, self._task, self._tokenizer = factory, task, tokenizer
         self._most = max_trajectory_tokens
-        self._place = {"task_index": task_index, "sample_index": sample_index}
+        self._place: dict[str, Any] = {"task_index": task_index, "sample_index": sample_index}
         self._playing: asyncio.Task[Trajectory] | None = None
         self._asked: asyncio.Future[GenerationRequest]
         self._answer: asyncio.Future[dict[str, Any]]
@@ -181,8 +181,9 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
     async def _until_asked(self) -> GenerationRequest | Trajectory:
         """The episode's next request, or the whole of it when it is over. A caller that gives up ends the episode."""
         assert self._playing is not None
+        either: list[asyncio.Future[Any]] = [self._playing, self._asked]
         try:
-            await asyncio.wait([self._playing, self._asked], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.close()
             raise
