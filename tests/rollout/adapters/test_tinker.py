@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -22,7 +23,12 @@ import tinker
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollout_strategy import MinViableGroup
-from tinker_cookbook.rl.rollouts import do_group_rollout, do_group_rollout_and_filter_constant_reward, do_single_rollout
+from tinker_cookbook.rl.rollouts import (
+    do_group_rollout,
+    do_group_rollout_and_filter_constant_reward,
+    do_single_rollout,
+    set_rollout_executor,
+)
 
 from toolgym.rollout.adapters.tinker import ToolgymDatasetBuilder, ToolgymGroupBuilder, to_groups
 
@@ -127,6 +133,20 @@ async def test_what_breaks_is_left_out_of_its_group(tokenizer):
     assert [(one.error_type, one.error_message) for one in group.rollout_errors] == [
         ("EpisodeFailedError", "RuntimeError: no sandbox")
     ]
+
+
+async def test_its_executor_plays_a_group_on_a_loop_of_its_own(tokenizer):
+    answers = iter(["#### 6", "#### 7"])
+    policy = Sampled(tokenizer, lambda seen: next(answers))
+    with ThreadPoolExecutor(1) as executor:
+        set_rollout_executor(executor)
+        try:
+            group = await do_group_rollout_and_filter_constant_reward(
+                SamplingClient(policy), builder(), 200, 1.0, True, enable_logging=False
+            )
+        finally:
+            set_rollout_executor(None)
+    assert sorted(group.get_total_rewards()) == [0.0, 1.0]
 
 
 async def test_a_turn_that_is_cut_ends_the_episode(tokenizer):
