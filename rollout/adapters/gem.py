@@ -1,0 +1,147 @@
+"""Our envs in GEM: importing this module registers each id as `toolgym:ID`, and `gem.make` makes a text env of it.
+
+The contract is that of `gem-llm` 0.1.0 (`gem/core.py`, `gem/envs/registration.py`): `reset(seed=)` returns
+`(text, info)`, `step(text)` the 5-tuple, in which an episode that reached its last turn is terminated as well as
+truncated. ROLL makes its envs with `gem.make(env_type, **env_config)` and has no import of its own for them, so this
+module also has the names of its env managers: `env_manager_cls: toolgym.rollout.adapters.gem.TrajEnvManager`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
+from toolgym.envs.registry import make, registered
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.errors import ConfigError, missing_package
+from toolgym.tools.message import Message
+from toolgym.tools.schema import ToolSchema
+
+try:
+    import gem
+    from gem.envs.registration import ENV_REGISTRY
+    from gem.utils.constants import TERMINAL_STATE
+except ImportError as error:
+    raise missing_package("gem-llm", "An env for GEM", error) from error
+
+PREFIX = "toolgym:"
+"""What stands before our ids in GEM's registry."""
+
+_MANAGERS = {"TrajEnvManager": "traj_env_manager", "StepEnvManager": "step_env_manager"}
+
+
+class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
+    """An env of ours as a GEM env: texts in, texts out.
+
+    GEM's texts say themselves how tools are called, so the first observation ends with a description of the tools. An
+    episode that the infrastructure broke off raises `EpisodeFailedError`: GEM has no other way to say it.
+
+    Args:
+        env: an env id of ours.
+        instructions: what the model reads about its tools behind the task; None: their schemas, and that calls are
+            written as JSON between `<tool_call>` tags. Empty where a chat template tells of the tools.
+        end_of_turn: where a turn's text ends, for callers that decode special tokens, as ROLL does: `<|im_end|>`.
+        seed: of the first episode, where `reset` is given none.
+        kwargs: for `toolgym.make`. `parser` says how calls are written.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: calls are written in another way, and `instructions` were not given.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        *,
+        instructions: str | None = None,
+        end_of_turn: str = "",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if instructions is None and kwargs.get("parser", "hermes") != "hermes":
+            raise ConfigError(f"say with instructions=... how calls are written for the parser {kwargs['parser']!r}")
+        self._env = GymnasiumEnv(make(env, **kwargs))
+        self._instructions, self._end, self._seed = instructions, end_of_turn, seed
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: the same seed gives the same task; None goes on from where the env is.
+
+        Returns:
+            The messages and the tools as text, and an info with an empty `suffix`.
+        """
+        seed, self._seed = self._seed if seed is None else seed, None
+        messages, _ = self._env.reset(seed=seed)
+        tools = self._env.base_env.tool_schemas
+        told = describe_tools(tools) if self._instructions is None else self._instructions
+        return "\n\n".join(filter(None, [_text(messages), told])), {"suffix": ""}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one turn of the policy.
+
+        Returns:
+            `(observation, reward, terminated, truncated, info)`. The info has an empty `suffix`, `use_tool` (whether
+            the observation is a tool's result), the env's `metrics` that are numbers, of which the last ones are the
+            episode's (`metrics_agg_mode`), and `stop_reason` at the end.
+
+        Raises:
+            EpisodeFailedError: the env failed.
+        """
+        if self._end and isinstance(action, str):
+            action = action.partition(self._end)[0]
+        obs, reward, terminated, truncated, info = self._env.step(action)
+        reason = info.get("stop_reason") or StopReason.ANSWERED
+        if reason.failed:
+            raise EpisodeFailedError(reason, "the env ended the episode with this reason")
+        metrics = {name: value for name, value in info.get("metrics", {}).items() if isinstance(value, int | float)}
+        told: dict[str, Any] = {"suffix": "", "metrics": metrics, "metrics_agg_mode": dict.fromkeys(metrics, "last")}
+        told["use_tool"] = any(message["role"] == "tool" for message in obs)
+        done = terminated or truncated
+        if done:
+            told["stop_reason"] = str(reason)
+        return TERMINAL_STATE if done else _text(obs), reward, done, truncated, told
+
+    def close(self) -> None:
+        """End the episode and free what it holds."""
+        self._env.close()
+
+
+def describe_tools(tools: Iterable[ToolSchema]) -> str:
+    """What a model reads about tools where no chat template tells of them; empty without any."""
+    lines = [json.dumps(one.to_openai()["function"], ensure_ascii=False) for one in tools]
+    if not lines:
+        return ""
+    return "\n".join(
+        [
+            "You can call these tools, each described by a line of JSON:",
+            *lines,
+            'Write each call as {"name": ..., "arguments": {...}} between <tool_call> and </tool_call>.',
+            "A turn without a call is your answer.",
+        ]
+    )
+
+
+def register_all() -> None:
+    """Register every env id that GEM does not have yet, as `toolgym:ID`; call it again after `toolgym.register`."""
+    for env_id in registered():
+        if PREFIX + env_id not in ENV_REGISTRY:
+            gem.register(PREFIX + env_id, "toolgym.rollout.adapters.gem:ToolgymGemEnv", env=env_id)
+
+
+def __getattr__(name: str) -> Any:
+    """ROLL's env managers, by the names that they have there: loading one from here registers our ids first."""
+    if name not in _MANAGERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"roll.pipeline.agentic.env_manager.{_MANAGERS[name]}"), name)
+
+
+def _text(messages: Iterable[Message]) -> str:
+    return "\n\n".join(message["content"] for message in messages)
+
+
+register_all()

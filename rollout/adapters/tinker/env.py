@@ -1,0 +1,239 @@
+"""`ToolgymEnv`: one episode as tinker-cookbook's `Env`, which is given each turn's tokens.
+
+The contract is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/rollout_runner.py`). There the trainer
+owns the loop: it samples, and calls `step`. Here the episode runs as a task that waits for each turn's tokens. The
+log-probabilities stay with the trainer, in its transitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.adapters.tinker.contract import RolloutLimits, tinker, types
+from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import ConfigError, EpisodeError, require_whole_number
+from toolgym.wrappers import Wrapper
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REASONS = {
+    StopReason.ANSWERED: types.StopReason.COMPLETED,
+    StopReason.TOO_MANY_BAD_CALLS: types.StopReason.PARSE_ERROR,
+    StopReason.MAX_TURNS: types.StopReason.MAX_TURNS,
+    StopReason.LENGTH: types.StopReason.MAX_TOKENS,
+    StopReason.BUDGET: types.StopReason.MAX_TOKENS,
+}
+"""tinker-cookbook's names for the ends that are no failures."""
+
+
+def stop_metric(trajectory: Trajectory) -> dict[str, float]:
+    """How tinker-cookbook's metrics say why an episode ended."""
+    reason = _REASONS.get(trajectory.stop_reason, trajectory.stop_reason)
+    return {f"{types.STOP_METRIC_PREFIX}{reason.value}": 1.0}
+
+
+class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be missing
+    """Plays one episode of an env with the tokens that tinker-cookbook samples.
+
+    An episode that something broke off raises, as tinker-cookbook expects: its rollout strategy then leaves it out of
+    the group, or plays it anew.
+
+    Args:
+        factory: makes the env.
+        task: the task.
+        tokenizer: the model's.
+        max_trajectory_tokens: most tokens of prompt and response together.
+        config: how the episode is played. Its `sampling` is not used; `limits.max_response_tokens` must be None.
+        task_index: number of the task in its data set, counted from 0.
+        sample_index: number of the episode in its group, counted from 0.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or the limits have a bound that tinker-cookbook does not keep.
+    """
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        task: Task,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        max_trajectory_tokens: int,
+        config: RunConfig | None = None,
+        task_index: int = 0,
+        sample_index: int = 0,
+    ) -> None:
+        self._config = config or RunConfig()
+        require_usable(self._config, max_trajectory_tokens)
+        self._factory, self._task, self._tokenizer = factory, task, tokenizer
+        self._most = max_trajectory_tokens
+        self._place: dict[str, Any] = {"task_index": task_index, "sample_index": sample_index}
+        self._playing: asyncio.Task[Trajectory] | None = None
+        self._asked: asyncio.Future[GenerationRequest]
+        self._answer: asyncio.Future[dict[str, Any]]
+        self._earned = self._paid = 0.0
+
+    @property
+    def rollout_limits(self) -> RolloutLimits:
+        """The bound that tinker-cookbook's rollout keeps when it is given no limits of its own."""
+        return RolloutLimits(max_trajectory_tokens=self._most)
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
+        """Begin the episode.
+
+        Returns:
+            The prompt, and the ids that end a turn.
+
+        Raises:
+            EpisodeFailedError: the env or the prompt failed.
+            EpisodeError: it has begun already.
+        """
+        if self._playing is not None:
+            raise EpisodeError("an env of tinker-cookbook plays one episode: make another one with make_envs()")
+        self._asked = asyncio.get_running_loop().create_future()
+        self._playing = asyncio.create_task(self._play())
+        now = await self._until_asked()
+        if isinstance(now, Trajectory):
+            raise _failure(now)
+        return tinker.ModelInput.from_ints(list(now.prompt_ids)), list(now.params.stop_token_ids)
+
+    async def step(self, action: list[int], *, extra: types.ActionExtra | None = None) -> types.StepResult:
+        """Take a turn.
+
+        Args:
+            action: the ids that were sampled, the one that ended the turn included.
+            extra: its `stop_reason`, `stop` or `length`; where it is missing, the last id decides.
+
+        Raises:
+            EpisodeFailedError: the env failed.
+            EpisodeError: there is no episode that waits for a turn.
+            ConfigError: there are more ids than the episode has room for.
+        """
+        if self._playing is None or not self._asked.done():
+            raise EpisodeError(
+                "no episode waits for a turn: call initial_observation() once, and step until it is done"
+            )
+        if self._answer.done():  # a deadline passed meanwhile
+            await asyncio.wait([self._playing])
+            raise _failure(self._playing.result())
+        request = self._asked.result()
+        if len(action) > request.params.max_new_tokens:
+            raise ConfigError(
+                f"a turn of {len(action)} tokens does not fit into the {request.params.max_new_tokens} tokens that are "
+                f"left of max_trajectory_tokens={self._most}: keep to the env's `rollout_limits`"
+            )
+        self._asked = asyncio.get_running_loop().create_future()
+        reason = (extra or {}).get("stop_reason")
+        self._answer.set_result({"token_ids": action, "logprobs": [0.0] * len(action), "finish_reason": reason})
+        now = await self._until_asked()
+        if isinstance(now, GenerationRequest):
+            return types.StepResult(
+                reward=self._pay(self._earned),
+                episode_done=False,
+                next_observation=tinker.ModelInput.from_ints(list(now.prompt_ids)),
+                next_stop_condition=list(now.params.stop_token_ids),
+            )
+        if not now.counts:
+            raise _failure(now)
+        return types.StepResult(
+            reward=self._pay(now.reward),
+            episode_done=True,
+            next_observation=tinker.ModelInput.empty(),
+            next_stop_condition=[],
+            metrics={**stop_metric(now), "tool_calls": len(now.tool_calls)},
+        )
+
+    async def close(self) -> None:
+        """End the episode if it still plays, and free its env."""
+        if self._playing is not None and not self._playing.done():
+            self._playing.cancel()
+            await shielded(asyncio.wait([self._playing]))
+
+    async def _play(self) -> Trajectory:
+        engine = CallableEngine(
+            self._generate,
+            tokenizer=self._tokenizer,
+            context_length=self._most,
+            vocab_size=read_model_config(self._tokenizer.name_or_path).vocab_size or len(self._tokenizer),
+        )
+        watched = EnvFactory(self._factory.env_id, lambda: _Watched(self._factory(), self))
+        return await run_episode(
+            watched, self._task, engine, config=_all_tokens(self._config, self._most), **self._place
+        )
+
+    async def _generate(self, request: GenerationRequest) -> dict[str, Any]:
+        self._answer = asyncio.get_running_loop().create_future()
+        self._asked.set_result(request)
+        return await self._answer
+
+    async def _until_asked(self) -> GenerationRequest | Trajectory:
+        """The episode's next request, or the whole of it when it is over. A caller that gives up ends the episode."""
+        assert self._playing is not None
+        either: list[asyncio.Future[Any]] = [self._playing, self._asked]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        return self._playing.result() if self._playing.done() else self._asked.result()
+
+    def earn(self, reward: float) -> None:
+        """Count what a step of the env gave."""
+        self._earned += reward
+
+    def _pay(self, total: float) -> float:
+        """What is to be paid now, so that all that was paid is the total."""
+        reward, self._paid = total - self._paid, total
+        return reward
+
+
+class _Watched(Wrapper):
+    """Tells what each step gave, when it gave it."""
+
+    def __init__(self, env: BaseEnv, told: ToolgymEnv) -> None:
+        super().__init__(env)
+        self._told = told
+
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        self._told.earn(result.reward)
+        return result
+
+
+def require_usable(config: RunConfig, max_trajectory_tokens: int) -> None:
+    """Check how episodes are to be played.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or the limits have a bound that tinker-cookbook does not keep.
+    """
+    require_whole_number("max_trajectory_tokens", max_trajectory_tokens, at_least=2)
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"config must be a RunConfig, got {config!r}")
+    if config.limits.max_response_tokens is not None:
+        raise ConfigError(
+            "limits.max_response_tokens must be None: tinker-cookbook bounds prompt and response together, with "
+            "max_trajectory_tokens"
+        )
+
+
+def _all_tokens(config: RunConfig, most: int) -> RunConfig:
+    """The config with a sampling that leaves the bound of a turn to tinker-cookbook's `max_tokens`."""
+    return replace(config, sampling=SamplingParams(max_new_tokens=most))
+
+
+def _failure(trajectory: Trajectory) -> EpisodeFailedError:
+    if trajectory.error is None:
+        return EpisodeFailedError(trajectory.stop_reason, "the episode ended before the policy had a turn")
+    return EpisodeFailedError(trajectory.stop_reason, trajectory.error.message)

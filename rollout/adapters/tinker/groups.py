@@ -1,0 +1,89 @@
+"""Trajectories that were played elsewhere as tinker-cookbook's own, which its `data_processing` makes `Datum`s of.
+
+The format is that of tinker-cookbook 0.6.1 (`tinker_cookbook/rl/types.py`, `rl/data_processing.py`): one transition for
+each turn, with the whole context as its observation. A context that does not begin with the one before becomes a
+`Datum` of its own there, so several token sequences need nothing special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from toolgym.rollout.adapters.tinker.contract import TokensWithLogprobs, tinker, types
+from toolgym.rollout.adapters.tinker.env import stop_metric
+from toolgym.rollout.advantages import by_group
+from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.trajectory import Trajectory, require_trajectories
+
+
+def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]:
+    """The groups of trajectories, for `compute_advantages` and `assemble_training_data` of tinker-cookbook.
+
+        groups = to_groups(trajectories)
+        data, _ = assemble_training_data(groups, compute_advantages(groups))
+
+    A trajectory that does not count (see `StopReason.counts`) is among its group's `rollout_errors`, not among its
+    trajectories. A group without any that counts is left out.
+
+    Args:
+        trajectories: whole groups, in any order; those of one run, one task and one role are a group.
+
+    Raises:
+        ConfigError: something else than trajectories was given.
+    """
+    groups: dict[object, list[Trajectory]] = {}
+    for one in require_trajectories(trajectories):
+        groups.setdefault(by_group(one), []).append(one)
+    return [_group(members) for members in groups.values() if any(one.counts for one in members)]
+
+
+def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
+    counting = [one for one in members if one.counts]
+    return types.TrajectoryGroup(
+        trajectories_G=[_trajectory(one) for one in counting],
+        final_rewards_G=[float(one.reward) for one in counting],
+        metrics_G=[{} for _ in counting],
+        rollout_errors=[
+            types.RolloutError(one.stop_reason.value, "" if one.error is None else one.error.message)
+            for one in members
+            if not one.counts
+        ],
+    )
+
+
+def _trajectory(trajectory: Trajectory) -> types.Trajectory:
+    turns = [turn for sequence in trajectory.sequences for turn in _turns(sequence)] or [([], [], [])]
+    transitions = [
+        types.Transition(
+            ob=tinker.ModelInput.from_ints(context) if context else tinker.ModelInput.empty(),
+            ac=TokensWithLogprobs(tokens=ids, maybe_logprobs=logprobs),
+            reward=0.0,  # the group has the whole episode's
+            episode_done=False,
+        )
+        for context, ids, logprobs in turns
+    ]
+    transitions[-1].episode_done = True
+    transitions[-1].metrics = stop_metric(trajectory)
+    [reason] = transitions[-1].metrics
+    return types.Trajectory(
+        transitions=transitions,
+        final_ob=tinker.ModelInput.empty(),
+        stop_reason=reason.removeprefix(types.STOP_METRIC_PREFIX),
+    )
+
+
+def _turns(sequence: TokenSequence) -> Iterator[tuple[list[int], list[int], list[float]]]:
+    """Context, ids and log-probabilities of each turn. Parts of a turn that was resumed follow each other."""
+    context = sequence.prompt_ids.tolist()
+    ids: list[int] = []
+    logprobs: list[float] = []
+    for segment in sequence.segments:
+        if segment.is_policy:
+            ids += segment.token_ids.tolist()
+            logprobs += segment.logprobs.tolist()
+        elif len(segment):
+            if ids:
+                yield context, ids, logprobs
+            context, ids, logprobs = [*context, *ids, *segment.token_ids.tolist()], [], []
+    if ids:
+        yield context, ids, logprobs

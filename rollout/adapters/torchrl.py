@@ -1,0 +1,71 @@
+"""A batch as the `TensorDict` that TorchRL's `GRPOLoss` takes, with `masking_strategy="rlhf"`.
+
+The format is that of TorchRL 0.14.1 (`torchrl/objectives/llm/grpo.py`, `torchrl/modules/llm/policies`): whole
+sequences, with each token's mask, log-probability and advantage at its own place. All rows are padded on the left to
+the length of the longest one. TorchRL takes ragged rows too, but it pads their advantages on the right and everything
+else on the left.
+"""
+
+from __future__ import annotations
+
+from toolgym.rollout.batch.batch import Batch
+from toolgym.tools.errors import BatchError, ConfigError, missing_package
+
+try:
+    import torch
+    from tensordict import TensorDict
+except ImportError as error:
+    raise missing_package("torchrl", "A batch for TorchRL", error) from error
+
+
+def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:
+    """The batch for `GRPOLoss(TransformersWrapper(..., input_mode="tokens", generate=False, pad_output=True), ...)`.
+
+    Args:
+        batch: made of all that the advantages were computed for; parts of it (`Batch.select`) may go in one by one.
+        advantages: float `[rows]` or `[rows, response]`, for example
+            `batch.per_row(trajectories, group_advantages(trajectories))`.
+
+    Returns:
+        `("tokens", "full")` int64, `("masks", "all_attention_mask")` and `("masks", "all_assistant_mask")` bool,
+        `("log_probs", "full")` float32, all `[rows, tokens]`, and `"advantage"` float32 `[rows, tokens, 1]`. The
+        assistant's mask is true for what the policy sampled; elsewhere log-probabilities and advantages are 0.
+
+    Raises:
+        ConfigError: something else than a batch was given.
+        BatchError: the advantages are of another shape, or one is not finite.
+    """
+    if not isinstance(batch, Batch):
+        raise ConfigError(f"expected a toolgym Batch, as make_batch(trajectories, ...) makes it, got {batch!r:.200}")
+    shapes = [(len(batch),), tuple(batch.responses.shape)]
+    if not isinstance(advantages, torch.Tensor) or tuple(advantages.shape) not in shapes:
+        raise BatchError(f"advantages must be a tensor {shapes[0]} or {shapes[1]}, got {advantages!r:.200}")
+    wrong = (~advantages.isfinite()).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        raise BatchError(f"field advantages: row {row}, {batch.ids[row]!r}, has one that is not finite")
+    attended = batch.attention_mask.bool()
+    lengths = attended.sum(dim=1, keepdim=True)
+    width = int(lengths.max())
+    places = torch.arange(width, device=lengths.device) >= width - lengths
+    flat = batch.flattener()
+
+    def left(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+        made = values.new_full(places.shape, padding)
+        made[places] = values
+        return made
+
+    each = advantages if advantages.dim() == 2 else advantages[:, None].expand_as(batch.responses)
+    return TensorDict(
+        {
+            "tokens": {"full": left(batch.input_ids[attended], batch.pad_token_id)},
+            "masks": {
+                "all_attention_mask": places,
+                "all_assistant_mask": left(flat(batch.response_mask, 0)).bool(),
+            },
+            "log_probs": {"full": left(flat(batch.rollout_log_probs, 0))},
+            "advantage": left(flat(each.float() * batch.response_mask, 0))[:, :, None],
+        },
+        batch_size=[len(batch)],
+        device=lengths.device,
+    )

@@ -1,0 +1,152 @@
+"""Trajectories as Tunix's `TrajectoryItem`s, in whole groups, as its queues and its GRPO learner take them.
+
+The format is that of Tunix 0.1.7: the mode `Token` of `tunix/rl/agentic/trajectory/trajectory_collect_engine.py`, which
+`_process_results` of `agentic_grpo_learner.py` reads. Prompt and conversation are apart. Masks and log-probabilities
+are the conversation's, with 0 on the env's tokens. Rewards need no function of their own: the learner takes
+`trajectory_reward`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from toolgym.envs.types import StopReason
+from toolgym.rollout.advantages import by_group
+from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.tools.errors import BatchError, missing_package, require_whole_number
+
+try:
+    from tunix.rl.agentic.agents.agent_types import TrajectoryItem, TrajectoryStatus
+except ImportError as error:
+    raise missing_package("google-tunix", "The adapter for Tunix", error) from error
+
+log = logging.getLogger("toolgym.rollout.adapters.tunix")
+"""Gets one warning with the groups that were left out."""
+
+_STATUS = {
+    StopReason.MAX_TURNS: TrajectoryStatus.MAX_STEPS_REACHED,
+    StopReason.LENGTH: TrajectoryStatus.MAX_CONTEXT_LIMIT_REACHED,
+    StopReason.BUDGET: TrajectoryStatus.MAX_CONTEXT_LIMIT_REACHED,
+}
+
+
+def to_items(
+    trajectories: Iterable[Trajectory],
+    *,
+    group_size: int,
+    pad_token_id: int,
+    max_prompt_length: int,
+    max_response_length: int,
+    first_group: int = 0,
+) -> list[TrajectoryItem]:
+    """The items of whole groups, group by group, for `GroupQueueManager.put`.
+
+    Tunix takes groups of one size only, and each reward counts in its group. So a group of which a trajectory does not
+    count (see `StopReason.counts`) is left out as a whole, and a warning says so.
+
+    Args:
+        trajectories: whole groups, in any order; those of one run, one task and one role are a group.
+        group_size: Tunix's `num_generations`.
+        pad_token_id: Tunix's; it takes each such id in a prompt for padding.
+        max_prompt_length: Tunix's, in tokens. It would cut longer prompts.
+        max_response_length: Tunix's, in tokens, the env's included. It would cut longer conversations.
+        first_group: number of the first group. Tunix takes its training step from it: the number divided by the groups
+            of a step.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind.
+        BatchError: no group is left, a group is of another size, a trajectory has several token sequences, is longer
+            than that, or has a padding id in its prompt, or a weight version is no whole number.
+    """
+    for name, value, least in (
+        ("group_size", group_size, 1),
+        ("max_prompt_length", max_prompt_length, 1),
+        ("max_response_length", max_response_length, 1),
+        ("first_group", first_group, 0),
+    ):
+        require_whole_number(name, value, at_least=least)
+    groups: dict[object, list[Trajectory]] = {}
+    for one in require_trajectories(trajectories):
+        groups.setdefault(by_group(one), []).append(one)
+    for members in groups.values():
+        if len(members) != group_size:
+            raise BatchError(
+                f"group {members[0].group_id} has {len(members)} trajectories, and Tunix waits for "
+                f"group_size={group_size}"
+            )
+    whole = [members for members in groups.values() if all(one.counts for one in members)]
+    broken = [one for members in groups.values() for one in members if not one.counts]
+    if not whole:
+        reasons = ", ".join(sorted({one.stop_reason.value for one in broken}))
+        raise BatchError(f"no group is left of {len(groups)}: each has a trajectory that does not count ({reasons})")
+    if broken:
+        log.warning(
+            "%d of %d groups were left out, since a trajectory of theirs does not count (%s)",
+            len(groups) - len(whole), len(groups), ", ".join(sorted({one.stop_reason.value for one in broken})),
+        )  # fmt: skip
+    items = []
+    for number, members in enumerate(whole, start=first_group):
+        for pair, one in enumerate(sorted(members, key=lambda one: one.sample_index)):
+            _check(one, pad_token_id, max_prompt_length, max_response_length)
+            told = {"generation_id": pair, "trajectory_id": one.id}
+            items.append(
+                TrajectoryItem(pair_index=pair, group_id=number, start_step=0, traj=_told(one, number), metadata=told)
+            )
+    return items
+
+
+def _told(trajectory: Trajectory, group: int) -> dict[str, Any]:
+    sequence = trajectory.sequence
+    return {
+        "conversation_text": [dict(message) for message in trajectory.messages],
+        "prompt_tokens": sequence.prompt_ids.astype(np.int32),
+        "conversation_tokens": sequence.response_ids.astype(np.int32),
+        "conversation_masks": sequence.response_mask.astype(np.int32),
+        "status": _STATUS.get(trajectory.stop_reason, TrajectoryStatus.SUCCEEDED).name,
+        "trajectory_reward": float(trajectory.reward),
+        "env_time": {"step": trajectory.env_seconds},
+        "reward_time": {},
+        "old_logprobs": sequence.logprobs.astype(np.float32),
+        "policy_version": _version(trajectory),
+        "original_input": {"prompts": [trajectory.prompt_text], "task_id": [trajectory.task_id]},
+        "group_id": group,
+    }
+
+
+def _version(trajectory: Trajectory) -> int:
+    """The oldest version that sampled a token; -1, which Tunix never takes for outdated, where none was sampled."""
+    names = {name for one in trajectory.sequence.policy_segments for name, _ in one.version_runs}
+    try:
+        return min(map(int, names), default=-1)
+    except ValueError:
+        raise BatchError(
+            f"field policy_version: trajectory {trajectory.id} has the weight versions {sorted(names)}; Tunix's are "
+            "whole numbers"
+        ) from None
+
+
+def _check(trajectory: Trajectory, pad_token_id: int, max_prompt_length: int, max_response_length: int) -> None:
+    if len(trajectory.sequences) > 1:
+        raise BatchError(
+            f"trajectory {trajectory.id} has {len(trajectory.sequences)} token sequences, and Tunix takes one item for "
+            "each: play with history='append' and without a context policy that revises messages"
+        )
+    sequence = trajectory.sequence
+    for name, length, most in (
+        ("max_prompt_length", len(sequence.prompt_ids), max_prompt_length),
+        ("max_response_length", sequence.response_tokens, max_response_length),
+    ):
+        if length > most:
+            raise BatchError(
+                f"trajectory {trajectory.id} has {length} tokens where {name}={most}; Tunix would cut them: raise it, "
+                "or limit the rollout"
+            )
+    if (sequence.prompt_ids == pad_token_id).any():
+        raise BatchError(
+            f"field prompt_tokens: trajectory {trajectory.id} has the id {pad_token_id} in its prompt, which Tunix "
+            "takes for padding"
+        )
