@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from toolgym.envs.server.catalog import Place, ServedEnv, load_env
 from toolgym.envs.server.session import EnvSession, FailedError, Timeouts
 from toolgym.envs.server.sessions import Sessions
-from toolgym.rollout.adapters.nemo_rl.processor import read_task
+from toolgym.rollout.adapters.task_rows import read_task
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import ConfigError, missing_package, named_fields, shorten

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolgym.envs.as_tools.episode import TASK_COLUMN
-from toolgym.envs.server.catalog import load_env
-from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.task_rows import read_task, task_column, tools_of
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, named_keywords
+from toolgym.tools.errors import named_keywords
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -47,12 +43,7 @@ class TaskProcessor:
         template_kwargs: Mapping[str, Any] | None = None,
         task_name: str = "toolgym",
     ) -> None:
-        bridge = EventLoopThread(name="toolgym-nemo-rl")
-        try:
-            served = bridge.run(load_env(env, dict(env_kwargs or {}), answer_tool=None, endless=1))
-        finally:
-            bridge.close()
-        self._tools = [one.to_openai() for one in served.tools]
+        self._tools = [one.to_openai() for one in tools_of(env, env_kwargs)]
         self._template_kwargs = dict(template_kwargs or {})
         self._task_name = task_name
         self._renderer: ChatRenderer | None = None
@@ -97,23 +88,8 @@ class TaskProcessor:
         return {
             "message_log": [{"role": "user", "content": text, "token_ids": torch.tensor(ids, dtype=torch.int64)}],
             "length": len(ids),
-            "extra_env_info": {TASK_COLUMN: json.dumps(task.to_row())},
+            "extra_env_info": task_column(task),
             "loss_multiplier": float(fits),
             "idx": idx,
             "task_name": self._task_name,
         }
-
-
-def read_task(row: Mapping[str, Any]) -> Task:
-    """The task of a row: its column `toolgym_task` as JSON, or the row itself.
-
-    Raises:
-        ConfigError: it is no task.
-    """
-    text = row.get(TASK_COLUMN)
-    if text is None:
-        return Task.from_row(row)
-    try:
-        return Task.from_row(json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the column {TASK_COLUMN!r} must hold a task's row as JSON, got {text!r}") from error
