@@ -1,4 +1,4 @@
-"""What OpenRLHF runs on and a CPU has not: Ray, which here calls at once, and vLLM, whose words a test writes."""
+"""What OpenRLHF runs on and a CPU has not: DeepSpeed, Ray, which here calls at once, and vLLM, which a test writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import sys
 import types
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -65,11 +66,17 @@ class Actor:
 
 def install(monkeypatch):
     """Make `import ray` and `import vllm` find what OpenRLHF's rollout uses of them."""
+    import openrlhf
+
     for name in list(sys.modules):
-        if name.startswith("openrlhf.trainer"):
+        if name.startswith(("openrlhf.trainer", "openrlhf.models")):
             monkeypatch.delitem(sys.modules, name)
+    models = types.ModuleType("openrlhf.models")  # without what it loads, which needs flash-attn
+    models.__path__ = [str(Path(openrlhf.__file__).parent / "models")]
     made = {
         "ray": MagicMock(remote=lambda made: made, get=lambda one: one, wait=lambda refs, **_: (refs[:1], refs[1:])),
+        "openrlhf.models": models,
+        "deepspeed": MagicMock(),
         "ray.util": MagicMock(),
         "ray.util.placement_group": MagicMock(),
         "ray.util.scheduling_strategies": MagicMock(),

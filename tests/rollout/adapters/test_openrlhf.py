@@ -10,6 +10,7 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
 from tests.rollout.adapters import openrlhf_parts
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
@@ -101,6 +102,21 @@ def test_samples_become_its_experiences(openrlhf, agent_file, tokenizer, level):
     assert batch.action_mask.shape[0] == len(split_experience_batch(batch)) == 2
     assert all(params.max_tokens == 200 for _, params in llm.requests)
     assert all(tokenizer.eos_token_id in params.stop_token_ids for _, params in llm.requests)
+
+
+def test_its_loss_trains_the_policys_tokens_alone(openrlhf, agent_file, tokenizer):
+    from openrlhf.models.loss import PolicyLoss
+
+    made, _ = generator(
+        tokenizer, call_then_answer, agent_file("--env", "CodeInterpreter-v0"), rows_of(Task.from_row(ROW))
+    )
+    [one, _], *_ = made.generate_samples(max_len=2048, max_new_tokens=1024)
+    logprobs = one.rollout_log_probs.clone().requires_grad_()
+    loss, *_ = PolicyLoss(is_correction_level="token")(
+        logprobs, logprobs.detach(), torch.ones_like(logprobs), one.action_mask, one.rollout_log_probs
+    )
+    loss.backward()
+    assert torch.equal(logprobs.grad != 0, one.action_mask == 1)
 
 
 def test_its_bounds_hold(openrlhf, agent_file, tokenizer):
