@@ -19,7 +19,7 @@ from toolgym.envs.server.sessions import Sessions
 from toolgym.rollout.adapters.task_rows import read_task
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.errors import ConfigError, missing_package, named_fields, shorten
+from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields, shorten
 from toolgym.tools.message import Message, user
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall
@@ -30,7 +30,9 @@ try:
     import torch
     from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
 except ImportError as error:
-    raise missing_package("nemo-rl", "An environment for NeMo-RL", error) from error
+    raise MissingExtraError(  # the package of that name in the index is empty
+        f"an environment for NeMo-RL needs NeMo-RL itself (github.com/NVIDIA-NeMo/RL); it cannot be imported: {error}"
+    ) from error
 
 if TYPE_CHECKING:
     from toolgym.tools.schema import ToolSchema

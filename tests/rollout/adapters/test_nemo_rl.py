@@ -136,7 +136,7 @@ def test_without_nemo_rl_there_is_no_environment(monkeypatch):
     monkeypatch.delitem(sys.modules, HOME, raising=False)
     monkeypatch.setitem(sys.modules, "nemo_rl", None)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match="nemo-rl"):
+    with pytest.raises(MissingExtraError, match="NeMo-RL"):
         from toolgym.rollout.adapters.nemo_rl import ToolgymEnvironment  # noqa: F401
 
 
