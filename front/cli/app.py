@@ -20,6 +20,7 @@ COMMANDS = {
     "envs": "List the ids of envs.",
     "check-template": "Check whether a model's chat template keeps tokens exact.",
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
+    "export": "Write an env as a file that a trainer loads.",
     "serve": "Serve the sandbox, or envs, over HTTP.",
 }
 """Each command and what it does. Its module, `toolgym.cli.NAME`, is loaded when it is used, and holds it as `app`."""

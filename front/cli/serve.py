@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from toolgym.cli.user_code import env_ids, load_env
+from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 
 app = typer.Typer(
     name="serve", help="Serve the sandbox, or envs, over HTTP.", no_args_is_help=True, add_completion=False
@@ -182,7 +181,7 @@ def openenv_command(
     }
     named = [*(envs or ()), *(env or ())]
     if named:
-        flags["envs"] = dict.fromkeys(named, _kwargs(env_kwargs))
+        flags["envs"] = dict.fromkeys(named, read_env_kwargs(env_kwargs))
     elif env_kwargs is not None:
         raise ConfigError("--env-kwargs goes with ENV; in a file each env has its own")
     settings = load_config(config, flags)
@@ -196,16 +195,3 @@ def openenv_command(
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     console = Console(soft_wrap=True, highlight=False)
     asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
-
-
-def _kwargs(text: str | None) -> dict[str, Any]:
-    """Read the arguments of an env. Raises ConfigError."""
-    from toolgym.tools.errors import ConfigError
-
-    try:
-        read = json.loads(text) if text is not None else {}
-    except ValueError as error:
-        raise ConfigError(f"--env-kwargs: not JSON: {error}") from None
-    if not isinstance(read, dict):
-        raise ConfigError(f"--env-kwargs: expected a JSON object such as '{{\"max_turns\": 4}}', got {text}")
-    return read

@@ -1,9 +1,10 @@
-"""Modules of the user's own: envs as `module:Id`, and tools that a tool file names."""
+"""What a command line says of the user's own: envs as `module:Id`, their arguments, tools that a tool file names."""
 
 from __future__ import annotations
 
+import json
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgym.tools.errors import ConfigError, ToolgymError
 
@@ -35,6 +36,21 @@ def load_env(name: str) -> EnvSpec:
         raise
     except Exception as error:
         raise _broken(name.rpartition(":")[0], error) from error
+
+
+def read_env_kwargs(text: str | None) -> dict[str, Any]:
+    """Read the arguments of an env, given as `--env-kwargs`.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        read = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise ConfigError(f"--env-kwargs: not JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise ConfigError(f"--env-kwargs: expected a JSON object such as '{{\"max_turns\": 4}}', got {text}")
+    return read
 
 
 def import_module(name: str) -> None:

@@ -1,0 +1,271 @@
+"""`ToolgymServer`: an env as a resources server of NeMo-Gym, a session of its own for each rollout.
+
+NeMo-Gym's agent owns the turns and its model server keeps the tokens. Here each tool call is a turn of the env, and so
+is the answer, which `/verify` finds at the end of the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from toolgym.envs.server.catalog import Place, ServedEnv, load_env
+from toolgym.envs.server.session import EnvSession, FailedError, NoSessionError, Timeouts
+from toolgym.envs.server.sessions import Sessions
+from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.task_rows import read_task
+from toolgym.tools.errors import ConfigError, EpisodeError, missing_package, shorten
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.serving.admission import BusyError, Gate
+
+try:
+    from fastapi import FastAPI, HTTPException, Request
+    from fastapi.responses import PlainTextResponse
+    from nemo_gym.base_resources_server import (
+        BaseResourcesServerConfig,
+        BaseSeedSessionRequest,
+        BaseSeedSessionResponse,
+        BaseVerifyRequest,
+        BaseVerifyResponse,
+        ResourcesCloseSessionRequest,
+        ResourcesCloseSessionResponse,
+        ResourcesSeedSessionRequest,
+        ResourcesSeedSessionResponse,
+        ReverifyMode,
+        SimpleResourcesServer,
+    )
+    from nemo_gym.failure_kinds import SESSION_LOST
+    from nemo_gym.server_utils import SESSION_ID_KEY
+    from pydantic import ConfigDict, Field, PrivateAttr
+except ImportError as error:
+    raise missing_package("nemo-gym", "A resources server of NeMo-Gym", error) from error
+
+REMEMBERED = 100_000
+"""Names of closed sessions that are kept, so that a seed that comes late does not open one again."""
+
+OVER = "The episode is over: no tool can be called any more."
+UNAVAILABLE = "The tools are not available: the environment failed."
+
+
+class ToolgymServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]  # NeMo-Gym has no types
+    """The server's settings, beside NeMo-Gym's own.
+
+    Attributes:
+        env: an env id.
+        env_kwargs: for `toolgym.make`.
+        max_sessions: most episodes at once.
+        max_concurrent: most resets and steps at once.
+        reset_timeout: seconds for a reset.
+        step_timeout: seconds for a tool call, or for scoring.
+        queue_timeout: seconds that a call waits for its turn and for permits.
+        idle_timeout: seconds after which a session is closed that nothing asks for.
+    """
+
+    REVERIFY_MODE = ReverifyMode.UNSUPPORTED
+    env: str
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    max_sessions: int = 8192
+    max_concurrent: int = 1024
+    reset_timeout: float = 600.0
+    step_timeout: float = 600.0
+    queue_timeout: float = 600.0
+    idle_timeout: float = 3600.0
+
+
+class SeedRequest(BaseSeedSessionRequest):  # type: ignore[misc]
+    """A row of the data, as agents send it."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class VerifyRequest(BaseVerifyRequest):  # type: ignore[misc]
+    """A row of the data with the response."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class VerifyResponse(BaseVerifyResponse):  # type: ignore[misc]
+    """The same with the reward, or masked where something broke the episode off.
+
+    Attributes:
+        stop_reason: why the episode ended; None where it did not.
+        turns: the env's turns.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    stop_reason: str | None = None
+    turns: int = 0
+
+
+class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
+    """Serves the env that its config names.
+
+    Raises:
+        ConfigError: the first session finds that the env cannot be made.
+    """
+
+    ray_enabled = False
+    config: ToolgymServerConfig
+    _sessions: Sessions = PrivateAttr()
+    _served: ServedEnv | None = PrivateAttr(default=None)
+    _opening: asyncio.Lock = PrivateAttr(default_factory=asyncio.Lock)
+    _closed: dict[str, None] = PrivateAttr(default_factory=dict)
+
+    def setup_webserver(self) -> FastAPI:
+        """Make the app. NeMo-Gym calls it."""
+        config = self.config
+        timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
+        gate = Gate(config.max_concurrent, config.max_sessions, config.queue_timeout)
+        self._sessions = Sessions(config.max_sessions, config.idle_timeout, timeouts, gate)
+        app = super().setup_webserver()
+        app.post("/{tool}")(self.call_tool)  # behind the routes of NeMo-Gym
+        inner = app.router.lifespan_context
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+            async with inner(app) as state:
+                try:
+                    yield state
+                finally:
+                    await self._sessions.close()
+
+        app.router.lifespan_context = lifespan
+        return app
+
+    async def seed_session(
+        self, request: Request, body: ResourcesSeedSessionRequest | SeedRequest
+    ) -> ResourcesSeedSessionResponse | BaseSeedSessionResponse:
+        """Begin the episode of a row. One whose env fails is begun all the same, and masked by `verify`."""
+        if isinstance(body, ResourcesSeedSessionRequest):
+            name = request.session[SESSION_ID_KEY] = body.resources_session_id
+            await self._begin(name, body.task_data)
+            return ResourcesSeedSessionResponse(resources_session_id=name)
+        await self._begin(request.session[SESSION_ID_KEY], body.model_extra or {})
+        return BaseSeedSessionResponse()
+
+    async def close_resources_session(self, body: ResourcesCloseSessionRequest) -> ResourcesCloseSessionResponse:
+        """Close a session, if it is there, and keep it from being opened again."""
+        name = body.resources_session_id
+        self._closed[name] = None
+        if len(self._closed) > REMEMBERED:
+            del self._closed[next(iter(self._closed))]
+        await self._sessions.discard(name)
+        return ResourcesCloseSessionResponse(resources_session_id=name)
+
+    async def call_tool(self, tool: str, request: Request) -> PlainTextResponse:
+        """Call a tool, and return what the model reads."""
+        arguments = await _json(request)
+        try:
+            session = self._sessions.find(request.session[SESSION_ID_KEY])
+            if session.episode is None and not session.busy:
+                return PlainTextResponse(UNAVAILABLE, 503)
+            return PlainTextResponse((await session.call_tool(tool, arguments)).text)
+        except EpisodeError:
+            return PlainTextResponse(OVER)
+        except NoSessionError as error:
+            return PlainTextResponse(str(error), 404)
+        except FailedError:
+            return PlainTextResponse(UNAVAILABLE, 503)
+        except BusyError as error:
+            raise HTTPException(429, str(error)) from error
+
+    async def verify(self, request: Request, body: VerifyRequest) -> VerifyResponse:
+        """Take the answer as the episode's last turn, and say what the episode is worth."""
+        name = request.session[SESSION_ID_KEY]
+        try:
+            session = self._sessions.find(name)
+        except NoSessionError as error:
+            return _masked(body, SESSION_LOST, str(error))
+        try:
+            return await self._verified(session, body)
+        except NoSessionError as error:
+            return _masked(body, SESSION_LOST, str(error))
+        except FailedError as error:
+            return _masked(body, f"toolgym:{error.stop_reason.value}", str(error))
+        finally:
+            await self._sessions.discard(name)
+
+    async def _verified(self, session: EnvSession, body: VerifyRequest) -> VerifyResponse:
+        episode, answer = session.episode, answer_of(body.response)
+        if episode is None:
+            return _masked(body, f"toolgym:{StopReason.RESET_FAILED.value}", "the env could not be made or reset")
+        if answer is not None and episode.stop_reason is None:
+            await session.step(ParsedTurn(answer, answer, [], []))
+        reason = episode.stop_reason
+        if reason is not None and not reason.counts:
+            return _masked(body, f"toolgym:{reason.value}", f"the episode ended with {reason.value}")
+        return VerifyResponse(
+            **body.model_dump(),
+            reward=episode.reward,
+            stop_reason=None if reason is None else reason.value,
+            turns=episode.steps,
+        )
+
+    async def _begin(self, name: str, row: Mapping[str, Any]) -> None:
+        if name in self._closed:
+            raise HTTPException(409, f"the session {name!r} was closed")
+        served = await self._open()
+        with contextlib.suppress(NoSessionError):
+            self._sessions.find(name)
+            return  # a seed that is repeated
+        try:
+            task = read_task(row)
+            session = self._sessions.open(served, name)
+        except ConfigError as error:
+            raise HTTPException(422, str(error)) from error
+        except BusyError as error:
+            raise HTTPException(429, str(error)) from error
+        try:
+            state = await session.reset(place=Place("train", 0, task))
+        except FailedError:
+            return  # logged; `verify` masks it
+        if state.messages != list(task.messages):
+            await self._sessions.discard(name)
+            raise HTTPException(
+                422,
+                f"{served.id} begins with other messages than its task's, which the row shows: "
+                f"{shorten(repr(state.messages))} instead of {shorten(repr(list(task.messages)))}",
+            )
+
+    async def _open(self) -> ServedEnv:
+        async with self._opening:
+            if self._served is None:
+                self._served = await load_env(self.config.env, self.config.env_kwargs, answer_tool=None, endless=1)
+                self._sessions.start()
+            return self._served
+
+
+def answer_of(response: Any) -> str | None:
+    """The text of the response's last message; None where it ends otherwise, or was cut."""
+    if response.incomplete_details is not None:
+        return None
+    said = [one for one in response.output if one.type in ("message", "function_call", "function_call_output")]
+    if not said or said[-1].type != "message" or said[-1].role != "assistant":
+        return None
+    content = said[-1].content
+    return content if isinstance(content, str) else "".join(getattr(part, "text", "") for part in content)
+
+
+def _masked(body: VerifyRequest, kind: str, reason: str) -> VerifyResponse:
+    return VerifyResponse(
+        **{
+            **body.model_dump(),
+            "instance_config": {"mask_sample": True},  # what older versions of NeMo-RL read
+            "reward": 0.0,
+            "mask_sample": True,
+            "failure_kind": kind,
+            "failure_reason": reason,
+        }
+    )
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    try:
+        arguments = await request.json()
+    except ValueError as error:
+        raise HTTPException(422, f"the arguments are no JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise HTTPException(422, f"the arguments must be a JSON object, got {shorten(repr(arguments))}")
+    return arguments

@@ -1,0 +1,95 @@
+"""`TaskProcessor`: rows of tasks as NeMo-RL's `DatumSpec`s."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolgym.rollout.adapters.task_rows import read_task, task_column, tools_of
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.tools.errors import named_keywords
+from toolgym.tools.schema import ToolSchema
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("toolgym.rollout.adapters.nemo_rl")
+"""Gets a warning for each prompt that is too long."""
+
+CUT = 4
+"""Tokens that a prompt keeps which is too long, as in NeMo-RL's own processors; its row is masked."""
+
+
+class TaskProcessor:
+    """A task data processor of NeMo-RL for the tasks of an env: the prompt is rendered with the env's tools.
+
+    Args:
+        env: the env's id.
+        env_kwargs: for `toolgym.make`.
+        template_kwargs: further variables for the chat template.
+        task_name: of the data, by which NeMo-RL finds the environment.
+
+    Raises:
+        ConfigError: the env cannot be made.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        env: str,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        task_name: str = "toolgym",
+    ) -> None:
+        self._tools = [one.to_openai() for one in tools_of(env, env_kwargs)]
+        self._template_kwargs = dict(template_kwargs or {})
+        self._task_name = task_name
+        self._renderer: ChatRenderer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_renderer": None}  # it belongs to one tokenizer, and is made anew
+
+    def __call__(
+        self,
+        datum_dict: Mapping[str, Any],
+        task_data_spec: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int | None,
+        idx: int,
+    ) -> dict[str, Any]:
+        """Make a `DatumSpec`. NeMo-RL calls it.
+
+        Args:
+            datum_dict: a row in verl's shape (see `Task.from_row`), or one whose column `toolgym_task` holds that as
+                JSON, which keeps rows of different shapes apart in a table.
+            task_data_spec: not used; the prompt is the task's.
+            tokenizer: the model's.
+            max_seq_length: the most tokens that the prompt may have; a longer one is masked.
+            idx: the row's number.
+
+        Raises:
+            ConfigError: the row is no task.
+        """
+        import torch
+
+        task = read_task(datum_dict)
+        if self._renderer is None or self._renderer.tokenizer is not tokenizer:
+            self._renderer = ChatRenderer(
+                tokenizer, list(map(ToolSchema.from_openai, self._tools)), self._template_kwargs
+            )
+        ids = self._renderer.prompt(task.messages)
+        fits = max_seq_length is None or len(ids) <= max_seq_length
+        if not fits:
+            log.warning("row %s is masked: its prompt has %s tokens, of at most %s", idx, len(ids), max_seq_length)
+            ids = ids[:CUT]
+        text = self._renderer.decode(ids)
+        return {
+            "message_log": [{"role": "user", "content": text, "token_ids": torch.tensor(ids, dtype=torch.int64)}],
+            "length": len(ids),
+            "extra_env_info": task_column(task),
+            "loss_multiplier": float(fits),
+            "idx": idx,
+            "task_name": self._task_name,
+        }

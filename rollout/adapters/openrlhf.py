@@ -1,0 +1,262 @@
+"""OpenRLHF: `agent_executor` makes the class that a file for `--train.agent_func_path` must hold.
+
+`toolgym export openrlhf` writes that file. The contract is that of OpenRLHF 0.11.2: `execute` in
+`openrlhf/utils/agent.py`, its call in `openrlhf/trainer/ray/vllm_engine.py`, and what becomes of the answer in
+`openrlhf/trainer/ppo_utils/samples_generator.py`, which shifts masks and log-probabilities by one itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import Blame, EpisodeFailedError
+from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import (
+    BatchError,
+    ConfigError,
+    missing_package,
+    named_keywords,
+    require_whole_number,
+    shorten,
+)
+
+if TYPE_CHECKING:
+    from openrlhf.utils.agent import AgentExecutorBase
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("toolgym.rollout.adapters.openrlhf")
+"""Gets one warning for each episode that is played again."""
+
+
+@named_keywords
+def agent_executor(
+    env: str | Callable[[], BaseEnv] | EnvFactory,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_new_tokens: int | None = None,
+    config: RunConfig | None = None,
+    attempts: int = 3,
+) -> type[AgentExecutorBase]:
+    """Return the class `AgentExecutor` of an agent file: it plays one episode for each sample.
+
+    OpenRLHF has no place for a sample that does not count: it takes the mean of each group's rewards, and divides by
+    the number of a sample's actions. So an episode that something broke off is played again from its beginning.
+
+    Args:
+        env: an env id, or a function that makes an env.
+        env_kwargs: for `toolgym.make`, when `env` is an id.
+        max_new_tokens: most tokens of one turn; None: all that is left of `--rollout.max_new_tokens`, which bounds the
+            whole response, the env's tokens included, and of `--data.max_len`, which bounds prompt and response.
+        config: how episodes are played; see `RunConfig`. Its `sampling` is not used.
+        attempts: how often an episode is begun before its failure stops the trainer.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: an argument is of the wrong kind, or the config asks for what OpenRLHF has no row for.
+        MissingExtraError: OpenRLHF is not installed.
+    """
+    try:
+        from openrlhf.utils.agent import AgentExecutorBase
+    except ImportError as error:
+        raise missing_package("openrlhf", "An agent for OpenRLHF", error) from error
+    if not isinstance(config, RunConfig | None):
+        raise ConfigError(f"config must be a RunConfig, got {config!r}")
+    config = config or RunConfig()
+    if HistoryMode(config.history) is not HistoryMode.APPEND:
+        raise ConfigError("OpenRLHF takes one row for each sample, so config.history must be 'append'")
+    if max_new_tokens is not None:
+        require_whole_number("max_new_tokens", max_new_tokens, at_least=1)
+    require_whole_number("attempts", attempts, at_least=1)
+    player = _Player(EnvFactory.of(env, env_kwargs), config, max_new_tokens, attempts)
+
+    class AgentExecutor(AgentExecutorBase):  # type: ignore[misc]  # OpenRLHF has no types
+        """Plays an episode for each sample that OpenRLHF asks for."""
+
+        async def execute(
+            self,
+            prompt: Any,
+            label: Any,
+            sampling_params: Any,
+            max_length: int,
+            hf_tokenizer: Any,
+            llm_engine: Any,
+            images: Any = None,
+        ) -> dict[str, Any]:
+            if images:
+                raise ConfigError(f"the sample has images, which the episode would not see: {shorten(repr(images))}")
+            engine = _Turns(llm_engine, sampling_params)
+            trajectory = await player.play(task_of(prompt, label, hf_tokenizer), engine, max_length, hf_tokenizer)
+            asked = sampling_params.logprobs is not None
+            return await in_thread(to_response, trajectory, prompt=prompt, label=label, logprobs=asked)
+
+    return AgentExecutor
+
+
+def task_of(prompt: Any, label: Any, tokenizer: PreTrainedTokenizerBase) -> Task:
+    """The task of a sample: its label where that is a whole row as JSON, else prompt and ground truth.
+
+    Args:
+        prompt: the messages as JSON or as a list, or the text of the user's only one.
+        label: a row in verl's shape, its `reward_model`, or the ground truth; the first two also as JSON.
+        tokenizer: the model's.
+
+    Raises:
+        ConfigError: the prompt was rendered already, or they are no task.
+    """
+    about = _json(label) if isinstance(label, str) else label
+    if isinstance(about, Mapping) and "prompt" in about:
+        return Task.from_row(about)
+    messages = _json(prompt) if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str) and not (messages and all(isinstance(one, Mapping) for one in messages)):
+        rendered = next((one for one in tokenizer.all_special_tokens if one in prompt), None)
+        if rendered is not None:
+            raise ConfigError(
+                f"the prompt has the special token {rendered!r}: leave --data.apply_chat_template out, since the "
+                f"prompt is rendered here, with the env's tools; got {shorten(prompt)}"
+            )
+        messages = [{"role": "user", "content": prompt}]
+    scored = isinstance(about, Mapping) and "ground_truth" in about
+    return Task.from_row({"prompt": messages, "reward_model": about if scored else {"ground_truth": label}})
+
+
+def _json(text: str) -> Any:
+    """What a JSON object or list stands for; None for any other text, such as a number that is a ground truth."""
+    try:
+        return json.loads(text) if text[:1] in ("{", "[") else None
+    except ValueError:
+        return None
+
+
+@named_keywords
+def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", logprobs: bool = True) -> dict[str, Any]:
+    """What `execute` returns for a trajectory.
+
+    Args:
+        trajectory: one that counts, with one token sequence in which the policy sampled something.
+        prompt: the sample's, handed back.
+        label: the sample's, handed back.
+        logprobs: whether OpenRLHF asked for log-probabilities (`--algo.advantage.is_correction_level`).
+
+    Returns:
+        `observation_tokens`: the ids of prompt and response; `action_ranges`: for each span that the policy sampled
+        its beginning and end in them; `rollout_log_probs`: one for each id, 0 for what the policy did not sample, or
+        None; `reward` and `scores`: the trajectory's reward; `truncated`; `extra_logs`: numbers, the same in all.
+
+    Raises:
+        ConfigError: something else than a trajectory was given.
+        BatchError: there is not exactly one such sequence, or the trajectory does not count.
+    """
+    [trajectory] = require_trajectories([trajectory])
+    sequences = [one for one in trajectory.sequences if one.policy_tokens]
+    if not (trajectory.trainable and trajectory.counts) or len(sequences) != 1:
+        raise BatchError(
+            f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) has {len(sequences)} token sequences with "
+            "tokens that the policy sampled; OpenRLHF takes exactly one, of an episode that nothing broke off: play it "
+            "again, with history='append' and without a context policy that revises messages"
+        )
+    [sequence] = sequences
+    ranges, end = [], len(sequence.prompt_ids)
+    for segment in sequence.segments:
+        start, end = end, end + len(segment)
+        if segment.is_policy and len(segment):
+            ranges.append((start, end))
+    context = [0.0] * len(sequence.prompt_ids)
+    return {
+        "prompt": prompt,
+        "label": label,
+        "images": None,
+        "mm_train_inputs": None,
+        "observation_tokens": [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()],
+        "action_ranges": ranges,
+        "rollout_log_probs": [*context, *sequence.logprobs.tolist()] if logprobs else None,
+        "reward": float(trajectory.reward),
+        "scores": float(trajectory.reward),
+        "truncated": trajectory.stop_reason.truncated,
+        "extra_logs": {"turns": float(len(trajectory.turns)), "tool_calls": float(len(trajectory.tool_calls))},
+    }
+
+
+class _Player:
+    """Plays the episodes of one worker."""
+
+    def __init__(self, factory: EnvFactory, config: RunConfig, max_new_tokens: int | None, attempts: int) -> None:
+        self._factory, self._config = factory, config
+        self._max_new_tokens, self._attempts = max_new_tokens, attempts
+
+    async def play(self, task: Task, turns: _Turns, max_length: int, tokenizer: Any) -> Trajectory:
+        """Play one episode, again where something breaks it off that may be gone the next time.
+
+        Raises:
+            EpisodeFailedError: something broke it off in each attempt, or the policy had no room for any token.
+        """
+        engine = CallableEngine(
+            turns,
+            tokenizer=tokenizer,
+            context_length=max_length,
+            vocab_size=read_model_config(tokenizer.name_or_path).vocab_size or len(tokenizer),
+        )
+        config = self._bounded(turns.sampling_params, max_length)
+        for attempt in range(1, self._attempts + 1):
+            trajectory = await run_episode(self._factory, task, engine, config=config)
+            reason = trajectory.stop_reason
+            if trajectory.counts and trajectory.trainable and trajectory.policy_tokens:
+                return trajectory
+            why = shorten(trajectory.error.message if trajectory.error is not None else "the policy sampled nothing")
+            log.warning("attempt %s of %s: %s: %s", attempt, self._attempts, reason.value, why)
+            if reason.blame is Blame.USER:
+                break
+        raise EpisodeFailedError(
+            reason, f"the task {task.id or shorten(repr(task.messages))} cannot be played ({reason.value}): {why}"
+        )
+
+    def _bounded(self, given: Any, max_length: int) -> RunConfig:
+        response = max_length if given.max_tokens is None else given.max_tokens
+        limits = self._config.limits
+        return replace(
+            self._config,
+            sampling=SamplingParams(
+                max_new_tokens=min(response, self._max_new_tokens or response),
+                temperature=given.temperature,
+                top_p=given.top_p,
+                top_k=given.top_k or -1,  # vLLM's other way to say all
+                min_p=getattr(given, "min_p", 0.0),
+                stop_token_ids=tuple(given.stop_token_ids or ()),
+            ),
+            limits=replace(limits, max_response_tokens=min(response, limits.max_response_tokens or response)),
+        )
+
+
+class _Turns:
+    """The `generate` of an episode: OpenRLHF's actor around vLLM."""
+
+    def __init__(self, llm_engine: Any, sampling_params: Any) -> None:
+        if sampling_params.stop:
+            raise ConfigError(
+                f"stop strings end a turn in the middle of its tokens, got {sampling_params.stop!r}: leave them out"
+            )
+        self._llm_engine, self.sampling_params = llm_engine, sampling_params
+
+    async def __call__(self, request: GenerationRequest) -> dict[str, Any]:
+        params = copy.deepcopy(self.sampling_params)
+        params.max_tokens = request.params.max_new_tokens
+        params.stop_token_ids = list(request.params.stop_token_ids)
+        params.logprobs = 1  # of what was sampled; an episode records them whether OpenRLHF wants them or not
+        answer = (await self._llm_engine.generate(list(request.prompt_ids), params)).outputs[0]
+        token_ids = list(answer.token_ids)
+        logprobs = [one[token].logprob for token, one in zip(token_ids, answer.logprobs, strict=True)]
+        return {"token_ids": token_ids, "logprobs": logprobs, "finish_reason": answer.finish_reason}
