@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from toolgym.rollout.adapters.skyrl.generator import ToolgymGenerator
+from toolgym.rollout.adapters.skyrl.text_env import register_envs, tools_of
 from toolgym.rollout.adapters.skyrl.trainer import CountedEpisodes
-from toolgym.tools.errors import missing_package
+from toolgym.tools.errors import ConfigError, missing_package
 
 try:
     import ray
@@ -28,8 +29,13 @@ except ImportError as error:
 
 @dataclass
 class ToolgymSettings:
-    """The settings `toolgym.*` of the command line; see `ToolgymGenerator`."""
+    """The settings `toolgym.*` of the command line; see `ToolgymGenerator`.
 
+    Attributes:
+        generator: `toolgym`, or `skyrl_gym`: SkyRL's own with envs of ours, of the other settings only `env_kwargs`.
+    """
+
+    generator: str = "toolgym"
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     history: str = "append"
     on_truncated_turn: str = "end"
@@ -58,18 +64,25 @@ class ToolgymExp(BasePPOExp):  # type: ignore[misc]
     `trainer.fully_async.enabled` makes the trainer SkyRL's fully asynchronous one.
     """
 
-    def get_generator(self, cfg: ToolgymTrainConfig, tokenizer: Any, inference_engine_client: Any) -> ToolgymGenerator:
-        return ToolgymGenerator(
-            cfg.generator,
-            inference_engine_client,
-            tokenizer,
-            policy_model_name=resolve_policy_model_name(cfg),
-            **asdict(cfg.toolgym),
-        )
+    def get_generator(self, cfg: ToolgymTrainConfig, tokenizer: Any, inference_engine_client: Any) -> Any:
+        settings = asdict(cfg.toolgym)
+        kind = settings.pop("generator")
+        if kind == "skyrl_gym":
+            env_id = cfg.environment.env_class
+            register_envs(env_id, env_kwargs=cfg.toolgym.env_kwargs)
+            tools = tools_of(env_id, cfg.toolgym.env_kwargs)
+            cfg.generator.chat_template_kwargs = {"tools": tools, **cfg.generator.chat_template_kwargs}
+            return super().get_generator(cfg, tokenizer, inference_engine_client)
+        if kind != "toolgym":
+            raise ConfigError(f"toolgym.generator must be 'toolgym' or 'skyrl_gym', got {kind!r}")
+        name = resolve_policy_model_name(cfg)
+        return ToolgymGenerator(cfg.generator, inference_engine_client, tokenizer, policy_model_name=name, **settings)
 
-    def get_trainer(self, *, cfg: ToolgymTrainConfig, **further: Any) -> RayPPOTrainer:
+    def get_trainer(self, *, cfg: ToolgymTrainConfig, generator: Any, **further: Any) -> Any:
+        if not isinstance(generator, ToolgymGenerator):
+            return super().get_trainer(cfg=cfg, generator=generator, **further)
         kind = ToolgymFullyAsyncTrainer if cfg.trainer.fully_async.enabled else ToolgymTrainer
-        return kind(cfg=cfg, **further)
+        return kind(cfg=cfg, generator=generator, **further)
 
 
 @ray.remote(num_cpus=1)

@@ -121,3 +121,16 @@ def register_envs(*env_ids: str, env_kwargs: Mapping[str, Any] | None = None) ->
             raise ConfigError(f"skyrl-gym has another env called {env_id!r}: {known.entry_point}")
         skyrl_gym.registry.pop(env_id, None)
         skyrl_gym.register(env_id, entry_point, {"env_id": env_id, "env_kwargs": dict(env_kwargs or {})})
+
+
+def tools_of(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The tools of an env, as chat templates take them: SkyRL's `generator.chat_template_kwargs` is the place for them.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+    """
+    env = make(env_id, **(env_kwargs or {}))
+    try:
+        return [schema.to_openai() for schema in env.tool_schemas]
+    finally:
+        _loop().run(env.close(), TIMEOUT)

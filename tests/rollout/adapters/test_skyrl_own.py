@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import types
 import typing
 
 import numpy as np
 import pytest
-import torch
 import typing_extensions
 
 from tests.rollout.adapters.skyrl_server import Router, support
@@ -20,6 +20,7 @@ pytest.importorskip("skyrl", reason="SkyRL is not installed")
 if sys.version_info < (3, 12):  # what SkyRL needs of Python 3.12 is that pydantic can read its typed dicts
     kept, typing.TypedDict = typing.TypedDict, typing_extensions.TypedDict
 try:
+    import skyrl_gym
     from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
     from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
     from skyrl.train.entrypoints import main_base
@@ -289,26 +290,29 @@ def test_skyrls_own_main_starts_ours(monkeypatch):
     main_base.main()
     cfg = started.pop()
     assert started == ["checked", "ray"]
+    assert pickle.loads(pickle.dumps(cfg)) == cfg
     assert cfg.toolgym == experiment.ToolgymSettings(env_kwargs={"max_turns": 6}, limits={"max_response_tokens": 900})
 
 
 async def test_any_env_in_skyrls_own_generator(tokenizer, registry):
-    import skyrl_gym
-
-    skyrl.register_envs(ENV)
-    skyrl.register_envs(ENV)
-    with pytest.raises(UnknownNameError):
-        skyrl.register_envs("CodeInterpeter-v0")
-    with pytest.raises(ConfigError, match="other:Env"):
-        skyrl_gym.register("Other-v0", "other:Env")
-        registry.register("Other-v0", lambda: None)
-        skyrl.register_envs("Other-v0")
-    cfg = config()
+    cfg = config(toolgym__generator="skyrl_gym")
     async with Playing(tokenizer, cfg) as playing:
-        generator = SkyRLGymGenerator(cfg.generator, cfg.environment.skyrl_gym, playing.client, tokenizer)
-        output = await generator.generate(input_of(cfg, prompts("6", "5"))[0], disable_tqdm=True)
+        assert isinstance(playing.generator, SkyRLGymGenerator)
+        output = await playing.generator.generate(input_of(cfg, prompts("6", "5"))[0], disable_tqdm=True)
+        ours = skyrl.ToolgymGenerator(config().generator, playing.client, tokenizer)
+        same = await ours.generate(input_of(cfg, prompts("6", "5"))[0])
     validate_generator_output(4, output)
+    for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "rollout_logprobs", "stop_reasons"):
+        assert output[name] == same[name]
     assert [sum(one) for one in output["rewards"]] == [1, 1, 0, 0]
-    assert "<tool_response>" in tokenizer.decode(output["response_ids"][0])
     assert output["rollout_metrics"]["environment/tool_calls"] == 1
-    assert torch.tensor(output["loss_masks"][0]).any()
+
+
+def test_ids_of_others_are_refused(registry):
+    registry.register("Other-v0", lambda: None)
+    skyrl_gym.register("Other-v0", "other:Env")
+    with pytest.raises(ConfigError, match="other:Env"):
+        skyrl.register_envs("Other-v0")
+    skyrl_gym.envs.registration.deregister("Other-v0")
+    with pytest.raises(UnknownNameError, match=ENV):
+        skyrl.register_envs("CodeInterpeter-v0")
