@@ -74,7 +74,7 @@ class ToolgymExp(BasePPOExp):  # type: ignore[misc]
             cfg.generator.chat_template_kwargs = {"tools": tools, **cfg.generator.chat_template_kwargs}
             return super().get_generator(cfg, tokenizer, inference_engine_client)
         if kind != "toolgym":
-            raise ConfigError(f"toolgym.generator must be 'toolgym' or 'skyrl_gym', got {kind!r}")
+            raise ConfigError(f"the setting generator must be 'toolgym' or 'skyrl_gym', got {kind!r}")
         name = resolve_policy_model_name(cfg)
         return ToolgymGenerator(cfg.generator, inference_engine_client, tokenizer, policy_model_name=name, **settings)
 
