@@ -85,7 +85,7 @@ class ToolgymExp(BasePPOExp):  # type: ignore[misc]
         return kind(cfg=cfg, generator=generator, **further)
 
 
-@ray.remote(num_cpus=1)
+@ray.remote(num_cpus=1)  # type: ignore[untyped-decorator]
 def _train(cfg: ToolgymTrainConfig) -> None:
     ToolgymExp(cfg).run()
 

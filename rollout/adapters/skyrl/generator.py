@@ -164,7 +164,8 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
     @contextmanager
     def scores(self) -> Iterator[list[Score]]:
         """What the episodes were worth that are played meanwhile, also of those that do not count."""
-        self._scores = scores = []
+        scores: list[Score] = []
+        self._scores = scores
         try:
             yield scores
         finally:

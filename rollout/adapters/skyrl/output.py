@@ -86,9 +86,10 @@ def to_generator_output(
     ids = trajectory_ids or [TrajectoryID(one.group_id, one.sample_index) for one in given]
     if not given or len(ids) != len(given) or (routing is not None and len(routing) != len(given)):
         raise BatchError(f"got {len(given)} trajectories, {len(ids)} ids and {len(routing or given)} routings")
+    routings: Sequence[ContextRouting | None] = routing or [None] * len(given)
     rows = [
         row
-        for one, name, its_routing in zip(given, ids, routing or [None] * len(given), strict=True)
+        for one, name, its_routing in zip(given, ids, routings, strict=True)
         for row in _rows(one, name, its_routing, step_wise)
     ]
     return {
@@ -114,7 +115,7 @@ def to_generator_output(
         "rollout_sample_support": _sample_support(rows),
         "is_last_step": [row.last for row in rows] if step_wise else None,
         "env_metrics": [_metrics(row.trajectory) for row in rows],
-    }  # type: ignore[typeddict-item]
+    }
 
 
 def usable(trajectory: Trajectory) -> bool:
