@@ -82,6 +82,6 @@ def test_what_is_missing_or_not_finite_is_named(skyrl):
 
 
 def test_without_skyrl_the_error_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "skyrl", None)
+    monkeypatch.setitem(sys.modules, "skyrl.train.generators.base", None)
     with pytest.raises(MissingExtraError, match="skyrl"):
         to_generator_output([ONE], filler_id=0)
