@@ -20,11 +20,13 @@ class RefusedError(AttemptError):
     Args:
         final: what to raise where no attempt is left.
         after: as in `AttemptError`.
+        counts: as in `AttemptError`.
     """
 
-    def __init__(self, final: ConfigError | EngineError, after: float | None = None) -> None:
+    def __init__(self, final: ConfigError | EngineError, after: float | None = None, *, counts: bool = True) -> None:
         super().__init__(str(final), sent=False, after=after)
         self.final = final
+        self.counts = counts
 
 
 async def repeat_request(attempt: Callable[[], Awaitable[T]]) -> T:

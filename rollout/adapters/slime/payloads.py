@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from toolgym.rollout.context_routing import ContextRouting
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
 from toolgym.rollout.token_sequence import Segment, TokenSequence
@@ -39,7 +40,7 @@ class Payloads:
     routing_shape: tuple[int, int] | None = None
     top_p: bool = False
     _kept: list[tuple[tuple[int, ...], Ints, Ints]] = field(default_factory=list)
-    _routing: list[tuple[Ints, Ints]] = field(default_factory=list)
+    _routing: ContextRouting = field(default_factory=ContextRouting)
 
     def add(self, prompt_ids: Sequence[int], generation: Generation, meta: Mapping[str, Any]) -> None:
         """Read the payloads of one answer.
@@ -57,18 +58,13 @@ class Payloads:
                 raise EngineError(f"{_TOP_P_OFFSETS[0]} of SGLang do not fit {count} tokens and {len(ids)} kept ids")
             self._kept.append((generation.token_ids, ids, offsets))
         if self.routing_shape is not None:
-            whole_ids = np.array([*prompt_ids, *generation.token_ids], np.int32)
             experts = _int32(meta, ("routed_experts",))
-            shape = (len(whole_ids) - 1, *self.routing_shape)
+            shape = (len(prompt_ids) + count - 1, *self.routing_shape)
             if experts.size != np.prod(shape):
                 raise EngineError(
                     f"SGLang's routed_experts hold {experts.size} numbers, where {list(shape)} are needed"
                 )
-            if self._routing:  # the rows of a context that goes on are in the newest answer
-                before = self._routing[-1][0]
-                if np.array_equal(before, whole_ids[: len(before)]):
-                    self._routing.pop()
-            self._routing.append((whole_ids, experts.reshape(shape)))
+            self._routing.add(prompt_ids, generation.token_ids, experts.reshape(shape))
 
     def routed_experts(self, whole_ids: Ints) -> Ints:
         """The experts of a sequence that ends with a sampled token, `[tokens - 1, layers, experts per token]`.
@@ -76,10 +72,7 @@ class Payloads:
         Raises:
             BatchError: it is none that SGLang answered with.
         """
-        for ids, experts in self._routing:
-            if len(ids) >= len(whole_ids) and np.array_equal(ids[: len(whole_ids)], whole_ids):
-                return experts[: len(whole_ids) - 1]
-        raise BatchError(f"field rollout_routed_experts: no answer of SGLang covers the {len(whole_ids)} tokens")
+        return self._routing.rows(whole_ids)
 
     def kept(self, segment: Segment) -> tuple[Ints, Ints]:
         """The kept ids of the next sampled segment, and their offsets `[tokens + 1]`.

@@ -46,7 +46,8 @@ class ChatClient:
     """Asks one server. `close` ends what is under way, and leaves a client that was given open.
 
     A request is sent again only where it is safe, at most 4 times: when the server was not reached, and when it says
-    429, or 503 with `Retry-After`.
+    429, or 503 with `Retry-After`. A 429 with `Retry-After`, as gateways answer while weights change, does not count:
+    the caller's deadline bounds it.
 
     Args:
         base_url: the address that an OpenAI client would be given: with `/v1`, or with whatever path a gateway has.
@@ -102,9 +103,9 @@ class ChatClient:
             return self._read(answer, text)
         said = shorten(text) if answer is None else error_text(answer)
         refused = _refusal(self.url, reply.status, said, answer)
-        after = reply.headers.get("Retry-After")
+        after = retry_after(reply.headers.get("Retry-After"))
         if reply.status == 429 or (reply.status == 503 and after is not None):
-            raise RefusedError(refused, retry_after(after))
+            raise RefusedError(refused, after, counts=reply.status != 429 or after is None)
         raise refused
 
     async def _exchange(self, body: bytes, limit: float) -> Reply:

@@ -1,0 +1,134 @@
+"""Agent-Lightning: one episode against its gateway, which keeps the tokens, for its controllers to start.
+
+The contract is that of Agent-Lightning 1.0.2 (`agentlightning/controller/local_reconciler.py` and `k8s_reconciler.py`):
+a process finds the gateway's address in `AGL_OPENAI_BASE_URL`, where events go in `AGL_EVENT_URL`, and the key of both
+in `AGL_KEY`. `agent_class: toolgym.rollout.adapters.agent_lightning:ToolgymAgent` starts it locally, `python -m
+toolgym.rollout.adapters.agent_lightning` in a Kubernetes job. What to play is in `TOOLGYM_TASK`, `TOOLGYM_ENV` and
+`TOOLGYM_RUN`, which its `env_map` fills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.endpoint import run
+from toolgym.rollout.engines.openai.chat import CONNECT_TIMEOUT
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.tools.errors import ConfigError, EngineError, shorten
+from toolgym.tools.http.retries import AttemptError, Retries, repeat
+from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError
+
+TASK, ENV, RUN = "TOOLGYM_TASK", "TOOLGYM_ENV", "TOOLGYM_RUN"
+"""Environment variables: the row as JSON; the env's id; further arguments of `toolgym.rollout.endpoint.run` as JSON."""
+
+BROKEN_OFF = "broken-off"
+"""Name of an attempt that has no events."""
+
+TIMEOUT = 60.0
+"""Seconds for one event, or one change of a rollout's status, to be taken."""
+
+_RETRIES = Retries(attempts=8)
+
+
+class ToolgymAgent:
+    """The class for `local.agent_class` of a rollout's configuration. It takes no arguments, and is used once."""
+
+    async def run(self) -> None:
+        """Play the episode of this process, and report its reward.
+
+        An episode that something broke off is a failed rollout without a reward. The trainer would read the turns
+        that the gateway kept of it, and train on them with a reward of its own choice; so the rollout is said to have
+        failed in an attempt that has none.
+
+        Raises:
+            ConfigError: a variable is missing, or holds something else.
+            EpisodeFailedError: something broke the episode off.
+            EngineError: the server did not take the reward.
+        """
+        await play(os.environ)
+
+
+async def play(variables: Mapping[str, str]) -> float:
+    """Play one episode as these environment variables say, report its reward, and return it; see `ToolgymAgent`."""
+    base_url, events = (_required(variables, name) for name in ("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL"))
+    rollout, _, attempt = events.partition("/attempt/")
+    if not attempt:
+        raise ConfigError(f"AGL_EVENT_URL must end with /attempt/NAME/events, got {events!r}")
+    key = variables.get("AGL_KEY") or None
+    session = HttpSession(key, 0, CONNECT_TIMEOUT)
+    try:
+        try:
+            reward = await run(_task(variables), base_url=base_url, api_key=key, **_arguments(variables))
+        except Exception as error:
+            status = {"state": "failed", "last_attempt_id": BROKEN_OFF, "error_message": shorten(str(error))}
+            await _send(session, "PATCH", rollout, {"status": status})
+            raise
+        await _send(
+            session, "POST", events, {"event_type": "reward", "data": {"value": reward, "source": "agent"}}
+        )  # fmt: skip
+        return reward
+    finally:
+        await session.close()
+
+
+def main() -> None:
+    """Play the episode of this process; what broke it off ends the process."""
+    asyncio.run(ToolgymAgent().run())
+
+
+def _task(variables: Mapping[str, str]) -> Task:
+    return Task.from_row(_json(TASK, _required(variables, TASK)))
+
+
+def _arguments(variables: Mapping[str, str]) -> dict[str, Any]:
+    arguments = _json(RUN, variables.get(RUN) or "{}")
+    if variables.get(ENV):
+        arguments["env"] = variables[ENV]
+    if isinstance(arguments.get("limits"), Mapping):
+        arguments["limits"] = EpisodeLimits(**arguments["limits"])
+    return arguments
+
+
+def _required(variables: Mapping[str, str], name: str) -> str:
+    if not variables.get(name):
+        raise ConfigError(f"the environment variable {name} is missing; Agent-Lightning's controller sets it")
+    return variables[name]
+
+
+def _json(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be JSON ({error}), got {shorten(text)!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {shorten(text)!r}")
+    return value
+
+
+async def _send(session: HttpSession, method: str, url: str, content: Mapping[str, Any]) -> None:
+    """Send it until the server has taken it: the last reward counts, so one that arrives twice does no harm."""
+    body = json.dumps(content).encode()
+
+    async def attempt() -> None:
+        try:
+            reply = await session.exchange(method, url, body, TIMEOUT)
+        except (NotSentError, BrokenError) as error:
+            raise AttemptError(str(error), sent=True) from error
+        if reply.status >= 500:
+            raise AttemptError(f"it answered {reply.status}", sent=True)
+        if reply.status >= 400:
+            raise EngineError(f"{url} answered {reply.status}: {shorten(reply.body.decode('utf-8', 'replace'))}")
+
+    try:
+        await repeat(attempt, _RETRIES, repeatable=True)
+    except AttemptError as error:
+        raise EngineError(f"{method} {url}: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

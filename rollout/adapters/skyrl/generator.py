@@ -1,0 +1,382 @@
+"""`ToolgymGenerator`: envs as SkyRL's `GeneratorInterface`, sampled by SkyRL's inference client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF, to_generator_output
+from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.context_routing import ContextRouting
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
+from toolgym.rollout.engines.callable import CallableEngine
+from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.env_pool import close_env
+from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.errors import ConfigError, EngineError, missing_package, named_keywords, shorten
+
+try:
+    from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+    from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
+    from skyrl.train.generators.utils import (
+        apply_overlong_filtering,
+        build_vllm_cache_salt,
+        get_rollout_metrics,
+        slice_generator_output,
+    )
+except ImportError as error:
+    raise missing_package("skyrl", "A generator of SkyRL", error) from error
+
+if TYPE_CHECKING:
+    from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
+    from skyrl.train.config import GeneratorConfig
+    from skyrl.train.generators.base import GeneratorInput, GeneratorOutput
+    from transformers import PreTrainedTokenizerBase
+
+    from toolgym.tools.schema import ToolSchema
+
+log = logging.getLogger("toolgym.rollout.adapters.skyrl")
+"""Gets one warning for each episode that something broke off."""
+
+FINISH_TIMEOUT = 30.0
+"""Seconds that SkyRL's router gets to note that an episode is over."""
+
+
+class Score(NamedTuple):
+    """What an episode of an evaluation was worth.
+
+    Attributes:
+        uid: SkyRL's name of the prompt.
+        source: the row's `data_source`.
+        rewards: of each token of the last response.
+        counts: whether nothing broke it off.
+    """
+
+    uid: str
+    source: str | None
+    rewards: list[float]
+    counts: bool
+
+
+class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has no types
+    """Plays the episodes of a batch with SkyRL's inference engines, tokens in and tokens out.
+
+    `env_class` of a row is an env id, and the row's further columns are the task's (see `task_of` in
+    `toolgym.rollout.adapters.verl.tasks`; `reward_spec` stands for `reward_model`). `generator.sampling_params` holds
+    for each turn, `generator.max_input_length` and `max_generate_length` together bound prompt and response, and
+    `generator.max_turns`, where it is above 1, is the env's.
+
+    Args:
+        generator_cfg: SkyRL's `cfg.generator`.
+        inference_engine_client: SkyRL's; samples.
+        tokenizer: the model's.
+        policy_model_name: by which the engine knows the policy; None: the client's own name.
+        env_kwargs: for `toolgym.make`.
+        history: what the policy sees of its earlier turns, `append` or `template`; see `HistoryMode`. `template` may
+            give a trajectory several sequences, and so needs `generator.step_wise_trajectories`.
+        on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
+        limits: further `EpisodeLimits`, by name.
+        parser: how the model writes tool calls; None: what the chat template shows.
+
+    Raises:
+        ConfigError: `generator_cfg` asks for what does not go with exact tokens, or an argument is of the wrong kind.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        generator_cfg: GeneratorConfig,
+        inference_engine_client: InferenceEngineInterface,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        policy_model_name: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        history: str = "append",
+        on_truncated_turn: str = "end",
+        limits: Mapping[str, Any] | None = None,
+        parser: str | None = None,
+    ) -> None:
+        _require_usable(generator_cfg)
+        turns = {"max_turns": generator_cfg.max_turns} if generator_cfg.max_turns > 1 else {}
+        self._env_kwargs = {**turns, **(env_kwargs or {})}
+        self._cfg, self._client, self._tokenizer = generator_cfg, inference_engine_client, tokenizer
+        self._model = policy_model_name
+        self._playing: dict[str, Any] = {
+            "history": history,
+            "on_truncated_turn": on_truncated_turn,
+            "limits": EpisodeLimits(**(limits or {})),
+            "template_kwargs": generator_cfg.chat_template_kwargs,
+            "parser": parser,
+        }
+        self._factories: dict[str, EnvFactory] = {}
+        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
+        self._scores: list[Score] | None = None
+        self._vocab_size = read_model_config(tokenizer.name_or_path).vocab_size or len(tokenizer)
+
+    async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        """Play a batch. SkyRL calls it.
+
+        Raises:
+            UnknownNameError: no env has the id of a row's `env_class`; names the nearest one.
+            ConfigError: a row is no task, the env cannot be made, or stop strings are asked for.
+            BatchError: see `to_generator_output`.
+        """
+        prompts = input_batch["prompts"]
+        sampling = input_batch.get("sampling_params") or get_sampling_params_for_backend(
+            self._cfg.inference_engine.backend, self._cfg.sampling_params
+        )
+        if sampling.get("stop"):
+            raise ConfigError(
+                f"stop strings end a turn in the middle of its tokens, got {sampling['stop']!r}: leave "
+                "sampling_params.stop out"
+            )
+        names = input_batch.get("trajectory_ids") or [TrajectoryID(uuid.uuid4().hex, 0) for _ in prompts]
+        extras = input_batch.get("env_extras") or [{}] * len(prompts)
+        batch = _Batch(self, input_batch, sampling)
+        factories = [await self._factory(env_class) for env_class in input_batch["env_classes"]]
+        tasks = [task_of(_row(prompt, extra)) for prompt, extra in zip(prompts, extras, strict=True)]
+        async with asyncio.TaskGroup() as group:
+            played = [
+                group.create_task(batch.play(factory, task, name))
+                for factory, task, name in zip(factories, tasks, names, strict=True)
+            ]
+        results = [one.result() for one in played]
+        output = await in_thread(self._output, results, names)  # the event loop has other answers to read
+        if self._scores is not None:
+            sources = [extra.get("data_source") for extra in extras]
+            self._scores += _scores(output, dict(zip([one.to_string() for one in names], sources, strict=True)))
+        return output
+
+    @contextmanager
+    def scores(self) -> Iterator[list[Score]]:
+        """What the episodes were worth that are played meanwhile, also of those that do not count."""
+        scores: list[Score] = []
+        self._scores = scores
+        try:
+            yield scores
+        finally:
+            self._scores = None
+
+    def _output(
+        self, results: Sequence[tuple[Trajectory, ContextRouting | None]], names: Sequence[TrajectoryID]
+    ) -> GeneratorOutput:
+        output = to_generator_output(
+            [trajectory for trajectory, _ in results],
+            filler_id=self._tokenizer.eos_token_id or 0,
+            step_wise=self._cfg.step_wise_trajectories,
+            trajectory_ids=names,
+            routing=[routing for _, routing in results if routing is not None] or None,
+        )
+        output["rollout_metrics"] = _rollout_metrics(output)
+        if self._cfg.zero_reward_on_non_stop:
+            output["rewards"] = [
+                rewards if reason == "stop" else [0.0] * len(rewards)
+                for rewards, reason in zip(output["rewards"], output["stop_reasons"], strict=True)
+            ]
+        if self._cfg.apply_overlong_filtering:
+            output["loss_masks"] = apply_overlong_filtering(output["loss_masks"], output["stop_reasons"])
+        return output
+
+    async def _factory(self, env_class: str) -> EnvFactory:
+        """The env's factory. The first one makes an env, so that an error in its arguments stops SkyRL; later ones are
+        those of their episodes."""
+        if env_class not in self._factories:
+            made = EnvFactory.of(env_class, self._env_kwargs)
+            env = made()
+            try:
+                self._renderer(env.tool_schemas)
+            finally:
+                await close_env(env)
+            self._factories[env_class] = made
+        return self._factories[env_class]
+
+    def _renderer(self, tools: Sequence[ToolSchema]) -> ChatRenderer:
+        key = tuple(schema.canonical_json for schema in tools)
+        if key not in self._renderers:
+            playing = self._playing
+            made = ChatRenderer(self._tokenizer, tools, playing["template_kwargs"], parser=playing["parser"])
+            made.require_parser()
+            self._renderers[key] = made
+        return self._renderers[key]
+
+
+class _Batch:
+    """What the episodes of one call of `generate` have in common."""
+
+    def __init__(self, generator: ToolgymGenerator, given: GeneratorInput, sampling: Mapping[str, Any]) -> None:
+        self._generator, self.sampling = generator, dict(sampling)
+        cfg, client, metadata = generator._cfg, generator._client, given.get("batch_metadata")
+        evaluation = metadata is not None and metadata.training_phase == "eval"
+        engine = cfg.inference_engine
+        self.routed = engine.enable_return_routed_experts and not evaluation
+        self.supported = engine.enable_return_sample_support_set and not evaluation
+        version = getattr(client, "weight_version", None)
+        salted = cfg.use_cache_salt and version is not None
+        self.salt = build_vllm_cache_salt(version, generator._model) if salted else None
+        self._group = f"{'eval' if evaluation else 'train'}-{(metadata and metadata.global_step) or 0}"
+        most = [self.sampling["max_tokens"] + cfg.max_input_length] if cfg.max_input_length is not None else []
+        most += [one for one in [engine.engine_init_kwargs.get("max_model_len")] if one is not None]
+        self._context_length = min(most, default=None)
+        self._config = RunConfig(
+            sampling=SamplingParams(
+                max_new_tokens=self.sampling["max_tokens"],
+                temperature=self.sampling.get("temperature", 1.0),
+                top_p=self.sampling.get("top_p", 1.0),
+                top_k=self.sampling.get("top_k") or -1,
+                min_p=self.sampling.get("min_p") or 0.0,
+                stop_token_ids=tuple(self.sampling.get("stop_token_ids") or ()),
+            ),
+            training_step=(metadata and metadata.global_step) or 0,
+            validate=evaluation,
+            **generator._playing,
+        )
+
+    async def play(
+        self, factory: EnvFactory, task: Any, name: TrajectoryID
+    ) -> tuple[Trajectory, ContextRouting | None]:
+        """Play one episode, whatever breaks on the way."""
+        generator = self._generator
+        turns = _Turns(self, generator, name.to_string())
+        engine = CallableEngine(
+            turns,
+            tokenizer=generator._tokenizer,
+            context_length=self._context_length,
+            vocab_size=generator._vocab_size,
+        )
+        try:
+            trajectory = await run_episode(
+                factory,
+                task,
+                engine,
+                renderer=generator._renderer,
+                config=self._config,
+                task_index=int(name.instance_id) if name.instance_id.isdecimal() else 0,
+                sample_index=name.repetition_id,
+                group_id=f"{self._group}-{name.instance_id}",
+            )
+        finally:
+            await with_deadline(generator._client.finish_session(name.to_string()), FINISH_TIMEOUT)
+        if trajectory.error is not None:
+            log.warning(
+                "%s: %s: %s", name.to_string(), trajectory.stop_reason.value, shorten(trajectory.error.message)
+            )  # fmt: skip
+        return trajectory, turns.routing
+
+
+class _Turns:
+    """The `generate` of one episode. One session for all turns keeps them on one server, for its prefix cache."""
+
+    def __init__(self, batch: _Batch, generator: ToolgymGenerator, session: str) -> None:
+        self._batch, self._client, self._model, self._session = batch, generator._client, generator._model, session
+        self.routing = ContextRouting() if batch.routed else None
+
+    async def __call__(self, request: GenerationRequest) -> Generation:
+        batch, prompt_ids = self._batch, list(request.prompt_ids)
+        sampling = {
+            **batch.sampling,
+            "max_tokens": request.params.max_new_tokens,
+            "stop_token_ids": list(request.params.stop_token_ids),
+            "logprobs": batch.sampling.get("logprobs") or 0,
+        }
+        start = self.routing.covered(prompt_ids) if self.routing is not None else 0
+        version = str(getattr(self._client, "weight_version", 0))
+        answer = await self._client.generate(
+            {
+                "prompt_token_ids": [prompt_ids],
+                "session_ids": [self._session],
+                "sampling_params": sampling,
+                "cache_salt": batch.salt,
+                "routed_experts_prompt_starts": None if self.routing is None else [start],
+                "return_sample_support": batch.supported,
+            },
+            model=self._model,
+        )
+        ids = answer["response_ids"][0]
+        aligned = {}
+        if batch.supported:
+            support = _sent(answer, "rollout_sample_support")
+            aligned[SAMPLING_MASK] = np.asarray(support, np.int32).reshape(len(ids), -1)
+        if self.routing is not None and len(ids):
+            self.routing.add(prompt_ids, ids, np.asarray(_sent(answer, "rollout_expert_indices")), start=start)
+        return Generation(
+            token_ids=tuple(ids),
+            logprobs=tuple(_sent(answer, "response_logprobs")),
+            finish_reason=FinishReason(answer["stop_reasons"][0]),
+            weight_versions=(version,) * len(ids),
+            aligned=aligned,
+        )
+
+
+def _sent(answer: Mapping[str, Any], name: str) -> Any:
+    values = answer.get(name)
+    if values is None or values[0] is None:
+        raise EngineError(f"SkyRL's inference client sent no {name}")
+    return values[0]
+
+
+def _row(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
+    row = {**extras, "raw_prompt": prompt}
+    if row.get("reward_model") is None and "reward_spec" in row:
+        row["reward_model"] = row["reward_spec"]
+    return row
+
+
+def _scores(output: GeneratorOutput, sources: Mapping[str, str | None]) -> list[Score]:
+    last = output["is_last_step"] or [True] * len(output["response_ids"])
+    return [
+        Score(name.instance_id, sources[name.to_string()], output["rewards"][row], reason != BROKEN_OFF)
+        for row, (name, reason) in enumerate(zip(output["trajectory_ids"], output["stop_reasons"], strict=True))
+        if last[row]
+    ]
+
+
+def _rollout_metrics(output: GeneratorOutput) -> dict[str, Any]:
+    """SkyRL's own metrics of the episodes that count, and ours; SkyRL adds up over batches what has no "mean" in it."""
+    reasons, last = output["stop_reasons"], output["is_last_step"] or [True] * len(output["response_ids"])
+    broken = reasons.count(BROKEN_OFF)
+    kept = [row for row, reason in enumerate(reasons) if reason != BROKEN_OFF]
+    counted = slice_generator_output(output, kept) if kept else output
+    ends = [row for row in kept if last[row]] or [row for row, is_last in enumerate(last) if is_last]
+    metrics: dict[str, Any] = get_rollout_metrics(
+        counted["response_ids"],
+        counted["rewards"],
+        loss_masks=counted["loss_masks"],
+        trajectory_completion_times=[output["trajectory_generation_times"][row] for row in ends],
+        trajectory_time_splits={
+            name: [times[row] for row in ends] for name, times in output["trajectory_time_splits"].items()
+        },
+    )
+    for name in ("turns", "tool_calls", "tool_errors"):
+        metrics[f"environment/mean_{name}"] = float(np.mean([output["env_metrics"][row][name] for row in ends]))
+    metrics["environment/broken_off"] = broken
+    return metrics
+
+
+def _require_usable(cfg: GeneratorConfig) -> None:
+    """Check what an env with exact tokens cannot do.
+
+    Raises:
+        ConfigError: it is asked for.
+    """
+    for name, wrong, why in (
+        ("batched", cfg.batched, "episodes have several turns"),
+        ("vision_language_generator", cfg.vision_language_generator, "envs play texts only"),
+        ("use_conversation_multi_turn", not cfg.use_conversation_multi_turn, "turns are messages of their own"),
+        ("chat_template.name_or_path", cfg.chat_template.name_or_path, "the tokenizer's own chat template is used"),
+    ):
+        if wrong:
+            raise ConfigError(f"leave generator.{name} at its default: {why}")

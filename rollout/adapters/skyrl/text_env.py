@@ -1,0 +1,136 @@
+"""Any env id as a skyrl-gym env, for SkyRL's own generator, which then tokenizes the observations.
+
+The contract is that of skyrl-gym 0.4.0 (`skyrl_gym/envs/base_text_env.py`): `init`, `step`, `get_metrics` and `close`,
+called from the threads of a pool.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.envs.registry import make, spec
+from toolgym.envs.types import EpisodeFailedError
+from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, missing_package, named_keywords
+
+try:
+    import skyrl_gym
+    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+except ImportError as error:
+    raise missing_package("skyrl-gym", "An env for skyrl-gym", error) from error
+
+TIMEOUT = 600.0
+"""Seconds for one call of an env that has no clocks of its own."""
+
+
+@functools.cache
+def _loop() -> EventLoopThread:
+    """The event loop of all envs of the process."""
+    return EventLoopThread(name="toolgym-skyrl-gym")
+
+
+class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no types
+    """One episode of an env, whose actions and observations are texts.
+
+    Args:
+        env_id: the env's id.
+        env_kwargs: for `toolgym.make`.
+        env_config: skyrl-gym's settings of the env; there are none.
+        extras: the row's further columns; see `task_of` in `toolgym.rollout.adapters.verl.tasks`. `reward_spec` stands
+            for `reward_model`. SkyRL adds its `generator.max_turns`, which is the env's where it is above 1.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        env_kwargs: Mapping[str, Any] | None = None,
+        env_config: Any = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._row = dict(extras or {})
+        turns = self._row.pop("max_turns", 1)
+        self._env = make(env_id, **{**({"max_turns": turns} if turns > 1 else {}), **(env_kwargs or {})})
+        self._metrics: dict[str, Any] = {"turns": 0, "tool_calls": 0, "tool_errors": 0}
+
+    def init(self, prompt: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Begin the episode of a prompt; returns the messages for the model.
+
+        Raises:
+            ConfigError: the row is no task.
+            EpisodeFailedError: the episode cannot begin.
+        """
+        row = {**self._row, "raw_prompt": prompt}
+        if row.get("reward_model") is None and "reward_spec" in row:
+            row["reward_model"] = row["reward_spec"]
+        messages, _ = _loop().run(self._env.reset(options={"task": task_of(row)}), TIMEOUT)
+        return [dict(message) for message in messages], {}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Take one turn of the policy.
+
+        Raises:
+            EpisodeFailedError: the infrastructure broke the episode off. SkyRL's own generator has no place for that:
+                it stops, where a reward of 0 would blame the model.
+        """
+        result = _loop().run(self._env.step(action), TIMEOUT)
+        reason = result.stop_reason
+        if reason is not None and reason.failed:
+            raise EpisodeFailedError(reason, f"the episode was broken off: {reason.value}")
+        calls = result.info.get("tool_calls") or []
+        self._metrics["turns"] += 1
+        self._metrics["tool_calls"] += len(calls)
+        self._metrics["tool_errors"] += sum(one.status != "ok" for one in calls)
+        return BaseTextEnvStepOutput(
+            observations=[dict(message) for message in result.obs],
+            reward=float(result.reward),
+            done=result.done,
+            metadata={"stop_reason": reason.value if reason is not None else None},
+        )
+
+    def get_metrics(self) -> dict[str, Any]:
+        return dict(self._metrics)
+
+    def close(self) -> None:
+        _loop().run(self._env.close(), TIMEOUT)
+
+
+@named_keywords
+def register_envs(*env_ids: str, env_kwargs: Mapping[str, Any] | None = None) -> None:
+    """Make env ids skyrl-gym's in this process, once and for all: call it where SkyRL's experiment runs.
+
+    Args:
+        env_ids: ids of ours.
+        env_kwargs: for `toolgym.make`, of each.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+        ConfigError: skyrl-gym has an env of its own by that name.
+    """
+    entry_point = f"{__name__}:{ToolgymTextEnv.__name__}"
+    for env_id in env_ids:
+        spec(env_id)
+        known = skyrl_gym.registry.get(env_id)
+        if known is not None and known.entry_point != entry_point:
+            raise ConfigError(f"skyrl-gym has another env called {env_id!r}: {known.entry_point}")
+        skyrl_gym.registry.pop(env_id, None)
+        skyrl_gym.register(env_id, entry_point, {"env_id": env_id, "env_kwargs": dict(env_kwargs or {})})
+
+
+def tools_of(env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The tools of an env, as chat templates take them: SkyRL's `generator.chat_template_kwargs` is the place for them.
+
+    Raises:
+        UnknownNameError: no env has that id; names the nearest one.
+    """
+    env = make(env_id, **(env_kwargs or {}))
+    try:
+        return [schema.to_openai() for schema in env.tool_schemas]
+    finally:
+        _loop().run(env.close(), TIMEOUT)
