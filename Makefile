@@ -34,10 +34,12 @@ test: $(VENV)/.dev  ## Run the tests: every behaviour once.
 	$(PYTEST) -m "not ($(REST))"
 
 # Properties run in both: there with few examples, here with many. The tests with a real SGLang mostly wait for it, so
-# they run beside the others. Hostile programs and soaks want the machine for themselves, and run one after another.
+# they run beside the others. Hostile programs mostly wait for the end of their time: two kinds of user or level at once.
+# Soaks count what is left in this machine, so they have it for themselves.
 test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang.
 	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang
-	$(BIN)/python -m pytest -m "(abuse or soak) and not sglang"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "abuse and not sglang" tests/tools/sandbox/test_abuse.py
+	$(BIN)/python -m pytest -m "soak and not sglang"
 
 test-further: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or sglang)"

@@ -34,7 +34,7 @@ rm -rf "$folder"
 site=$(purelib "$folder/bin/python")
 if [ "$python" = "$dev/bin/python" ]; then
   # Links, which take no room, and copies on another disk. No path to them: the sandbox offers a program its prefix only.
-  cp -rl "$(purelib "$python")/." "$site" 2>/dev/null || cp -r "$(purelib "$python")/." "$site"
+  cp -rl "$(purelib "$python")/." "$site" 2>/dev/null || cp -a "$(purelib "$python")/." "$site"
 else
   cp -r "$(purelib "$dev/bin/python")"/*toolgym* "$site"  # the editable install, which any Python can use
 fi
