@@ -2,7 +2,6 @@
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV   ?= .venv
 SGLANG_VENV ?= .sglang-venv
-VERL_VENV ?= .verl-venv
 # Installed first and pinned: another package's looser wish would bring several gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
@@ -16,7 +15,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-rest test-further test-sglang test-verl test-all lint types notebooks bench install sglang-cpu verl-cpu clean
+.PHONY: help demo test test-rest test-further test-sglang test-trainers test-all lint types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,10 +34,12 @@ test: $(VENV)/.dev  ## Run the tests: every behaviour once.
 	$(PYTEST) -m "not ($(REST))"
 
 # Properties run in both: there with few examples, here with many. The tests with a real SGLang mostly wait for it, so
-# they run beside the others. Hostile programs and soaks want the machine for themselves, and run one after another.
+# they run beside the others. Hostile programs mostly wait for the end of their time: two kinds of user or level at once.
+# Soaks count what is left in this machine, so they have it for themselves.
 test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang.
 	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang
-	$(BIN)/python -m pytest -m "(abuse or soak) and not sglang"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "abuse and not sglang" tests/tools/sandbox/test_abuse.py
+	$(BIN)/python -m pytest -m "soak and not sglang"
 
 test-further: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or sglang)"
@@ -46,10 +47,16 @@ test-further: $(VENV)/.dev
 test-sglang: $(VENV)/.dev
 	$(BIN)/python -m pytest -m sglang
 
-test-verl: $(VERL_VENV)/.done  ## Run the tests of the adapter to verl, with the real verl.
-	$(VERL_VENV)/bin/python -m pytest tests/rollout/adapters/verl tests/rollout/adapters/test_transfer_queue.py tests/examples/test_verl.py
+# Each trainer has its own environment below .trainers; `make test-trainer-verl` makes and tests that of verl.
+TRAINERS := $(basename $(notdir $(wildcard scripts/trainers/*.txt)))
 
-test-all: test test-rest  ## Run all tests.
+test-trainers: $(VENV)/.dev  ## Install each trainer that the adapters are for, and run the tests that need it.
+	$(MAKE) --jobs=2 --keep-going --output-sync=target $(TRAINERS:%=test-trainer-%)
+
+test-trainer-%: $(VENV)/.dev
+	VENV=$(VENV) scripts/trainers/test.sh $*
+
+test-all: test test-rest test-trainers  ## Run all tests.
 
 lint: $(VENV)/.dev  ## Check style.
 	$(BIN)/ruff check .
@@ -70,10 +77,8 @@ install: $(VENV)/.dev  ## Set up for development.
 
 sglang-cpu: $(SGLANG_VENV)/.done  ## Install the real SGLang for a CPU (3.5 GB), for the tests that need a server.
 
-verl-cpu: $(VERL_VENV)/.done  ## Install the real verl for a CPU (1.9 GB), for `make test-verl`.
-
 clean:  ## Remove what was built and the virtual environment.
-	rm -rf $(VENV) $(SGLANG_VENV) $(VERL_VENV) build dist *.egg-info demo-out
+	rm -rf $(VENV) $(SGLANG_VENV) .trainers build dist *.egg-info demo-out
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
@@ -94,9 +99,4 @@ $(VENV)/.dev: $(VENV)/.rollout
 $(SGLANG_VENV)/.done: $(wildcard scripts/sglang_cpu/*.txt scripts/sglang_cpu/install.sh scripts/sglang_cpu/site/*)
 	rm -rf $(SGLANG_VENV)
 	TORCH=$(TORCH) scripts/sglang_cpu/install.sh $(SGLANG_VENV) $(PYTHON)
-	touch $@
-
-$(VERL_VENV)/.done: $(wildcard scripts/verl_cpu/*.txt scripts/verl_cpu/install.sh)
-	rm -rf $(VERL_VENV)
-	TORCH=$(TORCH) scripts/verl_cpu/install.sh $(VERL_VENV) $(PYTHON)
 	touch $@

@@ -1,9 +1,9 @@
 """What verl's batch of trajectories costs in CPU time: made by `to_data_proto`, and by verl's own worker.
 
-    .verl-venv/bin/python benchmarks/verl_batch.py [--rows 128] [--repeats 3]
+    .trainers/verl/bin/python benchmarks/verl_batch.py [--rows 128] [--repeats 3]
 
 Both give the same tensors, to the bit, of responses of up to 8192 tokens, in batches that hold 1024 tokens of prompt
-and 8192 of response. The least CPU time of the repeats is printed. Needs verl, see `scripts/verl_cpu`; without it
+and 8192 of response. The least CPU time of the repeats is printed. Needs verl, see `scripts/trainers`; without it
 nothing is measured.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if importlib.util.find_spec("verl") is None:
-        print("verl is not installed (make verl-cpu): nothing measured")
+        print("verl is not installed (make test-trainer-verl): nothing measured")
         return
     import torch
     from hydra import compose, initialize_config_module

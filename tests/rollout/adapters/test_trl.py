@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+import trl
 
 from toolgym.envs import ArithmeticTasks, ToolEnv
 from toolgym.envs.tasks.task import Task
@@ -16,8 +17,6 @@ from toolgym.rollout import EpisodeLimits, RunConfig, RunFailedError, SamplingPa
 from toolgym.rollout.adapters.trl import Spec
 from toolgym.tools import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError, SandboxError, UnknownNameError
-
-trl = pytest.importorskip("trl")
 
 
 class Instant(BaseTool):

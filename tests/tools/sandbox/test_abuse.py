@@ -83,7 +83,12 @@ def places() -> tuple[str, ...]:
     return tuple(wanted.split(",")) if wanted else tuple(place for place in PLACES if place not in IMPOSSIBLE)
 
 
-@pytest.mark.parametrize("place", places())
+def each(places):
+    """Parameters that keep the tests of a place in one process of xdist, so that the runner runs once for each."""
+    return pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in places])
+
+
+@each(places())
 def test_the_level_is_what_was_asked_for_and_the_sandbox_closes(place, record_property):
     seen = report(place)
     if "unavailable" in seen.header:
@@ -105,7 +110,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("place", places())
+@each(places())
 def test_abuse(place, name):
     seen = report(place)
     if "unavailable" in seen.header:
@@ -123,7 +128,7 @@ def test_abuse(place, name):
         pytest.fail(str(verdict["said"]))
 
 
-@pytest.mark.parametrize("place", sorted(IMPOSSIBLE))
+@each(sorted(IMPOSSIBLE))
 def test_a_level_that_cannot_be_is_refused(place):
     """No silent downgrade: a request for more than there is gets an error that says so."""
     seen = report(place, *LIFELINE)
