@@ -9,7 +9,7 @@ from tests.rollout.adapters.golden import assert_golden, response_row
 pytest.importorskip("verl")
 pytest.importorskip("transfer_queue")
 
-from toolgym.rollout.adapters.verl.queue_rows import queue_rows
+from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 
 
 def test_the_golden_set():
