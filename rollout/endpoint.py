@@ -25,13 +25,13 @@ from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError, error_text, named_keywords
 
 ENV_COLUMN = "env_id"
-"""Column of a row that names its env, where `run` is not told of one."""
+"""Column of a row that names its env, where `run` is given none."""
 
 ENV_VARIABLE = "TOOLGYM_ENV"
 """Environment variable that names the env, where neither `run` nor the row does."""
 
 MARGIN = 5.0
-"""Seconds that the HTTP client waits longer than the engine's deadline, which is to be the one that is told."""
+"""Seconds that the HTTP client waits longer than the engine's deadline, so that the error names that one."""
 
 
 @named_keywords

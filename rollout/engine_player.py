@@ -69,8 +69,8 @@ class EnginePlayer:
         except DeadlineError as error:
             raise EpisodeFailedError(StopReason.ENGINE_TIMEOUT, f"an opponent's engine {error}") from error
         except Exception as error:
-            told = f"an opponent's engine failed: {error_text(error)}"
-            raise EpisodeFailedError(StopReason.ENGINE_FAILED, told) from error
+            message = f"an opponent's engine failed: {error_text(error)}"
+            raise EpisodeFailedError(StopReason.ENGINE_FAILED, message) from error
 
     async def _answer(self, text: str) -> str:
         ids = self._renderer.prompt_ids([*self._before, user(text)])

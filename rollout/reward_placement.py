@@ -83,15 +83,15 @@ def _place(sequence: TokenSequence, token: int) -> int:
 
 
 def _require_same_tokens(trajectory: Trajectory, held: Sequence[int]) -> None:
-    told = [0] * len(trajectory.sequences)
+    counted = [0] * len(trajectory.sequences)
     for turn in trajectory.turns:
-        if not 0 <= turn.sequence < len(told):
+        if not 0 <= turn.sequence < len(counted):
             raise BatchError(
-                f"a turn of trajectory {trajectory.id} was sampled in sequence {turn.sequence}; it has {len(told)}"
+                f"a turn of trajectory {trajectory.id} was sampled in sequence {turn.sequence}; it has {len(counted)}"
             )
-        told[turn.sequence] += turn.generated_tokens
-    if told != held:
+        counted[turn.sequence] += turn.generated_tokens
+    if counted != held:
         raise BatchError(
-            f"the turns of trajectory {trajectory.id} sampled {told} tokens in its sequences, which hold {held}; "
+            f"the turns of trajectory {trajectory.id} sampled {counted} tokens in its sequences, which hold {held}; "
             "rewards cannot be placed by turns. Use reward_placement='outcome'"
         )

@@ -7,7 +7,7 @@ Two APIs over the same sessions: OpenEnv's (HTTP, WebSockets and JSON-RPC) and t
 | `config` | the settings |
 | `catalog` | the envs that are offered, with their tasks and tools |
 | `session`, `sessions` | an env and its episode, with deadlines; all of them, found by name and closed when idle |
-| `actions`, `answers` | what clients ask for, and what they are told |
+| `actions`, `answers` | what clients ask for, and what they get |
 | `openenv_api`, `websocket`, `mcp` | OpenEnv's API |
 | `ors_api`, `calls`, `event_stream` | the Open Reward Standard's |
 | `app` | the service: its paths, and which env a call is about |

@@ -1,4 +1,4 @@
-"""What clients are told: observations, rewards and states, in JSON.
+"""What clients get: observations, rewards and states, in JSON.
 
 No ground truth and no row of a data set is in them, and of failures only the reason.
 """

@@ -30,7 +30,7 @@ class Place:
         split: the split's name.
         index: the place in the split, counted from 0.
         task: the task; None where the env has none, and the index is the seed.
-        fields: what clients are told of its row.
+        fields: what clients see of its row.
     """
 
     split: str
@@ -40,13 +40,13 @@ class Place:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What clients are told of the task. Its ground truth, and what is not in `fields`, stay here."""
-        told: dict[str, Any] = {}
+        """What clients see of the task. Its ground truth, and what is not in `fields`, stay here."""
+        spec: dict[str, Any] = {}
         if self.task is not None:
             row = {**self.task.row, **self.task.extra_info}
-            told = {name: row.get(name) for name in self.fields}
-            told |= {"id": self.task.id, "source": self.task.source}
-        return told | {"split": self.split, "index": self.index}
+            spec = {name: row.get(name) for name in self.fields}
+            spec |= {"id": self.task.id, "source": self.task.source}
+        return spec | {"split": self.split, "index": self.index}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ServedEnv:
         splits: its task sources by split; empty for an env without tasks.
         answer_tool: the tool that says a text as a turn without calls; None: there is none.
         endless: tasks that are offered of a split without end.
-        fields: what clients are told of a task's row.
+        fields: what clients see of a task's row.
     """
 
     spec: EnvSpec
@@ -117,19 +117,19 @@ class ServedEnv:
         source = self.splits.get(split)
         return Place(split, index, None if source is None else source.task(index), self.fields)
 
-    def place_of_spec(self, told: Mapping[str, Any]) -> Place:
-        """Return the task that `Place.spec` was told of.
+    def place_of_spec(self, spec: Mapping[str, Any]) -> Place:
+        """Return the task that `Place.spec` describes.
 
         Raises:
             ConfigError: it is no such description, or that place has another task here.
         """
-        split, index = told.get("split"), told.get("index")
+        split, index = spec.get("split"), spec.get("index")
         if not isinstance(split, str) or not isinstance(index, int) or isinstance(index, bool):
-            raise ConfigError(f"a task of this server has a 'split' and an 'index', got {dict(told)!r}")
+            raise ConfigError(f"a task of this server has a 'split' and an 'index', got {dict(spec)!r}")
         place = self.place(split, index)
-        if "id" in told and told["id"] != place.spec.get("id"):
+        if "id" in spec and spec["id"] != place.spec.get("id"):
             raise ConfigError(
-                f"task {index} of {split!r} is {place.spec.get('id')!r} here, not {told['id']!r}: it was listed by a "
+                f"task {index} of {split!r} is {place.spec.get('id')!r} here, not {spec['id']!r}: it was listed by a "
                 "server with other tasks"
             )
         return place
@@ -186,7 +186,7 @@ async def load_env(
         kwargs: the arguments that it is made with.
         answer_tool: name of the answer tool; None: there is none.
         endless: tasks that are offered of a split without end.
-        fields: what clients are told of a task's row.
+        fields: what clients see of a task's row.
 
     Raises:
         ConfigError: it cannot be made, or has a tool of the answer tool's name.

@@ -38,7 +38,7 @@ class EnvServerConfig(ServingConfig):
             its tools are shorter; this one holds when they fail to.
         answer_tool: name of a tool that says a text as a turn without tool calls, which is how most episodes are
             answered. For clients that can only call tools; null: there is none.
-        task_fields: columns of a task's row, or of its `extra_info`, that clients are told besides its id and source,
+        task_fields: columns of a task's row, or of its `extra_info`, that clients see besides its id and source,
             `difficulty` for example. Whatever is named here leaves the server, a ground truth too.
         rewards: what a call's reward is in the Open Reward Standard: `episode`: null, and with the last step the
             episode's; `step`: the step's own.

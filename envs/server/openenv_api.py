@@ -126,7 +126,7 @@ async def act(session: EnvSession, action: TurnAction, timeout: float | None = N
         return without_step(session, {"tools": tools})
     if action.tool_name is not None:
         turn = await session.call_tool(action.tool_name, action.arguments, timeout=timeout)
-        told = {"tool_name": action.tool_name, "result": turn.text, "error": None}
-        return without_step(session, told) if turn.result is None else after_step(session, turn.result, told)
+        given = {"tool_name": action.tool_name, "result": turn.text, "error": None}
+        return without_step(session, given) if turn.result is None else after_step(session, turn.result, given)
     made, calls = turn_of(action, session.episode.calls if session.episode is not None else 0)
     return after_step(session, await session.step(made, calls=calls, timeout=timeout))

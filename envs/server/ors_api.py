@@ -159,8 +159,8 @@ class OrsApi:
 
     async def _places(self, served: ServedEnv, split: str, places: range) -> web.Response:
         # A list may be long, and generated tasks take a while to generate.
-        told = await in_thread(lambda: [served.place(split, index).spec for index in places])
-        return answer({"tasks": told, "env_name": served.id})
+        tasks = await in_thread(lambda: [served.place(split, index).spec for index in places])
+        return answer({"tasks": tasks, "env_name": served.id})
 
     # ------------------------------------------------------------------ sessions
 
@@ -257,7 +257,7 @@ class OrsApi:
         return {"ok": True, "output": output}
 
     async def forget(self, response: web.StreamResponse) -> None:
-        """Close the session that an answer told of, which its client never got."""
+        """Close the session whose name its client never got."""
         if SESSION_HEADER in response.headers:
             await self._sessions.discard(response.headers[SESSION_HEADER])
 

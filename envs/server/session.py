@@ -84,7 +84,7 @@ class EpisodeState:
         stop_reason: why it is over; None while it goes on.
         messages: what it began with.
         tools: what the policy may call.
-        info: what `reset` told besides.
+        info: what `reset` gave besides.
     """
 
     id: str

@@ -78,8 +78,8 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         seed, self._seed = self._seed if seed is None else seed, None
         messages, _ = self._env.reset(seed=seed)
         tools = self._env.base_env.tool_schemas
-        told = describe_tools(tools) if self._instructions is None else self._instructions
-        return "\n\n".join(filter(None, [_text(messages), told])), {"suffix": ""}
+        instructions = describe_tools(tools) if self._instructions is None else self._instructions
+        return "\n\n".join(filter(None, [_text(messages), instructions])), {"suffix": ""}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take one turn of the policy.
@@ -99,12 +99,12 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         if reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")
         metrics = {name: value for name, value in info.get("metrics", {}).items() if isinstance(value, int | float)}
-        told: dict[str, Any] = {"suffix": "", "metrics": metrics, "metrics_agg_mode": dict.fromkeys(metrics, "last")}
-        told["use_tool"] = any(message["role"] == "tool" for message in obs)
+        own: dict[str, Any] = {"suffix": "", "metrics": metrics, "metrics_agg_mode": dict.fromkeys(metrics, "last")}
+        own["use_tool"] = any(message["role"] == "tool" for message in obs)
         done = terminated or truncated
         if done:
-            told["stop_reason"] = str(reason)
-        return TERMINAL_STATE if done else _text(obs), reward, done, truncated, told
+            own["stop_reason"] = str(reason)
+        return TERMINAL_STATE if done else _text(obs), reward, done, truncated, own
 
     def close(self) -> None:
         """End the episode and free what it holds."""

@@ -92,14 +92,14 @@ def to_items(
     for number, members in enumerate(whole, start=first_group):
         for pair, one in enumerate(sorted(members, key=lambda one: one.sample_index)):
             _check(one, pad_token_id, max_prompt_length, max_response_length)
-            told = {"generation_id": pair, "trajectory_id": one.id}
+            ids = {"generation_id": pair, "trajectory_id": one.id}
             items.append(
-                TrajectoryItem(pair_index=pair, group_id=number, start_step=0, traj=_told(one, number), metadata=told)
+                TrajectoryItem(pair_index=pair, group_id=number, start_step=0, traj=_fields(one, number), metadata=ids)
             )
     return items
 
 
-def _told(trajectory: Trajectory, group: int) -> dict[str, Any]:
+def _fields(trajectory: Trajectory, group: int) -> dict[str, Any]:
     sequence = trajectory.sequence
     return {
         "conversation_text": [dict(message) for message in trajectory.messages],

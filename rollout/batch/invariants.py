@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Tensors(Protocol):
-    """What invariants look at. A `Batch` is it; here it is told by its parts, since the batch stands on the table."""
+    """The parts of a `Batch` that invariants look at: a protocol, since the module `batch` imports this one."""
 
     @property
     def prompts(self) -> Tensor: ...

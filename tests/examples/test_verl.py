@@ -25,7 +25,7 @@ import toolgym
 from toolgym.rollout import load_tokenizer, tiny_policy_path
 from toolgym.rollout.adapters.verl import ToolgymAgentLoop
 from toolgym.rollout.adapters.verl.options import LoopOptions
-from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.adapters.verl_rows import task_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "verl"
 SCRIPT = FOLDER / "run_gsm8k_fsdp_sglang_code_interpreter.sh"

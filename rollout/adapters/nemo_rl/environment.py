@@ -161,13 +161,13 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
                 require_readable_calls(self._renderer(self._served.tools))
                 self._sessions.start()
 
-    async def _turn(self, conversation: list[dict[str, Any]], told: Mapping[str, Any]) -> _Turn:
+    async def _turn(self, conversation: list[dict[str, Any]], metadata: Mapping[str, Any]) -> _Turn:
         last = conversation[-1] if conversation else {}
         if last.get("role") != "assistant":
             raise ConfigError(f"a conversation must end with the assistant's turn, got {last!r}")
-        name = told.get(SESSION)
+        name = metadata.get(SESSION)
         try:
-            session = await self._begin(told) if name is None else self._sessions.find(name)
+            session = await self._begin(metadata) if name is None else self._sessions.find(name)
             return await self._played(session, last["content"])
         except FailedError as error:
             if self._settings.failure_reward is None:
@@ -175,8 +175,8 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             log.warning("counted as %s: %s", self._settings.failure_reward, error)
             return _Turn(_over(error.stop_reason), "", self._settings.failure_reward, True)
 
-    async def _begin(self, told: Mapping[str, Any]) -> EnvSession:
-        task = read_task(told)
+    async def _begin(self, metadata: Mapping[str, Any]) -> EnvSession:
+        task = read_task(metadata)
         assert self._served is not None
         session = self._sessions.open(self._served)
         try:

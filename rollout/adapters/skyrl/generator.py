@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF, to_generator_output
-from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.context_routing import ContextRouting
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
@@ -76,7 +76,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
     """Plays the episodes of a batch with SkyRL's inference engines, tokens in and tokens out.
 
     `env_class` of a row is an env id, and the row's further columns are the task's (see `task_of` in
-    `toolgym.rollout.adapters.verl.tasks`; `reward_spec` stands for `reward_model`). `generator.sampling_params` holds
+    `toolgym.rollout.adapters.verl_rows`; `reward_spec` stands for `reward_model`). `generator.sampling_params` holds
     for each turn, `generator.max_input_length` and `max_generate_length` together bound prompt and response, and
     `generator.max_turns`, where it is above 1, is the env's.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgym.envs.registry import make, spec
 from toolgym.envs.types import EpisodeFailedError
-from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, missing_package, named_keywords
 
@@ -39,7 +39,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         env_id: the env's id.
         env_kwargs: for `toolgym.make`.
         env_config: skyrl-gym's settings of the env; there are none.
-        extras: the row's further columns; see `task_of` in `toolgym.rollout.adapters.verl.tasks`. `reward_spec` stands
+        extras: the row's further columns; see `task_of` in `toolgym.rollout.adapters.verl_rows`. `reward_spec` stands
             for `reward_model`. SkyRL adds its `generator.max_turns`, which is the env's where it is above 1.
 
     Raises:

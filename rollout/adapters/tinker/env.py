@@ -202,13 +202,13 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
 class _Watched(Wrapper):
     """Tells what each step gave, when it gave it."""
 
-    def __init__(self, env: BaseEnv, told: ToolgymEnv) -> None:
+    def __init__(self, env: BaseEnv, outer: ToolgymEnv) -> None:
         super().__init__(env)
-        self._told = told
+        self._outer = outer
 
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
-        self._told.earn(result.reward)
+        self._outer.earn(result.reward)
         return result
 
 

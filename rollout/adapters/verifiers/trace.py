@@ -99,11 +99,11 @@ def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
     for number, sequence in enumerate(trajectory.sequences):
         *runs, (rest, _) = _runs(sequence)
         turns = [(n, one) for n, one in enumerate(trajectory.turns) if one.sequence == number and one.generated_tokens]
-        told, held = [turn.generated_tokens for _, turn in turns], [len(own) for _, own in runs]
-        if told != held:
+        counted, held = [turn.generated_tokens for _, turn in turns], [len(own) for _, own in runs]
+        if counted != held:
             raise BatchError(
-                f"trajectory {trajectory.id}: its turns tell of {told} sampled tokens in sequence {number}, and not of "
-                f"{held}, which it holds"
+                f"trajectory {trajectory.id}: its turns count {counted} sampled tokens in sequence {number}, not "
+                f"the {held} that it holds"
             )
         if not turns:
             continue

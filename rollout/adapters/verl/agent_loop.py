@@ -16,7 +16,7 @@ from uuid import uuid4
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
-from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode import RendererFactory
 from toolgym.rollout.episode_config import EpisodeConfig

@@ -1,4 +1,4 @@
-"""`LoopOptions`: what the agent loop can be told in verl's configuration."""
+"""`LoopOptions` and `ManagerOptions`: our settings in verl's configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """What the agent loop can be told.
+    """Settings of the agent loop.
 
     Attributes:
         env: the env's id; `"package.module:MyEnv-v0"` imports the module that registers it.
@@ -65,7 +65,7 @@ class LoopOptions:
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions:
-    """What `ToolgymManager` can be told.
+    """Settings of `ToolgymManager`.
 
     Attributes:
         workers_per_node: processes that play episodes on each node. Each has a sandbox of its own.

@@ -148,9 +148,7 @@ def test_what_was_cut_is_truncated_and_an_episode_without_tokens_has_no_branch()
 
 
 def test_turns_that_tell_of_other_tokens_are_refused():
-    with pytest.raises(
-        BatchError, match=r"trajectory t: its turns tell of \[1\] sampled tokens in sequence 0, and not of"
-    ):
+    with pytest.raises(BatchError, match=r"trajectory t: its turns count \[1\] sampled tokens in sequence 0, not the"):
         to_trace(replace(played(policy(10, 11)), turns=(Turn("", "stop", 0, 1),)))
     with pytest.raises(ConfigError):
         to_trace("t")

@@ -13,7 +13,7 @@ import yaml
 from tests.rollout.adapters.golden import golden
 from toolgym.rollout.adapters.verl.options import LoopOptions, ManagerOptions
 from toolgym.rollout.adapters.verl.rows import extra_fields
-from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.limits import EpisodeLimits
 
 PAGE = (Path(__file__).parents[4] / "docs" / "verl.md").read_text(encoding="utf-8")

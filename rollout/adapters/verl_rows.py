@@ -1,4 +1,4 @@
-"""Tasks from the rows that verl hands to an agent loop."""
+"""Tasks from rows of verl's data sets, which SkyRL's resemble."""
 
 from __future__ import annotations
 

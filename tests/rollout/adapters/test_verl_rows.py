@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.rollout.adapters.verl.fakes import ROW
-from toolgym.rollout.adapters.verl.tasks import task_of
+from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.tools.errors import ConfigError
 
 KWARGS = {"code_interpreter": {"create_kwargs": {"packages": ["a"], "limit": 3}}}
