@@ -100,7 +100,7 @@ async def test_mistakes_are_errors(monkeypatch):
     with pytest.raises(ConfigError, match="set TOOLGYM_ENV"):
         await ToolgymAgent().arun(task(), url)
     with pytest.raises(UnknownNameError, match="did you mean"):
-        ToolgymAgent("tests/Sum-v0")
+        ToolgymAgent("tests/Smus-v0")
     with pytest.raises(ConfigError, match="go with an env id"):
         ToolgymAgent(env_kwargs={"max_turns": 3})
     with pytest.raises(ConfigError, match="needs a text as its instruction"):
