@@ -1,1 +1,1 @@
-"""What other trainers take, made from our envs and trajectories: one file for each trainer."""
+"""What trainers take, made from our envs and trajectories: a file or a folder for each trainer."""

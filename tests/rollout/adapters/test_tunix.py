@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rollout.adapters.golden import assert_golden, response_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Segment, TokenSequence, Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
@@ -140,3 +141,24 @@ def test_without_tunix(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError, match="needs the package 'google-tunix'"):
         importlib.import_module("toolgym.rollout.adapters.tunix")
+
+
+def test_the_golden_set(to_items):
+    """Each trajectory as a group of its own, since Tunix leaves out whole groups."""
+
+    def read(trajectories):
+        rows = []
+        for one in trajectories:
+            lengths = {"max_prompt_length": 8, "max_response_length": 12}
+            items = to_items([one], group_size=1, **lengths) if one.trainable and one.counts else []
+            if not items:
+                with pytest.raises(BatchError, match="no group is left"):
+                    to_items([one], group_size=1, **lengths)
+            rows.append([row_of(item.traj) for item in items])
+        return rows
+
+    def row_of(traj):
+        names = ("prompt_tokens", "conversation_tokens", "conversation_masks", "old_logprobs", "trajectory_reward")
+        return response_row(*(traj[name] for name in names))
+
+    assert_golden(read, several_rows=False)
