@@ -15,7 +15,7 @@ import struct
 import sys
 from pathlib import Path
 
-USER = 61234
+USER = 61234 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """An ordinary user that owns nothing."""
 
 SURROUNDINGS = ("root", "user", "masked-proc", "docker-root", "docker-user")
