@@ -186,7 +186,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
                     f"{self._served.id} begins with other messages than its task's, so the prompt was another one: "
                     f"{shorten(repr(state.messages))} instead of {shorten(repr(list(task.messages)))}"
                 )
-        except BaseException:
+        except BaseException:  # cancelled too: the session is this call's to close
             await self._sessions.discard(session.name)
             raise
         self._conversations[session] = list(state.messages)

@@ -26,9 +26,9 @@ def test_no_project_is_imported_to_recognise_its_objects():
         assert project_of(type("Mine", (base,), {})()) == project
     assert project_of(object()) is None
     assert not {name.partition(".")[0] for name in set(sys.modules) - before} & set(names)
-    for module, name, told in (
+    for module, name, message in (
         ("gem.multiagent.multi_agent_env", "MultiAgentEnv", "several agents"),
         ("aviary.env", "TaskDataset", "seed_tasks"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             wrap(class_of(module, name)())

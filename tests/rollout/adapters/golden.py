@@ -8,7 +8,7 @@ A trainer's test reads its own objects back, and compares:
 
     assert_golden(read)
 
-All numbers can be told without rounding in float32, so they are compared exactly.
+Float32 holds all of the numbers without rounding, so they are compared exactly.
 """
 
 from __future__ import annotations

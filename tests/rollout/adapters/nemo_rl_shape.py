@@ -66,7 +66,7 @@ def install(monkeypatch):
 
 async def rollout(env, data, tokenizer, policy, turns=8):
     """Play episodes as NeMo-RL's rollout does; returns their message logs and total rewards."""
-    logs, told = [list(one["message_log"]) for one in data], [one["extra_env_info"] for one in data]
+    logs, latest = [list(one["message_log"]) for one in data], [one["extra_env_info"] for one in data]
     rewards, active = [0.0] * len(data), list(range(len(data)))
     for _ in range(turns):
         for n in active:
@@ -76,13 +76,13 @@ async def rollout(env, data, tokenizer, policy, turns=8):
             text = tokenizer.decode(new, skip_special_tokens=True)
             logs[n].append({"role": "assistant", "content": text, "token_ids": new})
         shown = [[{"role": one["role"], "content": one["content"]} for one in logs[n]] for n in active]
-        answer = env.step(shown, [told[n] for n in active])
+        answer = env.step(shown, [latest[n] for n in active])
         obs, metadata, _, gained, ended, _ = await answer if inspect.isawaitable(answer) else answer
         for place, n in enumerate(active):
             rewards[n] += gained[place].item()
             ids = tokenizer(obs[place]["content"], return_tensors="pt", add_special_tokens=False).input_ids[0]
             logs[n].append({**obs[place], "token_ids": ids})
-            told[n] = metadata[place]
+            latest[n] = metadata[place]
         active = [n for place, n in enumerate(active) if not ended[place]]
         if not active:
             break

@@ -23,7 +23,7 @@ class Server:
 
     def __init__(self, *says, events=(201,)):
         self.says, self.statuses = list(says), list(events)
-        self.told = []
+        self.requests = []
 
     async def chat(self, request):
         assert request.headers["Authorization"] == "Bearer key"
@@ -35,7 +35,7 @@ class Server:
 
     async def tell(self, request):
         assert request.headers["Authorization"] == "Bearer key"
-        self.told.append((request.method, request.path, await request.json()))
+        self.requests.append((request.method, request.path, await request.json()))
         return web.json_response({}, status=self.statuses.pop(0) if self.statuses else 200)
 
     async def play(self, **changes):
@@ -67,14 +67,14 @@ async def test_the_reward_is_an_event():
     assert await server.play() == 1.0
     event = ("POST", "/api/rollouts/r1/attempt/0/events",
              {"event_type": "reward", "data": {"value": 1.0, "source": "agent"}})  # fmt: skip
-    assert server.told == [event, event]
+    assert server.requests == [event, event]
 
 
 async def test_what_was_broken_off_has_no_reward_and_no_events():
     server = Server(500)
     with pytest.raises(EpisodeFailedError):
         await server.play(TOOLGYM_RUN=json.dumps({"limits": {"engine_timeout": 20.0}}))
-    [(method, path, content)] = server.told
+    [(method, path, content)] = server.requests
     assert (method, path) == ("PATCH", "/api/rollouts/r1")
     assert content["status"]["state"] == "failed"
     assert content["status"]["last_attempt_id"] == "broken-off"
