@@ -15,7 +15,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-rest test-further test-sglang test-trainers test-all lint types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-all lint types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,24 +28,28 @@ demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write traje
 # fixtures are made once, and takes of the others' when it has done its own.
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 7 ? n + 1 : 8)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
-REST   := matrix or abuse or soak or uvloop or wheel or long or sglang
+REST   := matrix or abuse or soak or uvloop or wheel or long or ray or sglang
 
 test: $(VENV)/.dev  ## Run the tests: every behaviour once.
 	$(PYTEST) -m "not ($(REST))"
 
-# Properties run in both: there with few examples, here with many. The tests with a real SGLang mostly wait for it, so
-# they run beside the others. Hostile programs mostly wait for the end of their time: two kinds of user or level at once.
-# Soaks count what is left in this machine, so they have it for themselves.
-test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang.
-	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang
+# Properties run in both: there with few examples, here with many. The tests with a real SGLang, and then those with a
+# Ray cluster, mostly wait for it, so they run beside the others. Those of Ray are all in one process, since each process
+# that runs one of them starts a cluster. Hostile programs mostly wait for the end of their time: two kinds of user or
+# level at once. Soaks count what is left in this machine, so they have it for themselves.
+test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang, Ray.
+	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang test-ray
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "abuse and not sglang" tests/tools/sandbox/test_abuse.py
 	$(BIN)/python -m pytest -m "soak and not sglang"
 
 test-further: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or sglang)"
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or ray or sglang)"
 
 test-sglang: $(VENV)/.dev
 	$(BIN)/python -m pytest -m sglang
+
+test-ray: $(VENV)/.dev
+	$(BIN)/python -m pytest -m ray
 
 # Each trainer has its own environment below .trainers; `make test-trainer-verl` makes and tests that of verl.
 TRAINERS := $(basename $(notdir $(wildcard scripts/trainers/*.txt)))
@@ -55,6 +59,10 @@ test-trainers: $(VENV)/.dev  ## Install each trainer that the adapters are for, 
 
 test-trainer-%: $(VENV)/.dev
 	VENV=$(VENV) scripts/trainers/test.sh $*
+
+test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and run its client side.
+	npm install --silent --no-fund --no-audit --prefix .trainers/mcp-conformance @modelcontextprotocol/conformance@0.1.13
+	$(BIN)/python -m pytest -m long tests/tools/mcp
 
 test-all: test test-rest test-trainers  ## Run all tests.
 

@@ -24,15 +24,22 @@ if TYPE_CHECKING:
     from toolgym.envs.registry import make as make
     from toolgym.envs.registry import register as register
     from toolgym.envs.registry import registered as registered
+    from toolgym.envs.responses import End as End
     from toolgym.envs.rewards.base import Outcome as Outcome
     from toolgym.envs.rewards.base import Score as Score
     from toolgym.envs.rewards.base import Scorer as Scorer
     from toolgym.envs.tasks.arithmetic import ArithmeticTasks as ArithmeticTasks
+    from toolgym.envs.tasks.by_level import ByLevel as ByLevel
+    from toolgym.envs.tasks.epochs import TaskEpochs as TaskEpochs
+    from toolgym.envs.tasks.generated import from_generator as from_generator
     from toolgym.envs.tasks.loading import load_tasks as load_tasks
     from toolgym.envs.tasks.sources import TaskList as TaskList
     from toolgym.envs.tasks.sources import TaskSource as TaskSource
+    from toolgym.envs.tasks.stored import from_hf as from_hf
+    from toolgym.envs.tasks.stored import from_jsonl as from_jsonl
+    from toolgym.envs.tasks.stored import from_parquet as from_parquet
     from toolgym.envs.tasks.task import Task as Task
-    from toolgym.envs.tool_env import End as End
+    from toolgym.envs.tasks.writing import write_tasks as write_tasks
     from toolgym.envs.tool_env import ToolEnv as ToolEnv
     from toolgym.envs.types import Blame as Blame
     from toolgym.envs.types import EpisodeFailedError as EpisodeFailedError

@@ -16,13 +16,13 @@ answered
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ResetInfo, StepInfo, StopReason
 from toolgym.tools.closeable import AsyncCloseable
-from toolgym.tools.errors import ForkNotSupportedError
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError
 from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
@@ -77,9 +77,12 @@ class BaseEnv(AsyncCloseable):
 
     Attributes:
         task: the task of the episode; None before the first `reset`, and in an env that has none.
+        replaces_context: whether a step may give `StepInfo.context`, which begins the policy's context anew. A caller
+            that can only add to a conversation refuses such an env with `require_growing_context`.
     """
 
     task: Task | None = None
+    replaces_context: bool = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -120,6 +123,22 @@ class BaseEnv(AsyncCloseable):
     async def close(self) -> None:
         """End the episode and free everything. Closing twice is fine."""
 
+    async def truncate(self, reason: StopReason) -> StepResult:
+        """End the episode under way before its own end, for a wrapper that has a limit.
+
+        Args:
+            reason: a limit or a failure; the result ends with it.
+
+        Returns:
+            What the end adds: its `reward`, which the caller adds to that of the step, and its metrics. This default
+            adds nothing; what the episode holds is freed by the next `reset`, or by `close`.
+
+        Raises:
+            EpisodeError: no episode is under way.
+            EpisodeFailedError: the episode cannot be scored; names the failure.
+        """
+        return StepResult([], 0.0, True, {"stop_reason": reason})
+
     async def fork(self) -> BaseEnv:
         """Return an independent env in the same state, which the caller closes as well.
 
@@ -129,7 +148,35 @@ class BaseEnv(AsyncCloseable):
         """
         raise ForkNotSupportedError(f"{type(self).__name__} cannot be forked: it does not implement fork")
 
+    def gold_actions(self) -> Sequence[Action] | None:
+        """The actions, in order, that solve the episode's task; None where the env knows none.
+
+        They are for checks of the env (`toolgym.testing.check_env`): no policy reads them. Call it after `reset`. Calls
+        of tools stand in assistant messages, since how a call is written as text belongs to the model.
+        """
+        return None
+
+    def hidden_texts(self) -> Sequence[str]:
+        """Texts that the policy must not be able to read in the episode, such as hidden tests, for checks of the env.
+
+        Long texts of the task's ground truth need not be among them: the checks look for those by themselves.
+        """
+        return ()
+
     @property
     def tool_schemas(self) -> list[ToolSchema]:
         """The tools that the policy may call, in the order of its prompt."""
         return []
+
+
+def require_growing_context(env: BaseEnv, caller: str) -> None:
+    """Check that a caller, which holds the conversation and only adds to it, can play an env.
+
+    Raises:
+        ConfigError: the env may begin the context anew.
+    """
+    if env.replaces_context:
+        raise ConfigError(
+            f"{caller} only adds to a conversation, but {env!r} may begin the context anew (StepInfo.context): leave "
+            "out the wrapper that does (Compact), or play the env with rollout, run_episode or endpoint.run"
+        )

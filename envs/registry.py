@@ -9,15 +9,19 @@ which takes the longest, when the user does; it learns the ids that there are th
 
 from __future__ import annotations
 
+import collections
 import importlib
+import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from toolgym.envs.ids import OWN_ENVS
 from toolgym.tools.after_import import after_import
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
 
@@ -29,6 +33,10 @@ SYNC_ENTRY_POINT = "toolgym.envs.gym.gymnasium_env:make_gymnasium_env"
 
 VECTOR_ENTRY_POINT = "toolgym.envs.gym.vector_env:make_vector_env"
 """What Gymnasium calls for `gymnasium.make_vec`."""
+
+
+MANY = 8
+"""Ids of one namespace that an error names one by one."""
 
 
 @dataclass(frozen=True)
@@ -55,37 +63,36 @@ class EnvSpec:
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
-        module_name, _, path = self.entry_point.partition(":")
-        found: Any = import_module(module_name, f"the env {self.id!r} should be in {self.entry_point!r}")
-        for name in path.split("."):
-            if not hasattr(found, name):
-                raise UnknownNameError(
-                    f"the env {self.id!r} should be in {self.entry_point!r}, but there is no "
-                    f"{name!r}{nearest(name, dir(found))}"
-                )
-            found = getattr(found, name)
-        if not callable(found):
-            raise ConfigError(f"the entry point {self.entry_point!r} of env {self.id!r} is not callable: {found!r}")
-        return found  # type: ignore[no-any-return]  # called through `make`, which checks what it gives
+        return _load(self.entry_point, f"the env {self.id!r}")
 
     def build(self, kwargs: Mapping[str, Any]) -> BaseEnv:
-        """Make the env with these arguments and no others.
+        """Make the env with these arguments and no others; `wrappers` go around it, see `make`.
 
         Raises:
-            ConfigError: the entry point gave something that is not a `BaseEnv`.
+            ConfigError: the entry point, or a wrapper, gave something that is not a `BaseEnv`.
             UnknownArgumentError: it takes no argument of such a name; names the nearest one.
         """
         from toolgym.envs.base import BaseEnv
 
+        kwargs = dict(kwargs)
+        around = wrapper_factories(kwargs.pop("wrappers", ()))
         entry_point = self.load()
         check_keywords(entry_point, kwargs)
         env = entry_point(**kwargs)
         if not isinstance(env, BaseEnv):
             raise ConfigError(f"the entry point of env {self.id!r} must give a toolgym BaseEnv, it gave {env!r}")
-        return env
+        try:
+            return wrapped(env, around)
+        except BaseException:  # the env that no wrapper took is closed
+            from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+
+            EventLoopThread(name="toolgym-unwrapped", on_close=env.close).close()
+            raise
 
 
-_specs: dict[str, EnvSpec] = {}
+_specs: dict[str, EnvSpec] = {
+    id: EnvSpec(id, own.entry_point, own.description, own.kwargs) for id, own in OWN_ENVS.items()
+}
 
 _ID = re.compile(r"(?:[\w-]+/)?[\w.-]+")
 """Gymnasium's form of an id (`gymnasium/envs/registration.py`, `ENV_ID_RE`), without colons: `make` reads them."""
@@ -111,7 +118,7 @@ def register(
             Its class method `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the
             arguments for the envs of a vector env.
         description: one line for a list of envs.
-        kwargs: arguments that every env of this id gets, unless `make` is given others.
+        kwargs: arguments that every env of this id gets, unless `make` is given others; `wrappers` too.
         replace: replace what the id stood for, for example when a notebook's cell is run again.
 
     Raises:
@@ -152,10 +159,13 @@ def make(id: str, **kwargs: Any) -> BaseEnv:
 
     Args:
         id: a registered id. `"package.module:MyEnv-v0"` imports the module first, which registers its ids.
-        kwargs: arguments of the env.
+        kwargs: arguments of the env. `wrappers` is a list of what goes around it, the first innermost: each a function
+            or class that is called with the env, where to find one (`"package.module:name"`), or a mapping with that
+            `name` and its `kwargs`. One function alone will do, for example a `toolgym.wrappers.Compose`.
 
     Raises:
         UnknownNameError: no env has that id, or the module does not exist; names the nearest id.
+        ConfigError: a wrapper is none, or gave something that is not a `BaseEnv`.
 
     Example:
         >>> import toolgym
@@ -174,10 +184,18 @@ def spec(id: str) -> EnvSpec:
     if colon:
         import_module(module_name, f"the env id {id!r} asks for it")
     if name not in _specs:
-        known = ", ".join(sorted(_specs)) or "none"
+        known = ", ".join(_short(_specs)) or "none"
         hint = "" if colon else "; 'module:Id' imports the module that registers an id first"
         raise UnknownNameError(f"no env has the id {name!r}{nearest(name, _specs) or '.'} Known ids: {known}{hint}")
     return _specs[name]
+
+
+def _short(ids: Collection[str]) -> list[str]:
+    """Ids in their order, a namespace with many of them as one: `ReasoningGym/... (106)`."""
+    families = collections.Counter(id.partition("/")[0] for id in ids if "/" in id)
+    large = {name for name, count in families.items() if count > MANY}
+    named = {f"{name}/... ({families[name]})" for name in large}
+    return sorted(named | {id for id in ids if id.partition("/")[0] not in large})
 
 
 def registered() -> Mapping[str, EnvSpec]:
@@ -226,6 +244,85 @@ def _tell_gymnasium_all(_: ModuleType) -> None:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 
+Wrap = Callable[["BaseEnv"], "BaseEnv"]
+"""From an env to the one around it."""
+
+
+def wrapper_factories(wrappers: object) -> list[Wrap]:
+    """Return the functions that a value of `wrappers` stands for (see `make`); what can be checked without an env is.
+
+    Raises:
+        ConfigError: it is none, or a function takes further arguments.
+        UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
+    """
+    if wrappers is None:
+        return []
+    if callable(wrappers):
+        wrappers = [wrappers]
+    if isinstance(wrappers, str) or not isinstance(wrappers, Sequence):
+        raise ConfigError(f"wrappers must be a list of functions from an env to an env, got {wrappers!r}")
+    return [_wrapper_factory(one) for one in wrappers]
+
+
+def _wrapper_factory(given: object) -> Wrap:
+    known = isinstance(given, Mapping) and {"name"} <= set(given) <= {"name", "kwargs"}
+    name, kwargs = (given["name"], given.get("kwargs") or {}) if isinstance(given, Mapping) and known else (given, {})
+    made: Any = _load(name, "the wrapper") if isinstance(name, str) and _is_entry_point(name) else name
+    if not callable(made) or not isinstance(kwargs, Mapping):
+        raise ConfigError(
+            "a wrapper is a function from an env to an env, where to find one ('package.module:name'), or a mapping "
+            f"with that 'name' and its 'kwargs'; got {given!r}"
+        )
+    check_keywords(made, kwargs)
+    made = partial(made, **kwargs) if kwargs else made
+    try:
+        inspect.signature(made).bind(None)
+    except ValueError:  # it does not say what it takes
+        pass
+    except TypeError as error:
+        raise ConfigError(
+            f"a wrapper is called with the env alone, but for {given!r} {error}: give what else it takes with "
+            "functools.partial(wrapper, ...), or as {'name': 'package.module:name', 'kwargs': {...}}"
+        ) from error
+    return made  # type: ignore[no-any-return]  # `wrapped` checks what it gives
+
+
+def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:
+    """Put wrappers around an env, the first innermost.
+
+    Raises:
+        ConfigError: one gave something that is not a `BaseEnv`.
+    """
+    from toolgym.envs.base import BaseEnv
+
+    for wrap in wrappers:
+        around: object = wrap(env)
+        if not isinstance(around, BaseEnv):
+            raise ConfigError(f"the wrapper {wrap!r} must give a toolgym BaseEnv, it gave {around!r}")
+        env = around
+    return env
+
+
+def _load(entry_point: str, what: str) -> Callable[..., Any]:
+    """Import what an entry point names.
+
+    Args:
+        entry_point: `"package.module:name"`.
+        what: what it is, for error messages.
+    """
+    module_name, _, path = entry_point.partition(":")
+    found: Any = import_module(module_name, f"{what} should be in {entry_point!r}")
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise UnknownNameError(
+                f"{what} should be in {entry_point!r}, but there is no {name!r}{nearest(name, dir(found))}"
+            )
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(f"{what} should be in {entry_point!r}, which is not callable: {found!r}")
+    return found  # type: ignore[no-any-return]  # callers check what it gives
+
+
 def _is_entry_point(value: object) -> bool:
     if not isinstance(value, str):
         return False
@@ -247,11 +344,5 @@ def import_module(module_name: str, why: str) -> Any:
         found = [] if "." in error.name else {one.name for one in pkgutil.iter_modules()} - sys.stdlib_module_names
         raise UnknownNameError(f"there is no module {error.name!r}{nearest(error.name, found)}; {why}") from error
 
-
-register(
-    "CodeInterpreter-v0",
-    "toolgym.envs.library.code_interpreter:CodeInterpreterEnv",
-    description="Solve a problem with the help of a Python interpreter, and answer with `#### answer`.",
-)
 
 after_import("gymnasium", _tell_gymnasium_all)

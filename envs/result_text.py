@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from typing import Literal
 
 from toolgym.tools.errors import ConfigError, require_whole_number
@@ -25,10 +27,44 @@ def cut(text: str, max_chars: int, side: Side) -> str:
     """Cut a text to `max_chars` characters and a note that says how many were left out; a shorter one stays."""
     if len(text) <= max_chars:
         return text
-    note = f"[... {len(text) - max_chars} characters left out ...]"
-    if side == "left":
-        return f"{text[:max_chars]} {note}"
-    if side == "right":
-        return f"{note} {text[-max_chars:]}"
-    tail = max_chars // 2
-    return f"{text[: max_chars - tail]} {note} {text[len(text) - tail :]}"
+    tail = _tail(max_chars, side)
+    return _joined(text, max_chars - tail, tail, f"[... {len(text) - max_chars} characters left out ...]")
+
+
+def cut_tokens(text: str, max_tokens: int, side: Side, count: Callable[[str], int]) -> str:
+    """Cut a text to `max_tokens` tokens and a note that says how many were left out; a shorter one stays.
+
+    The text is cut between characters, wherever its tokens end: what remains is never decoded from tokens.
+
+    Args:
+        text: the text.
+        max_tokens: most tokens of what remains, the note not counted.
+        side: what remains.
+        count: the number of tokens of a text.
+    """
+    if count(text) <= max_tokens:
+        return text
+    tail = _tail(max_tokens, side)
+    head_chars = _fitting(len(text), max_tokens - tail, lambda size: count(text[:size]))
+    tail_chars = _fitting(len(text) - head_chars, tail, lambda size: count(text[len(text) - size :]))
+    left_out = count(text[head_chars : len(text) - tail_chars])
+    return _joined(text, head_chars, tail_chars, f"[... {left_out} tokens left out ...]")
+
+
+def _tail(most: int, side: Side) -> int:
+    """How much of what remains is the text's end."""
+    return {"left": 0, "middle": most // 2, "right": most}[side]
+
+
+def _joined(text: str, head: int, tail: int, note: str) -> str:
+    """So many characters of the beginning, the note, and so many of the end."""
+    parts = (text[:head], note, text[len(text) - tail :])
+    return " ".join(part for part in parts if part)
+
+
+def _fitting(longest: int, most: int, tokens: Callable[[int], int]) -> int:
+    """The largest number of characters, up to `longest`, that have at most `most` tokens."""
+    size = max(0, bisect.bisect_right(range(longest + 1), most, key=tokens) - 1)
+    while size and tokens(size) > most:  # a character more may join tokens, so the counts may fall here and there
+        size -= 1
+    return size

@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from toolgym.envs.actions import read_action
 from toolgym.envs.bad_calls import BadCallPolicy
 from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.env_tools import OwnTools, tools_by_name
+from toolgym.envs.responses import End, Reply
 from toolgym.envs.result_text import Side, check_cut, cut
 from toolgym.envs.rewards.base import Outcome, Score, Scorer, outcome_scorer
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
@@ -26,7 +28,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_instances import ToolInstances, encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
-from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.concurrency.deadline import DeadlineError, own_deadline, with_deadline
 from toolgym.tools.errors import (
     ConfigError,
     EpisodeError,
@@ -38,41 +40,15 @@ from toolgym.tools.errors import (
     require_whole_number,
 )
 from toolgym.tools.function import ToolFunction, as_tool
-from toolgym.tools.message import Message, tool
+from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
+from toolgym.tools.tool_scope import tool_scope
 
 MAX_RESULT_CHARS = 50_000
 """Characters that remain of a tool's result by default: some 12,000 tokens of English."""
 
 T = TypeVar("T")
-
-
-class End(NamedTuple):
-    """What `ToolEnv.respond` returns to end the episode.
-
-    Attributes:
-        stop_reason: why. The scorer sees it.
-        reward: added to the reward of the step, besides the score.
-    """
-
-    stop_reason: StopReason = StopReason.ANSWERED
-    reward: float = 0.0
-
-
-class _OwnTools:
-    """Tools that an env and its forks own together: the last of them to close closes the tools."""
-
-    def __init__(self, tools: Sequence[BaseTool]) -> None:
-        self.tools = tools
-        self.owners = 1
-
-    async def drop(self) -> None:
-        self.owners -= 1
-        if not self.owners:
-            async with AsyncExitStack() as stack:  # all are closed, also when one raises
-                for made in self.tools:
-                    stack.push_async_callback(made.close)
 
 
 class ToolEnv(BaseEnv):
@@ -96,6 +72,9 @@ class ToolEnv(BaseEnv):
         tool_timeout: wall seconds for any one call of a tool's methods. Tools have deadlines of their own; this one
             holds when they fail to. Waiting for a permit of a `RateLimiter` does not count.
         queue_timeout: wall seconds that one call may wait for permits.
+        score_timeout: wall seconds that the scorer may take, and each tool's `calc_reward`. They count towards no other
+            deadline of a step; see `EpisodeLimits.score_grace` for that of an episode. The tools are released after
+            them, so a scorer can look at what the policy left in their sessions (`Outcome.session`).
         max_result_chars: characters that may remain of one tool's result, a note on what was left out not counted. A
             longer one would hold up every episode of the process while it is tokenised. None: all.
         result_side: what remains of a longer result: `left` its beginning, `right` its end, `middle` both.
@@ -107,8 +86,8 @@ class ToolEnv(BaseEnv):
     cost something, `reward/bad_calls` (what they cost so far); at the end also `score`, `score/NAME` for each component
     of the score, and `reward/TOOL`.
 
-    A subclass may override `respond`. `fork` copies the attributes of a subclass as `copy.copy` does: one that changes
-    some of them in place overrides `fork`, and gives the twin its own.
+    A subclass may override `respond` and `prepare`. `fork` copies the attributes of a subclass as `copy.copy` does: one
+    that changes some of them in place overrides `fork`, and gives the twin its own.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, two tools share a name, or the scorer takes other
@@ -130,16 +109,17 @@ class ToolEnv(BaseEnv):
         bad_calls: BadCallPolicy = BadCallPolicy(),  # noqa: B008  it is frozen
         tool_timeout: float = 120.0,
         queue_timeout: float = 600.0,
+        score_timeout: float = 120.0,
         max_result_chars: int | None = MAX_RESULT_CHARS,
         result_side: Side = "middle",
         owns_tools: bool | Sequence[BaseTool | ToolFunction[..., Any]] = False,
     ) -> None:
         if not isinstance(tools, Sequence):
             raise ConfigError(f"tools must be a list of tools, got {tools!r}")
-        self.tools = _by_name(tools)
+        self.tools = tools_by_name(tools)
         require_whole_number("max_turns", max_turns, at_least=1)
         require_whole_number("max_parallel_calls", max_parallel_calls, at_least=1)
-        check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout)
+        check_seconds(tool_timeout=tool_timeout, queue_timeout=queue_timeout, score_timeout=score_timeout)
         check_cut("max_result_chars", 1 if max_result_chars is None else max_result_chars, result_side)
         if not isinstance(bad_calls, BadCallPolicy):
             raise ConfigError(f"bad_calls must be a BadCallPolicy, got {bad_calls!r}")
@@ -149,6 +129,7 @@ class ToolEnv(BaseEnv):
         self.bad_calls = bad_calls
         self.tool_timeout = tool_timeout
         self.queue_timeout = queue_timeout
+        self.score_timeout = score_timeout
         self.max_result_chars = max_result_chars
         self.result_side: Side = result_side
         if not isinstance(parser, str) and not callable(parser):
@@ -157,9 +138,10 @@ class ToolEnv(BaseEnv):
         self._starts_open = prompt_opens_thinking
         self._scorer = outcome_scorer(scorer) if scorer is not None else None
         owned = (tools if owns_tools else ()) if isinstance(owns_tools, bool) else owns_tools
-        self._own_tools = _OwnTools([as_tool(one) for one in owned]) if owned else None
+        self._own_tools = OwnTools([as_tool(one) for one in owned]) if owned else None
         self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
-        self._rng = random.Random()
+        self._seed: int | None = None
+        self._random: random.Random | None = None  # made when a task is drawn: it takes 2.5 kB
         self._task: Task | None = None
         self._instances: ToolInstances | None = None  # None before the first `reset`
         self._messages: list[Message] = []
@@ -223,11 +205,12 @@ class ToolEnv(BaseEnv):
         self._over = True  # until the new one is known to have begun
         await self._release()
         if seed is not None:
-            self._rng = random.Random(seed)
+            self._seed, self._random = seed, None
         task = (options or {}).get("task")
         if task is not None and not isinstance(task, Task):
             raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
-        self._task = task = task if task is not None else require_task(self.tasks.sample(self._rng))
+        task = self.prepare(task if task is not None else require_task(self.tasks.sample(self._rng)))
+        self._task = task
         unknown = sorted(set(task.tools_kwargs) - set(self.tools))
         if unknown:
             raise ConfigError(
@@ -236,11 +219,30 @@ class ToolEnv(BaseEnv):
             )
         self._turn = self._calls_seen = self._bad_calls = 0
         self._messages, self._records = [message.copy() for message in task.messages], []
-        self._instances = ToolInstances(self.tools, task, self._cut, self.tool_timeout, self.queue_timeout)
+        timeouts = self.tool_timeout, self.queue_timeout, self.score_timeout
+        self._instances = ToolInstances(self.tools, task, self._cut, *timeouts)
         await self._instances.open()
         self._over = False
         info: ResetInfo = {"task": task, "tools": [schema.openai for schema in self.tool_schemas]}
         return [message.copy() for message in task.messages], info
+
+    @property
+    def _rng(self) -> random.Random:
+        if self._random is None:
+            self._random = random.Random(self._seed)
+        return self._random
+
+    @_rng.setter
+    def _rng(self, rng: random.Random) -> None:
+        self._random = rng
+
+    def prepare(self, task: Task) -> Task:
+        """Return the task as its episode is to begin. Override it where an env needs what rows may not have.
+
+        Raises:
+            ConfigError: the env cannot use the task; says why.
+        """
+        return task
 
     async def step(self, action: Action) -> StepResult:
         if self._instances is None:
@@ -257,7 +259,10 @@ class ToolEnv(BaseEnv):
         cost = self._count(requests)
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, message, [], reward=cost)
-        records = await self._answers(self._instances, requests)
+        if len(requests) == 1:  # needs no task of its own
+            records = [await self._instances.answer(requests[0])]
+        else:
+            records = await self._answers(self._instances, requests)
         self._records += records
         reward = sum(record.reward for record in records) + cost
         if self.bad_calls.ends(self._bad_calls):
@@ -270,21 +275,19 @@ class ToolEnv(BaseEnv):
         self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
     ) -> list[ToolCallRecord]:
         """Answer all requests at the same time. Returns the records in the order of the requests."""
-        if len(requests) == 1:  # needs no task of its own
-            return [await instances.answer(requests[0])]
         async with asyncio.TaskGroup() as group:
             answers = [group.create_task(instances.answer(request)) for request in requests]
         return [one.result() for one in answers]
 
-    def respond(self, turn: ParsedTurn) -> list[Message] | End | Awaitable[list[Message] | End]:
+    def respond(self, turn: ParsedTurn) -> list[Message] | Reply | End | Awaitable[list[Message] | Reply | End]:
         """Decide what becomes of a turn without tool calls. Override it; it may be async.
 
         Args:
             turn: what the policy said.
 
         Returns:
-            The messages that the policy reads next (a user's reply, for example), or `End`. The default ends the
-            episode with `ANSWERED`.
+            The messages that the policy reads next (a user's reply, for example), also as a `Reply` with a reward for
+            the turn; or `End`. The default ends the episode with `ANSWERED`.
         """
         return End()
 
@@ -307,9 +310,26 @@ class ToolEnv(BaseEnv):
             self._own_tools.owners += 1
         twin._instances = instances
         twin._messages, twin._records = [*self._messages], [*self._records]
-        twin._rng = random.Random()
-        twin._rng.setstate(self._rng.getstate())
+        twin._random = copy.copy(self._random)  # goes on as this one does, on its own
         return twin
+
+    async def truncate(self, reason: StopReason) -> StepResult:
+        """End the episode as if its turns were used up: score it, ask the tools, release them. See `BaseEnv.truncate`.
+
+        After a failure nothing is scored.
+        """
+        if self._over:
+            raise EpisodeError("truncate needs an episode under way; call `await env.reset()` first")
+        if reason.failed:
+            self._over = True
+            await self._release()
+            return StepResult([], 0.0, True, {"stop_reason": reason})
+        read = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(self._messages))
+        answered = any(message["role"] == "tool" for message in read)
+        last = next((message for message in reversed(self._messages) if message["role"] == "assistant"), None)
+        final_text = "" if answered or last is None else last["content"]
+        result = await self._end(reason, assistant(""), [], final_text=final_text)
+        return result._replace(info={"stop_reason": reason, "metrics": result.info["metrics"]})
 
     async def close(self) -> None:
         self._over = True
@@ -347,8 +367,10 @@ class ToolEnv(BaseEnv):
         try:
             answer = self.respond(turn)
             if inspect.isawaitable(answer):
-                answer = await self._deadline(_awaited(answer))
-            if not isinstance(answer, End) and not (isinstance(answer, list) and answer):
+                answer = await self._deadline(_awaited(answer), self.tool_timeout)
+            if isinstance(answer, list):
+                answer = Reply(answer)
+            if not isinstance(answer, End) and not (isinstance(answer, Reply) and answer.messages):
                 raise ConfigError(f"respond must return End or a list of messages that is not empty, got {answer!r}")
         except BaseException:
             self._over = True
@@ -357,9 +379,10 @@ class ToolEnv(BaseEnv):
         if isinstance(answer, End):
             return await self._end(answer.stop_reason, message, [], reward=answer.reward, final_text=text)
         if self._turn >= self.max_turns:
-            return await self._end(StopReason.MAX_TURNS, message, [], final_text=text)
-        self._messages += answer
-        return StepResult([one.copy() for one in answer], 0.0, False, self._info(None, message, [], {}))
+            return await self._end(StopReason.MAX_TURNS, message, [], reward=answer.reward, final_text=text)
+        self._messages += answer.messages
+        obs = [one.copy() for one in answer.messages]
+        return StepResult(obs, answer.reward, False, self._info(None, message, [], {}))
 
     # ------------------------------------------------------------------ the end
 
@@ -377,27 +400,30 @@ class ToolEnv(BaseEnv):
         assert self._instances is not None
         metrics: dict[str, Any] = {}
         try:
-            score = await self._score(reason, final_text)
-            if score is not None:
-                reward += score.value
-                metrics["score"] = score.value
-                metrics |= {f"score/{name}": value for name, value in score.components.items()}
-            for name in self._instances.names:
-                metrics[f"reward/{name}"] = await self._tool_reward(self._instances, name)
-                reward += metrics[f"reward/{name}"]
+            with own_deadline():
+                score = await self._score(self._instances, reason, final_text)
+                if score is not None:
+                    reward += score.value
+                    metrics["score"] = score.value
+                    metrics |= {f"score/{name}": value for name, value in score.components.items()}
+                for name in self._instances.names:
+                    metrics[f"reward/{name}"] = await self._tool_reward(self._instances, name)
+                    reward += metrics[f"reward/{name}"]
         finally:
             await self._release()
         return StepResult([], reward, True, self._info(reason, message, records, metrics))
 
-    async def _score(self, reason: StopReason, final_text: str) -> Score | None:
+    async def _score(self, instances: ToolInstances, reason: StopReason, final_text: str) -> Score | None:
         if self._scorer is None or reason.failed:
             return None
         assert self._task is not None
-        outcome = Outcome(self._task, self.messages, self._turn, tuple(self._records), final_text, reason)
+        records = tuple(self._records)
+        outcome = Outcome(self._task, self.messages, self._turn, records, final_text, reason, instances.sessions)
         try:
             score = self._scorer(outcome)
             if inspect.isawaitable(score):
-                score = await self._deadline(_awaited(score))
+                with tool_scope(instances.scope):
+                    score = await self._deadline(_awaited(score), self.score_timeout)
             return None if score is None else Score.of(score)
         except DeadlineError as error:
             raise _failed(StopReason.SCORE_TIMEOUT, "the scorer", error) from error
@@ -433,30 +459,12 @@ class ToolEnv(BaseEnv):
         )
         return self.bad_calls.reward(self._bad_calls) - before
 
-    async def _deadline(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await with_deadline(coroutine, self.tool_timeout, queue=self.queue_timeout)
+    async def _deadline(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+        return await with_deadline(coroutine, seconds, queue=self.queue_timeout)
 
     async def _release(self) -> None:
         if self._instances is not None:
             await self._instances.release()
-
-
-def _by_name(tools: Sequence[BaseTool | ToolFunction[..., Any]]) -> dict[str, BaseTool]:
-    """Return the tools by name, in their order.
-
-    Raises:
-        ConfigError: one is no tool, or two have the same name.
-    """
-    found: dict[str, BaseTool] = {}
-    for place, made in enumerate(map(as_tool, tools)):
-        if made.name in found:
-            first = list(found).index(made.name)
-            raise ConfigError(
-                f"tools of one env need unique names, got two called {made.name!r}: tools {first} "
-                f"({type(found[made.name]).__name__}) and {place} ({type(made).__name__})"
-            )
-        found[made.name] = made
-    return found
 
 
 def _failed(reason: StopReason, what: str, error: Exception) -> EpisodeFailedError:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.concurrency import quarantine
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.concurrency.loop_watch import tool_works
+from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import error_text, is_infrastructure, shorten
+from toolgym.tools.retry_count import RetryCount, counted_retries
 from toolgym.tools.schema import ToolCall, ToolCallError
 from toolgym.tools.seldom import Seldom
+from toolgym.tools.tool_scope import tool_scope
+
+T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.envs")
 _warnings = Seldom(60.0)
@@ -28,6 +38,10 @@ class ToolInstances:
         cut: returns what remains of a result's text.
         timeout: wall seconds for any one call of a tool's methods, without the time that it waits for permits.
         queue_timeout: wall seconds that one call may wait for permits.
+        score_timeout: the same as `timeout`, for `calc_reward`.
+
+    Attributes:
+        scope: the episode's name, under which its tools find what they share; see `toolgym.tools.tool_scope`.
     """
 
     def __init__(
@@ -37,16 +51,25 @@ class ToolInstances:
         cut: Callable[[str], str],
         timeout: float,
         queue_timeout: float,
+        score_timeout: float,
     ) -> None:
         self._tools, self._task, self._cut = tools, task, cut
-        self._timeout, self._queue_timeout = timeout, queue_timeout
+        self._timeout, self._queue_timeout, self._score_timeout = timeout, queue_timeout, score_timeout
         self._ids: dict[str, str] = {}
+        self._loops: dict[str, EventLoopThread] = {}  # of the instances that have not that of the episode
+        self.scope = uuid.uuid4().hex
         self._released = False  # the episode is over or did not come about: a tool that opens later is released at once
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the tools that have an instance now."""
         return tuple(self._ids)
+
+    @property
+    def sessions(self) -> dict[str, Any]:
+        """What the tools keep for the episode, by the tool's name; without those that keep nothing for a scorer."""
+        found = {name: self._tools[name].session_of(instance) for name, instance in self._ids.items()}
+        return {name: session for name, session in found.items() if session is not None}
 
     async def open(self) -> None:
         """Open every tool. Where one raises, or the caller is cancelled, none is left behind.
@@ -56,11 +79,14 @@ class ToolInstances:
         """
         try:
             for name, made in self._tools.items():
-                opening = made.create(**self._kwargs(name, "create_kwargs"))
+                if (loop := _own_loop(made)) is not None:
+                    self._loops[name] = loop
+                opening = partial(made.create, **self._kwargs(name, "create_kwargs"))
                 if _is_default(made.create, BaseTool.create):
-                    self._ids[name] = await opening
+                    self._ids[name] = await opening()
                 else:
-                    await self._keep(name, opening)
+                    with tool_scope(self.scope):
+                        await self._keep(name, opening)
         except BaseException:
             await self.release()
             raise
@@ -73,10 +99,11 @@ class ToolInstances:
         made, instance = self._tools[request.name], self._ids[request.name]
         kwargs = self._kwargs(request.name, "execute_kwargs")
         started = time.monotonic()
-        status, failure = "ok", ""
+        status, failure, count = "ok", "", RetryCount()
         try:
-            call = made.execute(instance, request.arguments, **kwargs)
-            result = ToolResult.of(await with_deadline(call, self._timeout, queue=self._queue_timeout))
+            call = self._admitted(request.name, partial(made.execute, instance, request.arguments, **kwargs))
+            with tool_scope(self.scope), counted_retries() as count:
+                result = ToolResult.of(await self._in_time(request.name, call, self._timeout))
             status = str(result.metrics.get("status", "ok"))
             if result.metrics.get("infra_failure", False):
                 failure = str(result.metrics.get("error", "it did not say why"))
@@ -105,6 +132,7 @@ class ToolInstances:
             seconds=time.monotonic() - started,
             infra_failure=bool(failure),
             metrics=result.metrics,
+            retries=count.retries,
         )
 
     async def reward(self, name: str) -> float:
@@ -114,10 +142,11 @@ class ToolInstances:
             DeadlineError: `calc_reward` took too long. All else that it raises passes through.
         """
         made = self._tools[name]
-        call = made.calc_reward(self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
+        call = partial(made.calc_reward, self._ids[name], **self._kwargs(name, "calc_reward_kwargs"))
         if _is_default(made.calc_reward, BaseTool.calc_reward):
-            return await call
-        return float(await with_deadline(call, self._timeout, queue=self._queue_timeout))
+            return await call()
+        with tool_scope(self.scope):
+            return float(await self._in_time(name, self._call(name, call)(), self._score_timeout))
 
     async def fork(self) -> ToolInstances:
         """Return copies of all instances, which are released on their own. Where one raises, none is left behind.
@@ -126,10 +155,14 @@ class ToolInstances:
             ForkNotSupportedError: a tool cannot be forked; names it.
             DeadlineError: a tool's `fork` took too long. All else that it raises passes through.
         """
-        twin = ToolInstances(self._tools, self._task, self._cut, self._timeout, self._queue_timeout)
+        timeouts = self._timeout, self._queue_timeout, self._score_timeout
+        twin = ToolInstances(self._tools, self._task, self._cut, *timeouts)
         try:
             for name, instance in self._ids.items():
-                await twin._keep(name, self._tools[name].fork(instance))
+                if (loop := self._loops.get(name)) is not None:
+                    twin._loops[name] = loop
+                with tool_scope(twin.scope):
+                    await twin._keep(name, partial(self._tools[name].fork, instance))
         except BaseException:
             await twin.release()
             raise
@@ -144,23 +177,39 @@ class ToolInstances:
         if ids:
             await shielded(self._release(ids))
 
-    async def _keep(self, name: str, opening: Coroutine[Any, Any, str]) -> None:
+    async def _admitted(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Call a tool, in its turn among the calls of the whole run. The task is the call's own."""
+        async with TOOL_CALLS.limiter.permit():
+            # What the tool calls in its turn goes with this permit: if it waited for one too, all might wait for ever.
+            TOOL_CALLS.lift()
+            return await self._call(name, call)()
+
+    def _call(self, name: str, call: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any, T]]:
+        """A call of a tool, on the event loop that its instance belongs to."""
+        work, loop = partial(_work, self._tools[name], name, call), self._loops.get(name)
+        return work if loop is None else lambda: loop.call(work())
+
+    def _in_time(self, name: str, call: Coroutine[Any, Any, T], seconds: float) -> Coroutine[Any, Any, T]:
+        return with_deadline(call, seconds, queue=self._queue_timeout, name=f"the tool {name!r}")
+
+    async def _keep(self, name: str, opening: Callable[[], Awaitable[str]]) -> None:
         """Await a tool's `create` or `fork` and keep the instance."""
 
         async def keep() -> None:
-            instance = await opening
+            instance = await self._call(name, opening)()
             if self._released:
                 await self._release({name: instance})
             else:
                 self._ids[name] = instance
 
-        await with_deadline(keep(), self._timeout, queue=self._queue_timeout)
+        await self._in_time(name, keep(), self._timeout)
 
     async def _release(self, ids: Mapping[str, str]) -> None:
         for name, instance in ids.items():
-            call = self._tools[name].release(instance, **self._kwargs(name, "release_kwargs"))
+            call = partial(self._tools[name].release, instance, **self._kwargs(name, "release_kwargs"))
             try:
-                await with_deadline(call, self._timeout, queue=self._queue_timeout)
+                with tool_scope(self.scope):
+                    await self._in_time(name, self._call(name, call)(), self._timeout)
             except Exception as error:  # noqa: BLE001  the episode's result is worth more
                 _log.warning("releasing tool %r failed: %s: %s", name, type(error).__name__, error)
 
@@ -168,6 +217,27 @@ class ToolInstances:
         """Return the task's arguments for one of a tool's methods."""
         kwargs: Mapping[str, Any] = self._task.tools_kwargs.get(name, {}).get(call) or {}
         return kwargs
+
+
+async def _work(tool: BaseTool, name: str, call: Callable[[], Awaitable[T]]) -> T:
+    with tool_works(name, partial(_catch, tool)):
+        return await call()
+
+
+def _own_loop(tool: BaseTool) -> EventLoopThread | None:
+    return None if tool.stays_on_loop else quarantine.QUARANTINE.loop_of((type(tool), tool.name))
+
+
+def _catch(tool: BaseTool) -> str:
+    """Take note that a tool blocked its event loop; returns what is done about it."""
+    if tool.stays_on_loop:
+        return ""
+    if not quarantine.QUARANTINE.catch((type(tool), tool.name), tool.name):
+        return "It runs on an event loop of its own already."
+    return (
+        "In episodes that begin from now on it runs on an event loop of its own; a tool that must stay on this one, as "
+        "it keeps connections, has `stays_on_loop = True`."
+    )
 
 
 def _is_default(method: Callable[..., Any], default: Callable[..., Any]) -> bool:

@@ -58,6 +58,8 @@ class StopReason(enum.StrEnum):
     """No tokens were left for another turn."""
     ABORTED = "aborted", Blame.ENGINE, _End.CUT
     """The engine aborted a turn, and the turn was not resumed."""
+    STRAGGLER = "straggler", Blame.BUDGET, _End.CUT
+    """The run had enough without the episode, and did not wait for its end."""
 
     ENV_CREATE_FAILED = "env_create_failed", Blame.ENV, _End.FAILED
     """The env could not be made."""
@@ -85,8 +87,13 @@ class StopReason(enum.StrEnum):
     """A context policy raised, or returned something else than a conversation."""
     CONTEXT_TIMEOUT = "context_timeout", Blame.USER, _End.FAILED
     """A context policy did not finish within its deadline."""
+    TURN_TIMEOUT = "turn_timeout", Blame.BUDGET, _End.FAILED
+    """The deadline of a turn, with the step that followed, passed."""
     EPISODE_TIMEOUT = "episode_timeout", Blame.BUDGET, _End.FAILED
     """The deadline of the whole episode passed."""
+    WORKER_DIED = "worker_died", Blame.ENV, _End.FAILED
+    """The process that played the episode died, each time that it was played, and the last time it played nothing
+    else."""
 
     _blame: Blame
     _end: _End
@@ -120,7 +127,7 @@ class StopReason(enum.StrEnum):
     @property
     def counts(self) -> bool:
         """Whether the episode's reward enters its group's statistics: the policy earned it within its limits."""
-        return not self.failed and self is not StopReason.ABORTED
+        return not self.failed and self not in (StopReason.ABORTED, StopReason.STRAGGLER)
 
 
 class EpisodeFailedError(ToolgymError, RuntimeError):
@@ -150,6 +157,7 @@ class ToolCallRecord:
         seconds: wall seconds that the call took.
         infra_failure: the tool's infrastructure failed; the model is not to blame.
         metrics: the tool's own numbers; where its infrastructure failed, also `error`, which the model did not read.
+        retries: requests to servers that the call sent again.
     """
 
     id: str
@@ -161,6 +169,7 @@ class ToolCallRecord:
     seconds: float = 0.0
     infra_failure: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
+    retries: int = 0
 
 
 class ResetInfo(TypedDict, total=False):
@@ -179,6 +188,9 @@ class StepInfo(TypedDict, total=False):
     """Why the episode is over; None while it goes on. An env that leaves it out of its last step means `ANSWERED`."""
     message: Message
     """The action as an assistant message."""
+    context: list[Message]
+    """The whole conversation as the policy is to see it from here on, where that begins anew; `obs` are then for the
+    record. Left out: it goes on with `obs`. Only an env with `replaces_context` gives it."""
     tool_calls: Sequence[ToolCallRecord]
     """What became of each tool call of the turn, in order."""
     metrics: dict[str, Any]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.endpoint import make_run as make_run
     from toolgym.rollout.engine_player import EnginePlayer as EnginePlayer
     from toolgym.rollout.engines.base import Engine as Engine
+    from toolgym.rollout.engines.base import EngineLoad as EngineLoad
     from toolgym.rollout.engines.base import Generation as Generation
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest
     from toolgym.rollout.engines.base import PauseMode as PauseMode
@@ -36,25 +37,57 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.sglang.in_process import SGLangEngine as SGLangEngine
     from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
     from toolgym.rollout.episode import Episode as Episode
+    from toolgym.rollout.episode_observer import EpisodeObserver as EpisodeObserver
+    from toolgym.rollout.episode_observer import Phase as Phase
     from toolgym.rollout.failures import RunFailedError as RunFailedError
+    from toolgym.rollout.group_rewards import add_group_reward as add_group_reward
+    from toolgym.rollout.group_rewards import diversity_reward as diversity_reward
+    from toolgym.rollout.group_rewards import pairwise_reward as pairwise_reward
     from toolgym.rollout.job import Job as Job
     from toolgym.rollout.limits import EpisodeLimits as EpisodeLimits
     from toolgym.rollout.limits import HistoryMode as HistoryMode
     from toolgym.rollout.limits import TruncationPolicy as TruncationPolicy
     from toolgym.rollout.recording.engine import CassetteEngine as CassetteEngine
     from toolgym.rollout.recording.engine import RecordingEngine as RecordingEngine
+    from toolgym.rollout.recording.journal import JournaledEngine as JournaledEngine
     from toolgym.rollout.recording.recorder import recorded as recorded
     from toolgym.rollout.recording.replay import Difference as Difference
     from toolgym.rollout.recording.replay import Replay as Replay
     from toolgym.rollout.recording.replay import replay as replay
     from toolgym.rollout.reward_placement import token_rewards as token_rewards
+    from toolgym.rollout.runner.adaptive import Adaptive as Adaptive
     from toolgym.rollout.runner.base import RunnerProtocol as RunnerProtocol
+    from toolgym.rollout.runner.branching import Branching as Branching
+    from toolgym.rollout.runner.branching import BranchPoint as BranchPoint
+    from toolgym.rollout.runner.branching import at_turns as at_turns
+    from toolgym.rollout.runner.branching import by_chance as by_chance
+    from toolgym.rollout.runner.branching import where_unsure as where_unsure
     from toolgym.rollout.runner.config import RunConfig as RunConfig
     from toolgym.rollout.runner.env_factory import EnvFactory as EnvFactory
     from toolgym.rollout.runner.local import Runner as Runner
-    from toolgym.rollout.runner.local import rollout as rollout
+    from toolgym.rollout.runner.metrics.loggers import MetricLogger as MetricLogger
+    from toolgym.rollout.runner.metrics.loggers import MLflowLogger as MLflowLogger
+    from toolgym.rollout.runner.metrics.loggers import TensorBoardLogger as TensorBoardLogger
+    from toolgym.rollout.runner.metrics.loggers import WandbLogger as WandbLogger
+    from toolgym.rollout.runner.metrics.loggers import logged as logged
+    from toolgym.rollout.runner.metrics.prometheus import MetricsServer as MetricsServer
+    from toolgym.rollout.runner.metrics.prometheus import RunCollector as RunCollector
+    from toolgym.rollout.runner.metrics.run_metrics import RunMetrics as RunMetrics
+    from toolgym.rollout.runner.progress import Progress as Progress
+    from toolgym.rollout.runner.ray.engine import EngineActor as EngineActor
+    from toolgym.rollout.runner.ray.engine import RayEngine as RayEngine
+    from toolgym.rollout.runner.ray.runner import RayRunner as RayRunner
+    from toolgym.rollout.runner.rollout import rollout as rollout
+    from toolgym.rollout.runner.rollout_queue import RolloutQueue as RolloutQueue
+    from toolgym.rollout.runner.run_counts import RunCounts as RunCounts
     from toolgym.rollout.runner.run_episode import run_episode as run_episode
+    from toolgym.rollout.runner.scheduler import Cut as Cut
     from toolgym.rollout.runner.scheduler import Scheduler as Scheduler
+    from toolgym.rollout.runner.scheduler import Stragglers as Stragglers
+    from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder as GroupsInOrder
+    from toolgym.rollout.runner.scheduling.plan import GroupPlan as GroupPlan
+    from toolgym.rollout.runner.scheduling.plan import has_signal as has_signal
+    from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups as PlannedGroups
     from toolgym.rollout.runner.sinks import Sink as Sink
     from toolgym.rollout.summary import summarize as summarize
     from toolgym.rollout.tiny import tiny_policy_path as tiny_policy_path
@@ -72,5 +105,6 @@ if TYPE_CHECKING:
     from toolgym.rollout.trajectory import Turn as Turn
     from toolgym.rollout.trajectory_file import TrajectoryWriter as TrajectoryWriter
     from toolgym.rollout.trajectory_file import read_trajectories as read_trajectories
+    from toolgym.tools.concurrency.cluster.rate_limit import RayRateLimiter as RayRateLimiter
 else:
     __getattr__, __dir__ = lazy_names(__name__)

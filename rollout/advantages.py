@@ -36,8 +36,9 @@ def group_advantages(
 ) -> list[float | None]:
     """The advantage of each trajectory over its group, in the order given; None for one that does not count.
 
-    A trajectory counts unless something broke or its last turn was aborted (see `StopReason.counts`): the others'
-    statistics are as if it were not there. `Batch.per_row` makes values of a batch's rows of the list.
+    A trajectory counts unless something broke, its last turn was aborted, or its run cut it (see `StopReason.counts`):
+    the others' statistics are as if it were not there. A branch counts like any other (see docs/trees.md).
+    `Batch.per_row` makes values of a batch's rows of the list.
 
     With r a trajectory's reward, and n rewards in its group:
 

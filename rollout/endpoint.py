@@ -6,7 +6,6 @@ every request. So nothing is tokenized here, and all that goes back is the rewar
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -18,9 +17,10 @@ from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
+from toolgym.rollout.episode_deadline import episode_deadline
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import close_env
+from toolgym.rollout.runner.env_pool import EnvPool
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError, error_text, named_keywords
 
@@ -92,19 +92,20 @@ async def run(
     factory = EnvFactory.of(env, env_kwargs)
     limits = limits or EpisodeLimits()
     client = ChatClient(base_url, api_key, http_client)
+    envs = EnvPool(factory, limits.env_timeout)
     try:
-        made = _make(factory)
         try:
+            made = await _make(envs)
             body = {"model": model, **(request or {})}
             episode = _Episode(made, client, body, limits, ended or _never, on_turn or _ignore)
-            async with asyncio.timeout(limits.episode_timeout):
+            async with episode_deadline(limits):
                 return await episode.play(task, seed)
         except TimeoutError as error:
             raise EpisodeFailedError(
                 StopReason.EPISODE_TIMEOUT, f"the episode did not finish within {limits.episode_timeout:g} seconds"
             ) from error
         finally:
-            await close_env(made)
+            await envs.close()
     finally:
         await client.close()
 
@@ -175,9 +176,10 @@ class _Episode:
             raise _failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
         conversation: list[dict[str, Any]] = [_sent(message) for message in obs]
         tools = [schema.to_openai() for schema in self._env.tool_schemas]
-        reward = 0.0
+        reward, begun = 0.0, False
         while True:
-            turn = await self._turn(conversation, tools)
+            turn = await self._turn(conversation, tools, begun=begun)
+            begun = True
             if turn is None:
                 return reward
             if turn.finish_reason == "length":
@@ -188,17 +190,22 @@ class _Episode:
             reward += result.reward
             if result.done:
                 return reward
-            conversation += [turn.message, *map(_sent, result.obs)]
+            if "context" in result.info:  # it begins anew
+                conversation = [_sent(message) for message in result.info["context"]]
+            else:
+                conversation += [turn.message, *map(_sent, result.obs)]
 
-    async def _turn(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatTurn | None:
+    async def _turn(
+        self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]], *, begun: bool
+    ) -> ChatTurn | None:
         """The model's next turn; None where the conversation has become too long for it, or the trainer ended it."""
         body = {**self._body, "messages": conversation, **({"tools": tools} if tools else {})}
         try:
             return await with_deadline(
-                self._client.turn(body, self._limits.engine_timeout), self._limits.engine_timeout
+                self._client.turn(body, self._limits.engine_timeout + MARGIN), self._limits.engine_timeout
             )
         except ContextFullError as error:
-            if any(message["role"] == "assistant" for message in conversation):
+            if begun or any(message["role"] == "assistant" for message in conversation):
                 return None
             raise EpisodeFailedError(StopReason.PROMPT_REFUSED, str(error)) from error
         except Exception as error:
@@ -229,9 +236,9 @@ def _ignore(reward: float) -> None:
     pass
 
 
-def _make(factory: EnvFactory) -> BaseEnv:
+async def _make(envs: EnvPool) -> BaseEnv:
     try:
-        return factory()
+        return await envs.take()
     except ConfigError:
         raise
     except Exception as error:

@@ -1,73 +1,85 @@
 """One episode: reset, then turns of the policy and steps of the env in alternation, then the record.
 
-`Episode.run` always returns a trajectory. Whatever breaks (the engine raises, the env raises, a deadline passes)
-ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
+`Episode.run` plays to the end and returns a trajectory. Whatever breaks (the engine raises, the env raises, a deadline
+passes) ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
 
-A turn that the engine aborts, as it does when its weights are updated, is resumed: the same turn goes on from prompt
-and partial, under the weights that the engine then has. Each token keeps the version that it was sampled with.
+An episode can be ended before its time (`cut`), or made to stand still (`suspend`), from which a later `run` goes on,
+also in the middle of a turn. In each case what the engine has sampled is kept with its log-probabilities and versions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
-import hashlib
+import enum
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from toolgym.envs.base import BaseEnv, StepResult
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import StopReason
+from toolgym.rollout.altered import altered
 from toolgym.rollout.engines.base import Engine, FinishReason
+from toolgym.rollout.env_life import close_env, forked_env
+from toolgym.rollout.episode_budget import EpisodeBudget, long_prompt_error
 from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode_context import EpisodeContext, encoded_apart
+from toolgym.rollout.episode_deadline import episode_deadline
+from toolgym.rollout.episode_failure import FailedError, failing
 from toolgym.rollout.episode_key import episode_scope
+from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.episode_record import EpisodeRecord
 from toolgym.rollout.job import Job
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.tokens.context_policies import ContextPolicy, ContextState, checked_messages
-from toolgym.rollout.tokens.conversation import Conversation, Extension
+from toolgym.rollout.seeds import derive_seed, step_seed
+from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.tokens.safe_encoder import LONG
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory import Failure, Trajectory, Turn
-from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.rollout.turn_sampling import OpenTurn, TurnSampler
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, TemplateError, error_text
-from toolgym.tools.message import Message
+from toolgym.tools.errors import ConfigError, EpisodeError, error_text
 from toolgym.tools.schema import ToolSchema
 
-T = TypeVar("T")
+SUSPEND_GRACE = 30.0
+"""Seconds that an episode has, when it is asked to stand still, to come to the end of what its env does."""
 
-RESUME_WAIT = (0.05, 5.0)
-"""Seconds to wait before a turn is resumed that got no token since the last time: at first, and at most. It doubles
-each time."""
-
+BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
+"""What an episode calls between its turns."""
 
 RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
 """From an env's tools to their renderer; the runner keeps one per set of tools."""
 
 
-def derive_seed(run_seed: int, *parts: str | int) -> int:
-    """A seed of 63 bits that depends on every part and on nothing else."""
-    text = "\x1f".join([str(run_seed), *map(str, parts)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+class _Asked(enum.Enum):
+    """What a running episode was asked for."""
+
+    CUT = enum.auto()
+    SUSPEND = enum.auto()
 
 
-def step_seed(run_seed: int | None, training_step: int) -> int | None:
-    """The seed of one training step, which its episodes' seeds derive from; at step 0 the run's own."""
-    return run_seed if run_seed is None or not training_step else derive_seed(run_seed, "step", training_step)
+class _State(enum.Enum):
+    """What an episode does."""
+
+    NEW = enum.auto()
+    RUNS = enum.auto()
+    STANDS_STILL = enum.auto()
+    OVER = enum.auto()
 
 
-class _FailedError(Exception):
-    def __init__(self, reason: StopReason, cause: BaseException) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.cause = cause
+class _StoppedError(Exception):
+    """The episode was asked for a `_Asked`, and has come to where it may stop."""
+
+
+class _CallersError(Exception):
+    """What `between_turns` raised, which is its caller's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Episode:
@@ -80,6 +92,13 @@ class Episode:
         engine: where turns come from.
         renderer_factory: see `RendererFactory`.
         env_id: what the trajectory calls the env.
+        observers: hear of it, in this order.
+
+    Attributes:
+        id: the id of its trajectory.
+        job: the job that it plays; a branch's has its parent.
+        env: the env that it plays.
+        branches_left: branches that it may still make, as `Branching` counts them; None before the first.
     """
 
     def __init__(
@@ -91,348 +110,386 @@ class Episode:
         renderer_factory: RendererFactory,
         *,
         env_id: str = "",
+        observers: Sequence[EpisodeObserver] = (),
     ) -> None:
         self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
-        self._job, self._config, self._env_id = job, config, env_id
-        self._env, self._engine, self._make_renderer = env, engine, renderer_factory
-        self._task, self._key = job.task, job.key
+        self.job, self._config = job, config
+        self.env, self._engine, self._make_renderer = env, engine, renderer_factory
         self._seed = step_seed(job.seed, config.training_step)
-        self._sampling, self._limits, self._context = config.sampling, config.limits, config.context_policies
-        self._history = HistoryMode(config.history)
-        self._on_truncated_turn = TruncationPolicy(config.on_truncated_turn)
-        self._id = uuid.uuid4().hex
+        self._sampling, self._limits = config.sampling_in_use, config.limits
+        self._budget = EpisodeBudget(engine, config.limits)
+        self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)
+        self._observers = tuple(observers)
+        self._between_turns: BetweenTurns | None = None
+        self.branches_left: int | None = None
+        self.id = uuid.uuid4().hex
+        self._record = EpisodeRecord(job, config, self.id, env_id)
+        self._sampler = self._new_sampler(self.id)
         self._renderer: ChatRenderer | None = None
-        self._messages: list[Message] = list(job.task.messages)
         self._conversation: Conversation | None = None
-        self._turns: list[Turn] = []
         self._number = 0
-        self._reward = 0.0
-        self._metrics: Mapping[str, Any] = {}
+        self._open_turn: OpenTurn | None = None  # it is being sampled
+        self._to_step = False  # the last turn is over, and the env has not been stepped with it
+        self._asked: _Asked | None = None
+        self._state = _State.NEW
+        self._branches = 0
+        self._end_now: Callable[[], None] | None = None  # while it runs
+        self._patience: asyncio.TimerHandle | None = None
 
-    async def run(self) -> Trajectory:
-        """Play to the end. Never raises, except for cancellation."""
-        started_at, started = time.time(), time.monotonic()
-        error: Failure | None = None
+    async def run(self, *, between_turns: BetweenTurns | None = None) -> Trajectory | None:
+        """Play to the end, or from where the episode stands still. What breaks the episode is in its trajectory.
+
+        Args:
+            between_turns: called with the episode after each turn that another one follows; there it may be forked.
+                What it raises ends the episode and passes through.
+
+        Returns:
+            The trajectory; None where the episode was asked to stand still (`suspend`).
+
+        Raises:
+            EpisodeError: the episode is over, or runs already.
+        """
+        if self._state in (_State.RUNS, _State.OVER):
+            raise EpisodeError(f"the episode {'is over' if self._is_over else 'runs already'}: run it once")
+        record, begins, self._state = self._record, self._state is _State.NEW, _State.RUNS
+        self._started, self._between_turns = time.monotonic(), between_turns
         try:
-            with episode_scope(self._key):
-                async with asyncio.timeout(self._limits.episode_timeout):
-                    reason = await self._play()
-        except TimeoutError as cause:  # the whole episode's; the others arrive wrapped
-            reason = StopReason.EPISODE_TIMEOUT
-            error = self._failure(reason, cause)
-        except _FailedError as failed:
-            reason, error = failed.reason, self._failure(failed.reason, failed.cause)
-        except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
-            reason, error = self._phase, self._failure(self._phase, cause)
-        return self._record(reason, error, started_at, time.monotonic() - started)
+            if begins:
+                record.started_at = record.started_at or time.time()
+                for observer in self._observers:
+                    observer.began(self.job)
+            reason, error = await self._play_guarded()
+            record.seconds = self._seconds()
+            if reason is None:
+                self._asked, self._state = None, _State.STANDS_STILL
+                self._waits(Phase.SUSPENDED)
+                return None
+            self._state = _State.OVER
+            self._close_open_turn()
+        except BaseException:  # cancelled, or an observer's error: it cannot go on from here
+            self._state = _State.OVER
+            raise
+        finally:
+            if self._patience is not None:
+                self._patience.cancel()
+        trajectory = record.trajectory(reason, error, self._renderer, self._conversation)
+        for observer in self._observers:
+            observer.ended(self.job, trajectory)
+        return trajectory
 
-    # ------------------------------------------------------------------ the road
+    def cut(self) -> None:
+        """Ask the episode to end now; `run` returns its trajectory with `StopReason.STRAGGLER`.
+
+        The engine is asked to abort its request, and what it gives back is kept; see `TurnSampler.interrupt` for an
+        engine that cannot. What the env, its scorer or a context policy does is cancelled. Asked while it does not run,
+        its next `run` returns at once. One that ends by itself meanwhile keeps its own stop reason. It may be called at
+        any time, from the event loop.
+        """
+        if self._is_over or self._asked is _Asked.CUT:
+            return
+        self._asked = _Asked.CUT
+        if self._end_now is not None and not self._sampler.interrupt():
+            self._end_now()
+
+    def suspend(self, *, grace: float = SUSPEND_GRACE) -> None:
+        """Ask the episode to stand still; `run` returns None, and a later `run` goes on.
+
+        The engine is asked to abort its request, and the turn goes on from what it gives back, perhaps with newer
+        weights. What the env does is waited for, and cut where it takes too long. Asked while it does not run, its next
+        `run` returns None at once. One that ends by itself meanwhile gives its trajectory. It may be called at any
+        time, from the event loop.
+
+        Args:
+            grace: wall seconds that the episode has, before it is cut.
+        """
+        if self._is_over or self._asked is not None:
+            return
+        self._asked = _Asked.SUSPEND
+        if self._end_now is not None:
+            self._patience = asyncio.get_running_loop().call_later(grace, self.cut)
+            self._sampler.interrupt()
+
+    async def fork(self, job: Job | Callable[[], Job]) -> Episode:
+        """Return a branch: an episode that goes on from here by itself, once it is run. This one goes on, too.
+
+        The branch has a fork of the env, an id of its own and seeds of its own; the same turns until here, with the
+        same arrays of ids. Its trajectory has this one's id as `parent`, and `branch_turn`.
+
+        Args:
+            job: the branch's place in the run; or a function that gives it, called once the env has been forked.
+
+        Returns:
+            The branch. Its `env` is the caller's to close. Where this episode was asked to stand still meanwhile, the
+            branch's first `run` returns None.
+
+        Raises:
+            EpisodeError: the episode does not stand between two turns.
+            ForkNotSupportedError: the env, or one of its tools, cannot be forked; names it.
+            DeadlineError: the fork took longer than `env_timeout`. All else that `BaseEnv.fork` raises passes through.
+        """
+        if not self._is_between_turns:
+            raise EpisodeError(
+                "an episode can be forked between two turns alone: from `between_turns`, or once it is suspended"
+            )
+        assert self._conversation is not None
+        turns = len(self._record.turns)
+        self._waits(Phase.FORK)
+        env = await forked_env(self.env, self._limits.env_timeout)
+        try:
+            if not self._is_between_turns or len(self._record.turns) != turns or self._asked is _Asked.CUT:
+                raise EpisodeError("the episode went on, or was cut, while it was forked")
+            return self._branch(job() if callable(job) else job, env, self._conversation.fork())
+        except BaseException:  # no branch owns the env yet
+            await close_env(env)
+            raise
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns so far."""
+        return tuple(self._record.turns)
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of all steps so far."""
+        return self._record.reward
+
+    @property
+    def conversation(self) -> Conversation:
+        """Messages and tokens so far; do not change it.
+
+        Raises:
+            EpisodeError: there are none before the end of `reset`.
+        """
+        if self._conversation is None:
+            raise EpisodeError("the episode has not begun")
+        return self._conversation
+
+    def _branch(self, job: Job, env: BaseEnv, conversation: Conversation) -> Episode:
+        turn = len(self._record.turns)
+        path = (*self.job.seed_parts, "branch", turn, self._branches)
+        self._branches += 1
+        twin = Episode(
+            replace(job, parent=self.id, branch_turn=turn, seed_path=path),
+            self._config,
+            env,
+            self._engine,
+            self._make_renderer,
+            env_id=self._record.env_id,
+            observers=self._observers,
+        )
+        twin._asked = self._asked  # where this one is to stand still, so is the branch
+        twin._record.go_on_from(self._record, self._seconds())
+        twin._renderer, twin._conversation = self._renderer, conversation
+        twin._sampler = twin._new_sampler(self._sampler.affinity)  # its prefix is in that replica's cache
+        return twin
+
+    def _new_sampler(self, affinity: str) -> TurnSampler:
+        return TurnSampler(
+            self._engine,
+            self._sampling,
+            self._limits,
+            episode_id=self.id,
+            affinity=affinity,
+            seed_of=self._sampling_seed,
+            job=self.job,
+            observers=self._observers,
+        )
+
+    @property
+    def _is_between_turns(self) -> bool:
+        """Whether a turn and its observation are behind it, and the next one is not begun."""
+        return self._conversation is not None and self._open_turn is None and not self._to_step and not self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self._state is _State.OVER
+
+    def _seconds(self) -> float:
+        """Wall seconds that it has run so far."""
+        return self._record.seconds + (time.monotonic() - self._started if self._state is _State.RUNS else 0.0)
+
+    def _waits(self, phase: Phase, what: str = "") -> None:
+        for observer in self._observers:
+            observer.waits(self.job, phase, what)
+
+    async def _play_guarded(self) -> tuple[StopReason | None, Failure | None]:
+        """Play, and say how it ended, and what broke it off if something did; None for one that stands still."""
+        try:
+            with episode_scope(self.job.key):
+                async with episode_deadline(self._limits, self._record.seconds) as self._end_now:
+                    return await self._play(), None
+        except _StoppedError:
+            return (StopReason.STRAGGLER if self._asked is _Asked.CUT else None), None
+        except TimeoutError:  # the whole episode's; the others arrive wrapped
+            if self._asked is _Asked.CUT:
+                return StopReason.STRAGGLER, None
+            message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
+            return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
+        except FailedError as failed:
+            return failed.reason, Failure(error_text(failed.cause), self._number)
+        except _CallersError as caller:
+            raise caller.error from caller.error.__cause__
+        except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
+            return self._phase, Failure(error_text(cause), self._number)
+        finally:
+            self._end_now = None
 
     async def _play(self) -> StopReason:
-        renderer, conversation = await self._begin()
+        self._stop_if_asked()
+        renderer, conversation = self._renderer, self._conversation
+        if renderer is None or conversation is None:
+            renderer, conversation = await self._begin()
+        turn_timeout = self._limits.turn_timeout
         while True:
-            self._number = len(self._turns)
-            budget = self._room(len(conversation.context), conversation.response_tokens)
-            if budget < 1:
-                return StopReason.BUDGET
-            finish_reason = await self._sample_turn(renderer, conversation, budget)
-            reason = self._close_turn(renderer, conversation, finish_reason, budget)
+            turn = self._turn(renderer, conversation)
+            reason = await (turn if turn_timeout is None else self._in_time(turn, turn_timeout))
             if reason is not None:
                 return reason
-            result = await self._step_env(conversation)
-            reason = result.stop_reason
-            if reason is not None and reason.failed:
-                raise _FailedError(reason, EpisodeError("the env ended the episode with this reason"))
+            if self._between_turns is not None:
+                try:
+                    await self._between_turns(self)
+                except Exception as error:
+                    raise _CallersError(error) from error
+
+    async def _in_time(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
+        try:
+            return await with_deadline(turn, seconds, queue=math.inf)
+        except DeadlineError as cause:
+            late = EpisodeError(f"the turn did not finish within {seconds:g} seconds")
+            raise FailedError(StopReason.TURN_TIMEOUT, late) from cause
+
+    def _stop_if_asked(self) -> None:
+        """Leave the road here if the episode was asked to end or to stand still."""
+        if self._asked is not None:
+            raise _StoppedError
+
+    async def _turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
+        """Play one turn, or the rest of one, and put the env's answer behind it. Returns why the episode is over."""
+        self._stop_if_asked()
+        if not self._to_step:
+            reason = await self._policy_turn(renderer, conversation)
             if reason is not None:
                 return reason
-            try:
-                observation, extension = await self._observe(renderer, conversation, result.obs)
-            except TooManyTokensError:
-                return StopReason.BUDGET  # as below, found out without encoding it
-            added = len(extension.added or ())
-            response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
-            if self._room(extension.tokens, response_tokens) < 1:
-                return StopReason.BUDGET  # the observation would leave no room for a turn that could read it
-            conversation.apply(extension, observation)
-            self._turns[-1] = replace(self._turns[-1], observation_tokens=added)
+            self._to_step = True
+            self._stop_if_asked()
+        result = await self._step_env(conversation)
+        reason = result.stop_reason
+        if reason is not None and reason.failed:
+            raise FailedError(reason, EpisodeError("the env ended the episode with this reason"))
+        if reason is not None:
+            return reason
+        self._waits(Phase.CONTEXT)
+        try:
+            observation, extension = await self._context.extended(renderer, conversation, result)
+        except TooManyTokensError:
+            return StopReason.BUDGET  # as below, found out without encoding it
+        added = len(extension.added or ())
+        response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
+        if self._room(conversation, extension.tokens, response_tokens) < 1:
+            return StopReason.BUDGET  # the observation would leave no room for a turn that could read it
+        conversation.apply(extension, observation)
+        self._to_step = False
+        turns = self._record.turns
+        turns[-1] = altered(turns[-1], observation_tokens=added)
+        for observer in self._observers:
+            observer.turned(self.job, turns[-1], conversation)
+        return None
 
     async def _begin(self) -> tuple[ChatRenderer, Conversation]:
-        seed = None if self._seed is None else derive_seed(self._seed, *self._key)
-        with _failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
-            call = self._env.reset(seed=seed, options={"task": self._task})
+        seed = None if self._seed is None else derive_seed(self._seed, *self.job.seed_parts)
+        self._waits(Phase.RESET)
+        with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
+            call = self.env.reset(seed=seed, options={"task": self.job.task})
             obs, _ = await with_deadline(call, self._limits.env_timeout)
-        self._messages = list(obs)
-        with _failing(StopReason.PROMPT_REFUSED):
-            self._renderer = renderer = self._make_renderer(self._env.tool_schemas)
-            most = self._longest_prompt()
+        self._record.messages = list(obs)
+        with failing(StopReason.PROMPT_REFUSED):
+            self._renderer = renderer = self._make_renderer(self.env.tool_schemas)
+            most = self._budget.prompt
             try:
-                conversation = await _apart(partial(Conversation, renderer, self._history, obs, most=most), obs)
+                history = HistoryMode(self._config.history)
+                conversation = await encoded_apart(partial(Conversation, renderer, history, obs, most=most), obs)
             except TooManyTokensError as error:
-                raise _long_prompt(f"at least {error.least}", most) from error
+                raise long_prompt_error(f"at least {error.least}", most) from error
             self._conversation = conversation
             if len(conversation.context) > most:
-                raise _long_prompt(str(len(conversation.context)), most)
+                raise long_prompt_error(str(len(conversation.context)), most)
         return renderer, conversation
 
     async def _step_env(self, conversation: Conversation) -> StepResult:
         self._phase = StopReason.ENV_FAILED
-        turn, parsed = self._turns[-1], conversation.parse_turn()
+        turns, parsed = self._record.turns, conversation.parse_turn()
+        if self._observers:
+            self._waits(Phase.ENV, ", ".join(call.name for call in parsed.calls))
         started = time.monotonic()
-        with _failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
-            result = await with_deadline(self._env.step(parsed), self._limits.env_timeout)
+        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
+            result = await with_deadline(self.env.step(parsed), self._limits.env_timeout)
         env_seconds = time.monotonic() - started
         if not math.isfinite(result.reward):
             raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
-        self._reward += result.reward
-        self._metrics = result.info.get("metrics", {})
+        self._record.reward += result.reward
+        self._record.metrics = result.info.get("metrics", {})
         conversation.set_message(result.info.get("message") or parsed.message)
-        self._turns[-1] = replace(
-            turn, tool_calls=tuple(result.info.get("tool_calls", ())), reward=result.reward, env_seconds=env_seconds
+        turns[-1] = altered(
+            turns[-1],
+            tool_calls=tuple(result.info.get("tool_calls", ())),
+            reward=result.reward,
+            env_seconds=env_seconds,
         )
         return result
 
     # ------------------------------------------------------------------ the policy's turn
 
-    async def _sample_turn(self, renderer: ChatRenderer, conversation: Conversation, budget: int) -> FinishReason:
-        """Sample one turn, in several parts where the engine aborts it. What was sampled becomes a `Turn`."""
+    async def _policy_turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
+        """Sample the next turn, or the rest of it, and close it. Returns why the episode is over, if it is."""
         self._phase = StopReason.ENGINE_FAILED
-        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
-        most = min(budget, self._sampling.max_new_tokens)
-        prompt_tokens, started = len(conversation.context), time.monotonic()
-        reason, seed = FinishReason.ABORT, self._sampling_seed(self._number)
-        resumes = cached_tokens = idle = tokens = 0
-        over = False
-        try:
-            while not over:
-                parts = (self._number, resumes) if resumes else (self._number,)
-                params = replace(
-                    self._sampling,
-                    max_new_tokens=most - tokens,
-                    stop_token_ids=stop_token_ids,
-                    seed=self._sampling_seed(*parts) if resumes else seed,
-                )
-                request_id = "-".join([self._id, *map(str, parts)])
-                with _failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
-                    call = self._engine.generate(conversation.context, params, request_id=request_id, affinity=self._id)
-                    generation = await with_deadline(call, self._limits.engine_timeout)
-                conversation.add_generation(generation)
-                tokens = len(conversation.context) - prompt_tokens
-                if resumes == 0:
-                    cached_tokens = generation.cached_tokens
-                reason = generation.finish_reason
-                if reason is FinishReason.ABORT and tokens:  # it may have come at the end by itself
-                    if conversation.context[-1] in stop_token_ids:
-                        reason = FinishReason.STOP
-                    elif tokens == most:
-                        reason = FinishReason.LENGTH
-                over = reason is not FinishReason.ABORT or resumes == self._limits.max_resumes
-                if not over:
-                    resumes += 1
-                    idle = 0 if generation.token_ids else idle + 1
-                    if idle:
-                        first, longest = RESUME_WAIT
-                        await asyncio.sleep(min(longest, first * 2.0 ** min(idle - 1, 30)))
-        finally:
-            if over or tokens:
-                turn = Turn(
-                    text=conversation.add_turn(),
-                    finish_reason=reason.value,
-                    prompt_tokens=prompt_tokens,
-                    generated_tokens=tokens,
-                    cached_tokens=cached_tokens,
-                    engine_seconds=time.monotonic() - started,
-                    sequence=conversation.number,
-                    resumes=resumes,
-                    truncated=reason is not FinishReason.STOP and not renderer.ends_turn(conversation.turn_ids),
-                    seed=seed,
-                )
-                self._turns.append(turn)
-        return reason
+        if self._open_turn is None:
+            self._number = len(self._record.turns)
+            budget = self._room(conversation)
+            if budget < 1:
+                return StopReason.BUDGET
+            self._open_turn = self._sampler.open(self._number, budget, len(conversation.context))
+        self._waits(Phase.ENGINE)
+        self._stop_if_asked()  # an observer may ask
+        turn = self._open_turn
+        if not await self._sampler.sample(turn, conversation, renderer):
+            self._stop_if_asked()
+        self._close_open_turn()
+        return self._close_turn(renderer, conversation, turn)
+
+    def _room(self, conversation: Conversation, tokens: int | None = None, response_tokens: int | None = None) -> int:
+        """How many more tokens the conversation's sequence may take; or one of so many, so many behind its prompt."""
+        return self._budget.room(
+            conversation.first_prompt_tokens,
+            len(conversation.context) if tokens is None else tokens,
+            conversation.response_tokens if response_tokens is None else response_tokens,
+        )
+
+    def _close_open_turn(self) -> None:
+        """Make a `Turn` of what was sampled, unless nothing was and the engine did not end it."""
+        turn, self._open_turn = self._open_turn, None
+        if turn is not None and (turn.tokens or turn.over):
+            assert self._conversation is not None
+            assert self._renderer is not None
+            self._record.turns.append(turn.close(self._conversation, self._renderer))
 
     def _sampling_seed(self, *parts: int) -> int | None:
         """The seed of one request: by its turn's number, and behind it that of the part if it is not the first."""
-        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self._key, *parts)
+        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self.job.seed_parts, *parts)
 
-    def _close_turn(
-        self, renderer: ChatRenderer, conversation: Conversation, reason: FinishReason, budget: int
-    ) -> StopReason | None:
+    def _close_turn(self, renderer: ChatRenderer, conversation: Conversation, turn: OpenTurn) -> StopReason | None:
         """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
         if renderer.ends_turn(conversation.turn_ids):
             return None
-        if reason is not FinishReason.STOP and self._on_truncated_turn is TruncationPolicy.END:
+        reason = turn.finish_reason
+        if reason is not FinishReason.STOP and self._config.on_truncated_turn == TruncationPolicy.END:
             if reason is FinishReason.ABORT:
                 return StopReason.ABORTED
-            return StopReason.BUDGET if budget < self._sampling.max_new_tokens else StopReason.LENGTH
-        with _failing(StopReason.PROMPT_REFUSED):
+            return StopReason.BUDGET if turn.budget < self._sampling.max_new_tokens else StopReason.LENGTH
+        with failing(StopReason.PROMPT_REFUSED):
             closing = conversation.missing_end()
-        if self._room(len(conversation.context), conversation.response_tokens) < len(closing):
+        if self._room(conversation) < len(closing):
             return StopReason.BUDGET
         conversation.add_env_tokens(closing)
-        self._turns[-1] = replace(self._turns[-1], closing_tokens=len(closing))
+        turns = self._record.turns
+        turns[-1] = altered(turns[-1], closing_tokens=len(closing))
         return None
-
-    # ------------------------------------------------------------------ the env's answer
-
-    async def _observe(
-        self, renderer: ChatRenderer, conversation: Conversation, obs: Sequence[Message]
-    ) -> tuple[list[Message], Extension]:
-        """New messages as the context policies let them through, and how the conversation goes on with them."""
-        admitted = list(obs)
-        with _failing(StopReason.CONTEXT_FAILED):
-            for policy in self._context:
-                for index, message in enumerate(admitted):
-                    admit = partial(policy.admit, message, renderer)
-                    admitted[index] = await _apart(admit, [message]) if policy.tokenizes else admit()
-        # A context policy gets the conversation's length, and may shorten one that is too long.
-        most = None if any(map(_revises, self._context)) else self._longest() - 1
-        with _failing(StopReason.PROMPT_REFUSED):
-            extend = partial(conversation.extended_with, admitted, most=most)
-            extension = await _apart(extend, conversation.to_encode(admitted))
-        for policy in self._context:
-            # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
-            messages, state = copy.deepcopy(extension.messages), ContextState(extension.tokens, self._longest())
-            with _failing(StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT):
-                revised = await with_deadline(_revise(policy, messages, state), self._limits.context_timeout)
-            with _failing(StopReason.CONTEXT_FAILED):
-                try:
-                    if (messages := checked_messages(policy, revised)) != extension.messages:
-                        rewrite = partial(conversation.rewritten, messages, policy.name)
-                        extension = await _apart(rewrite, messages)
-                except TemplateError:
-                    # What the model wrote may be what the template refuses; then nothing is changed, and it goes on.
-                    if conversation.renders(extension.messages):
-                        raise
-        return admitted, extension
-
-    # ------------------------------------------------------------------ budgets
-
-    def _longest(self) -> int:
-        """Most tokens that the present sequence, or the next one, may have, the prompt included."""
-        longest = self._engine.context_length
-        if self._limits.max_response_tokens is not None:
-            assert self._conversation is not None
-            longest = min(longest, self._conversation.first_prompt_tokens + self._limits.max_response_tokens)
-        return longest
-
-    def _room(self, tokens: int, response_tokens: int) -> int:
-        """How many more tokens a sequence of so many tokens, so many of them behind its prompt, may take."""
-        room = self._longest() - tokens
-        if self._limits.max_response_tokens is not None:
-            room = min(room, self._limits.max_response_tokens - response_tokens)
-        return room
-
-    def _longest_prompt(self) -> int:
-        """Most tokens that the prompt may have."""
-        most = self._engine.context_length - 1
-        return most if self._limits.max_prompt_tokens is None else min(most, self._limits.max_prompt_tokens)
-
-    # ------------------------------------------------------------------ the record
-
-    def _failure(self, reason: StopReason, cause: BaseException) -> Failure:
-        if reason is StopReason.EPISODE_TIMEOUT:
-            message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
-        else:
-            message = error_text(cause)
-        return Failure(message, self._number)
-
-    def _record(self, reason: StopReason, error: Failure | None, started_at: float, seconds: float) -> Trajectory:
-        messages: Sequence[Message] = self._messages
-        sequences: tuple[TokenSequence, ...] = ()
-        prompt_text: str | Callable[[], str] = ""
-        response_text: str | Callable[[], str] = ""
-        if self._conversation is not None and self._renderer is not None:
-            messages, sequences = self._conversation.messages, self._conversation.sequences
-            last, decode = sequences[-1], self._renderer.decode
-            prompt_text = lambda: decode(last.prompt_ids.tolist())  # noqa: E731
-            response_text = lambda: decode(last.response_ids.tolist())  # noqa: E731
-        return Trajectory(
-            id=self._id,
-            env_id=self._env_id,
-            task_id=self._task.id,
-            source=self._task.source,
-            group_id=self._job.group_id,
-            task_index=self._key.task_index,
-            sample_index=self._key.sample_index,
-            messages=tuple(messages),
-            tools=tuple(self._renderer.tools) if self._renderer is not None else (),
-            sequences=sequences,
-            reward=self._reward,
-            stop_reason=reason,
-            turns=tuple(self._turns),
-            ground_truth=self._task.ground_truth,
-            error=error,
-            sampling={
-                **asdict(self._sampling),
-                "stop_token_ids": list(self._sampling.stop_token_ids),
-                "seed": self._job.seed,
-            },
-            metrics=dict(self._metrics),
-            prompt_text=prompt_text,
-            response_text=response_text,
-            started_at=started_at,
-            seconds=seconds,
-            training_step=self._config.training_step,
-            validate=self._config.validate,
-        )
-
-
-def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception) -> Trajectory:
-    """The trajectory of an episode whose env could not be made, because of `error`."""
-    return Trajectory(
-        id=f"{job.group_id}-{job.key.sample_index}-not-made",
-        env_id=env_id,
-        task_id=job.task.id,
-        source=job.task.source,
-        group_id=job.group_id,
-        task_index=job.key.task_index,
-        sample_index=job.key.sample_index,
-        messages=job.task.messages,
-        tools=(),
-        sequences=(),
-        reward=0.0,
-        stop_reason=StopReason.ENV_CREATE_FAILED,
-        ground_truth=job.task.ground_truth,
-        error=Failure(error_text(error), 0),
-        training_step=config.training_step,
-        validate=config.validate,
-    )
-
-
-@contextlib.contextmanager
-def _failing(failed: StopReason, timed_out: StopReason | None = None) -> Iterator[None]:
-    """Say how the episode ends if the block raises: with `failed`, unless the error knows the reason better."""
-    try:
-        yield
-    except DeadlineError as cause:
-        raise _FailedError(timed_out or failed, cause) from cause
-    except TooManyTokensError:
-        raise
-    except EpisodeFailedError as cause:
-        raise _FailedError(cause.stop_reason, cause) from cause
-    except SandboxError as cause:
-        raise _FailedError(StopReason.SANDBOX_FAILED, cause) from cause
-    except Exception as cause:
-        raise _FailedError(failed, cause) from cause
-
-
-def _long_prompt(tokens: str, most: int) -> ConfigError:
-    return ConfigError(
-        f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
-        "because the policy would see another task: shorten the task, or raise max_prompt_tokens"
-    )
-
-
-async def _apart(encode: Callable[[], T], messages: Sequence[Message]) -> T:
-    """Call what encodes messages; in a thread where they are long, so that other episodes go on meanwhile."""
-    contents = (message.get("content") for message in messages)
-    if sum(len(content) for content in contents if isinstance(content, str)) < LONG:
-        return encode()
-    return await in_thread(encode)
-
-
-def _revises(policy: ContextPolicy) -> bool:
-    return type(policy).revise is not ContextPolicy.revise
-
-
-async def _revise(policy: ContextPolicy, messages: list[Message], state: ContextState) -> Sequence[Message]:
-    return await policy.revise(messages, state)

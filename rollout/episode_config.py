@@ -29,6 +29,8 @@ class EpisodeConfig:
         training_step: the training step that the trajectories are recorded under, counted from 0. Tasks and sampling
             seeds depend on it, so count it up in training.
         validate: whether the trajectories are recorded as validation, not as training.
+        validation_sampling: what stands in for `sampling` where `validate` is set, such as a temperature of 0; None:
+            `sampling` holds for both.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.
@@ -41,11 +43,14 @@ class EpisodeConfig:
     context: ContextPolicy | Sequence[ContextPolicy] = ()
     training_step: int = 0
     validate: bool = False
+    validation_sampling: SamplingParams | None = None
 
     def __post_init__(self) -> None:
         for name, kind in {"sampling": SamplingParams, "limits": EpisodeLimits, "validate": bool}.items():
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be of type {kind.__name__}, got {getattr(self, name)!r}")
+        if not isinstance(self.validation_sampling, SamplingParams | None):
+            raise ConfigError(f"validation_sampling must be SamplingParams or None, got {self.validation_sampling!r}")
         for name, names in (("history", HistoryMode), ("on_truncated_turn", TruncationPolicy)):
             if getattr(self, name) not in list(names):
                 known = ", ".join(repr(one.value) for one in names)
@@ -56,6 +61,12 @@ class EpisodeConfig:
             if not isinstance(policy, ContextPolicy):
                 raise ConfigError(f"context must be context policies, got {policy!r}")
         require_whole_number("training_step", self.training_step, at_least=0)
+
+    @property
+    def sampling_in_use(self) -> SamplingParams:
+        """`validation_sampling` to validate, where there is one; else `sampling`."""
+        given = self.validation_sampling
+        return given if self.validate and given is not None else self.sampling
 
     @property
     def context_policies(self) -> tuple[ContextPolicy, ...]:

@@ -6,10 +6,11 @@ all the same, such as a recording, asks `current_episode`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
+
+from toolgym.tools.assigned import assigned
 
 
 class EpisodeKey(NamedTuple):
@@ -35,11 +36,6 @@ def current_episode() -> EpisodeKey | None:
     return _current.get()
 
 
-@contextlib.contextmanager
-def episode_scope(key: EpisodeKey) -> Iterator[None]:
+def episode_scope(key: EpisodeKey) -> AbstractContextManager[None]:
     """Let the code inside of the block belong to an episode."""
-    token = _current.set(key)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return assigned(_current, key)

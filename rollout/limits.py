@@ -46,12 +46,18 @@ class EpisodeLimits:
         max_resumes: how often one turn that the engine aborted goes on from what it had, whether it got further in
             between or not; 0: never, so that an abort ends it for good.
         engine_timeout: wall seconds for one request to the engine; a turn that is resumed is several.
-        env_timeout: wall seconds for one `reset` or `step` of the env.
+        env_timeout: wall seconds for making the env, and for each `reset` and `step` of it. An env's scoring has a
+            deadline of its own (`ToolEnv.score_timeout`), and does not count.
         context_timeout: wall seconds for one call of a context policy.
-        episode_timeout: wall seconds for the whole episode.
+        turn_timeout: wall seconds for one turn of the policy together with the step that follows, and what it waits for
+            in between; None: as long as the other deadlines allow. Scoring does not count, and neither does waiting for
+            permits. Where a suspended episode goes on in the middle of a turn, the time begins anew.
+        episode_timeout: wall seconds for the whole episode; those that it stands still do not count.
+        score_grace: wall seconds that an episode may take beyond `episode_timeout` where its scorer is at work when
+            that passes: the policy is done, and what it did is worth a score. 0: none.
 
     Raises:
-        ConfigError: a number is not positive or of the wrong kind, or `max_resumes` is negative.
+        ConfigError: a number is not positive or of the wrong kind, or `max_resumes` or `score_grace` is negative.
     """
 
     max_prompt_tokens: int | None = None
@@ -60,14 +66,20 @@ class EpisodeLimits:
     engine_timeout: float = 600.0
     env_timeout: float = 600.0
     context_timeout: float = 120.0
+    turn_timeout: float | None = None
     episode_timeout: float = 3600.0
+    score_grace: float = 120.0
 
     def __post_init__(self) -> None:
         require_whole_number("max_resumes", self.max_resumes, at_least=0)
         for name in ("max_prompt_tokens", "max_response_tokens"):
             if getattr(self, name) is not None:
                 require_whole_number(name, getattr(self, name), at_least=1)
-        for name in ("engine_timeout", "env_timeout", "context_timeout", "episode_timeout"):
+        for name in ("engine_timeout", "env_timeout", "context_timeout", "turn_timeout", "episode_timeout"):
             value = getattr(self, name)
+            if value is None and name == "turn_timeout":
+                continue
             if not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+        if not isinstance(self.score_grace, int | float) or not self.score_grace >= 0:
+            raise ConfigError(f"score_grace must be a number of seconds, 0 or more, got {self.score_grace!r}")

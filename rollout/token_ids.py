@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +30,44 @@ class TokenIds(Sequence[int]):
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         # Plain tuples: the garbage collector does not look into those of numbers, but would look into a subclass.
-        self._first = _whole_numbers(ids)
         self._rest: tuple[int, ...] = ()
-        self.least, self.greatest = (min(self._first), max(self._first)) if self._first else (0, 0)
+        array = _whole_numbers(ids)
+        self._size = len(array)
+        if self._size:
+            self.least, self.greatest = int(array.min()), int(array.max())
+        else:
+            self.least = self.greatest = 0
+        if 0 <= self.least <= self.greatest < 2**31:
+            self._first = _plain(array, self.greatest)
+            self.__dict__["array"] = _read_only(array.astype(np.int32))
+        else:
+            self._first = tuple(array.tolist())
 
     def followed_by(self, ids: Iterable[int]) -> TokenIds:
-        """These ids and others behind them. Only those are looked at.
+        """These ids and others behind them. Only those are looked at, and only where they are not `TokenIds` already.
 
         Raises:
             ConfigError: one is no whole number.
         """
-        more = _whole_numbers(ids)
-        if not self or not more:
-            return TokenIds(more) if more else self
-        made = TokenIds()
-        made._first, made._rest = self._first, self._rest + more
-        made.least, made.greatest = min(self.least, *more), max(self.greatest, *more)
+        more = ids if isinstance(ids, TokenIds) else TokenIds(ids)
+        if not self._size or not more._size:
+            return more if more._size else self
+        made = object.__new__(TokenIds)
+        made._first, made._rest = self._first, self._rest + more.as_tuple()
+        made._size = self._size + more._size
+        made.least = self.least if self.least < more.least else more.least
+        made.greatest = self.greatest if self.greatest > more.greatest else more.greatest
         return made
 
     def as_tuple(self) -> tuple[int, ...]:
         """The ids as a tuple, made anew at each call where they have grown."""
         return self._first + self._rest
+
+    def begins_with(self, other: TokenIds) -> bool:
+        """Whether the first ids are those of `other`."""
+        if self._first is other._first:  # of one conversation: no need to join
+            return self._rest[: len(other._rest)] == other._rest
+        return self[: len(other)] == other.as_tuple()
 
     @cached_property
     def array(self) -> NDArray[np.int32]:
@@ -61,12 +78,10 @@ class TokenIds(Sequence[int]):
         """
         if not 0 <= self.least <= self.greatest < 2**31:
             raise ConfigError(f"token ids must be from 0 to 2**31 - 1, got {self.least} to {self.greatest}")
-        made = np.fromiter(self, np.int32, len(self))
-        made.flags.writeable = False
-        return made
+        return _read_only(np.fromiter(self, np.int32, self._size))
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._rest)
+        return self._size
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.as_tuple())
@@ -95,18 +110,51 @@ class TokenIds(Sequence[int]):
     def __hash__(self) -> int:
         return hash(self.as_tuple())
 
+    def __reduce__(self) -> tuple[type[TokenIds], tuple[tuple[int, ...]]]:
+        return TokenIds, (self.as_tuple(),)
+
     def __repr__(self) -> str:
         return f"TokenIds({self.as_tuple()!r})"
 
 
-def _whole_numbers(ids: Iterable[int]) -> tuple[int, ...]:
-    """The ids as plain numbers.
+def _whole_numbers(ids: Iterable[int]) -> NDArray[Any]:
+    """The ids as an array `[tokens]` of whole numbers; of Python's own where one is too great for another dtype.
+
+    NumPy looks at all of them in half of the time that Python needs for the type of each.
 
     Raises:
         ConfigError: one is no whole number.
     """
     try:
-        made = tuple(ids)
-        return made if set(map(type, made)) <= {int} else tuple(map(operator.index, made))
-    except TypeError as error:
+        given = ids if isinstance(ids, np.ndarray) else tuple(ids)
+        array = np.asarray(given)
+        if array.ndim == 1 and array.dtype.kind in "iu":
+            return array
+        return np.array([*map(operator.index, given)], dtype=object)
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"token ids must be integers: {error}") from error
+
+
+_numbers: NDArray[Any] = np.arange(2**10).astype(object)
+"""Python's whole numbers from 0, each at its own place."""
+
+_MOST_NUMBERS = 2**20
+
+
+def _plain(array: NDArray[Any], greatest: int) -> tuple[int, ...]:
+    """Whole numbers as a tuple in which equal ones are the same object. Else each id of a context would take 32 bytes
+    more, four times as many as its place in the tuple."""
+    global _numbers
+    if greatest >= _MOST_NUMBERS:
+        return tuple(array.tolist())
+    numbers = _numbers
+    if greatest >= len(numbers):
+        numbers = np.arange(1 << greatest.bit_length()).astype(object)
+        if len(numbers) > len(_numbers):
+            _numbers = numbers
+    return tuple(numbers[array.astype(np.intp, copy=False)].tolist())
+
+
+def _read_only(array: NDArray[np.int32]) -> NDArray[np.int32]:
+    array.flags.writeable = False
+    return array

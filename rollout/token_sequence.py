@@ -35,14 +35,19 @@ FILLERS = {"sampling_mask": -1}
 """What fills up the rows of payloads `[tokens, width]` whose width may differ from one generation to the next."""
 
 _VERSION = operator.itemgetter(0)
+_UNSIGNED: dict[Any, type[np.unsignedinteger[Any]]] = {np.dtype(np.int32): np.uint32, np.dtype(np.int64): np.uint64}
 
 
 def version_runs(versions: Iterable[str]) -> VersionRuns:
     """Weight versions, one per token, as runs."""
+    if isinstance(versions, tuple) and versions and versions.count(versions[0]) == len(versions):
+        return ((versions[0], len(versions)),)  # as nearly always
     return tuple((version, len(list(run))) for version, run in itertools.groupby(versions))
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    if not array.flags.writeable and array.base is None:
+        return array
     view = array.view()
     view.flags.writeable = False
     return view
@@ -52,9 +57,19 @@ def _ids(values: ArrayLike) -> Ids:
     array = np.asarray(values)
     if array.shape == (0,):
         array = array.astype(np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < 2**31):
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not _fits_int32(array):
         raise ConfigError(f"token ids must be whole numbers from 0 to 2**31 - 1 in one dimension, got {values!r:.200}")
     return _frozen(array.astype(np.int32, copy=False))
+
+
+def _fits_int32(array: NDArray[Any]) -> bool:
+    """Whether whole numbers are from 0 to 2**31 - 1."""
+    if not array.size:
+        return True
+    unsigned = _UNSIGNED.get(array.dtype)
+    if unsigned is not None:  # without its sign, a negative one is too great as well: one look instead of two
+        return bool(array.view(unsigned).max() < 2**31)
+    return bool(0 <= array.min() <= array.max() < 2**31)
 
 
 def _payload(name: str, values: ArrayLike) -> NDArray[Any]:
@@ -95,12 +110,9 @@ class Segment:
         set_field(self, "version_runs", tuple((version, count) for version, count in self.version_runs))
         set_field(self, "aligned", {name: _payload(name, values) for name, values in self.aligned.items()})
         expected = len(self.token_ids) if self.is_policy else 0
-        versions = sum(count for _, count in self.version_runs)
-        if (
-            self.logprobs.shape != (expected,)
-            or versions != expected
-            or any(count < 1 for _, count in self.version_runs)
-        ):
+        counts = [count for _, count in self.version_runs]
+        versions = sum(counts)
+        if self.logprobs.shape != (expected,) or versions != expected or (counts and min(counts) < 1):
             raise ConfigError(
                 f"a segment of {len(self.token_ids)} {'policy' if self.is_policy else 'env'} tokens needs {expected} "
                 f"logprobs and weight versions, got {len(self.logprobs)} and {versions}"
@@ -273,7 +285,8 @@ class TokenSequence:
         prompt_ids: int32 `[tokens]`, the ids up to the first turn that was sampled in this sequence.
         segments: what came after, in order.
         start_reason: why it began: `start` (the episode's first), `template` (the chat template renders the
-            conversation otherwise than what was there), or the name of the context policy that changed the messages.
+            conversation otherwise than what was there), `env` (the env began the context anew, see
+            `StepInfo.context`), or the name of the context policy that changed the messages.
 
     Raises:
         ConfigError: `prompt_ids` are no token ids.

@@ -61,7 +61,7 @@ class Turn:
         observation_tokens: tokens that the env appended afterwards; 0 where a new sequence began instead.
         tool_calls: what became of each call, in order.
         reward: reward of the env's step; None where the env was not stepped, as after a turn that was cut.
-        engine_seconds: wall seconds until the engine had answered, resumes included.
+        engine_seconds: wall seconds until the engine had answered, resumes included, without `queue_seconds`.
         env_seconds: wall seconds of the env's step, tools included.
         sequence: number of the sequence that it was sampled in, counted from 0.
         resumes: how often it was aborted and went on from what it had.
@@ -69,6 +69,8 @@ class Turn:
         closing_tokens: tokens that were appended, as the env's, to end a turn that had not sampled its end-of-turn
             token.
         seed: the sampling seed that the engine was sent with the turn's first part; None where it had none.
+        queue_seconds: wall seconds that the turn waited for its place among those that the engine works for; see
+            `RunConfig.max_generations`.
     """
 
     text: str
@@ -86,6 +88,7 @@ class Turn:
     truncated: bool = False
     closing_tokens: int = 0
     seed: int | None = None
+    queue_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Trajectory:
             trajectory, give a text, or a function that returns it.
         response_text: the last sequence's ids behind the prompt decoded, likewise.
         started_at: seconds since the epoch.
-        seconds: wall seconds of the whole episode.
+        seconds: wall seconds of the whole episode, without those that it stood still.
         training_step: the training step it belongs to, where the caller says so.
         validate: whether it was played to validate a policy, not to train it.
         role: which of the env's roles the policy played.
@@ -408,6 +411,9 @@ def _turn_to_json(turn: Turn, whole: str) -> dict[str, Any]:
     value: dict[str, Any] = plain(turn)
     for one in (value, *value["tool_calls"]):
         one["text"] = _quoted(one["text"], whole)
+    for one in value["tool_calls"]:
+        if not one["retries"]:
+            del one["retries"]  # as a rule, so that versions of the library that do not know it read the file
     return value
 
 

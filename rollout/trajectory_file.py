@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -11,8 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from toolgym.rollout.locked_file import clear, is_on_disk, open_locked
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, missing_file, shorten
+
+BLOCK = 1 << 20
+"""Bytes that are read at once where the end of a file is looked for."""
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -22,24 +27,45 @@ class TrajectoryWriter:
 
     Every line is handed to the operating system at once, so that a killed run keeps all that had finished. What could
     not be written, to a full disk for example, is tried again with the next trajectory and when the file is closed.
+    The file is locked until it is closed or the process ends, so that two runs do not write it at once.
 
     Args:
-        path: the file; an existing one is replaced.
+        path: the file.
+        append: write behind what an earlier run left there. Its last line, where that run was killed while it wrote
+            it, is cut off. False: an existing file is replaced.
+
+    Attributes:
+        count: trajectories that this object has written.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or another run is writing it.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, append: bool = False) -> None:
         self.path = Path(path)
         self.count = 0
         self._given = 0
         self._pending = bytearray()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("wb", buffering=0)
+            self._file = open_locked(self.path)
+            try:
+                if append:
+                    _end_last_line(self._file, self.path)
+                else:
+                    self.clear()
+            except BaseException:  # an interrupt too: the lock must not outlive the writer
+                self._file.close()
+                raise
         except OSError as error:
             raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error
+
+    def clear(self) -> None:
+        """Drop all that is in the file.
+
+        Raises:
+            OSError: it cannot be cut.
+        """
+        clear(self._file)
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one trajectory.
@@ -76,7 +102,8 @@ class TrajectoryWriter:
         try:
             try:
                 self._write_pending()
-                os.fsync(self._file.fileno())
+                if is_on_disk(self._file):
+                    os.fsync(self._file.fileno())
             finally:
                 self._file.close()
         except OSError as error:
@@ -138,6 +165,27 @@ def read_trajectories(path: str | Path, *, skip_broken: bool = False) -> Iterato
                 _log.warning("%s: line %d is skipped: %s", path, number, error)
                 continue
             yield trajectory
+
+
+def _end_last_line(file: io.FileIO, path: Path) -> None:
+    """Go to the end of a file of lines, and let the last one be whole: cut it off, unless only its end is missing."""
+    end = file.seek(0, os.SEEK_END)
+    start, tail = end, b""
+    while start and b"\n" not in tail:
+        before = max(0, start - BLOCK)
+        file.seek(before)
+        tail, start = file.read(start - before) + tail, before
+    last = tail[tail.rfind(b"\n") + 1 :]
+    if last:
+        try:
+            _json_object(last)
+        except _NotJsonError:
+            file.truncate(end - len(last))
+            _log.warning("%s: the last line was cut off while it was written; it is removed", path)
+        else:
+            file.seek(end)
+            file.write(b"\n")
+    file.seek(0, os.SEEK_END)
 
 
 class _NotJsonError(ConfigError):

@@ -9,9 +9,13 @@ from toolgym.tools.lazy import lazy_names
 if TYPE_CHECKING:
     from toolgym.tools.base import BaseTool as BaseTool
     from toolgym.tools.base import ToolResult as ToolResult
+    from toolgym.tools.bash import BashConfig as BashConfig
+    from toolgym.tools.bash import BashTool as BashTool
     from toolgym.tools.code_interpreter import CodeInterpreterConfig as CodeInterpreterConfig
     from toolgym.tools.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
     from toolgym.tools.config import from_config as from_config
+    from toolgym.tools.editor import EditorConfig as EditorConfig
+    from toolgym.tools.editor import EditorTool as EditorTool
     from toolgym.tools.errors import ToolgymError as ToolgymError
     from toolgym.tools.function import FunctionTool as FunctionTool
     from toolgym.tools.function import ToolFunction as ToolFunction
@@ -21,10 +25,14 @@ if TYPE_CHECKING:
     from toolgym.tools.schema import ToolCall as ToolCall
     from toolgym.tools.schema import ToolCallError as ToolCallError
     from toolgym.tools.schema import ToolSchema as ToolSchema
+    from toolgym.tools.search.bm25 import BM25Retriever as BM25Retriever
+    from toolgym.tools.search.dense import DenseRetriever as DenseRetriever
     from toolgym.tools.search.retriever import Passage as Passage
     from toolgym.tools.search.retriever import Retriever as Retriever
+    from toolgym.tools.search.service import RetrievalService as RetrievalService
     from toolgym.tools.search.tool import SearchTool as SearchTool
     from toolgym.tools.stateful import StatefulTool as StatefulTool
     from toolgym.tools.stateful import ToolSession as ToolSession
+    from toolgym.tools.workspace import Workspace as Workspace
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -84,11 +84,17 @@ class BaseTool(ABC):
         tool_schema: what the model sees, as a `ToolSchema` or a dict in the OpenAI shape. May be left out where the
             subclass sets the class attribute `default_schema`.
 
+    Attributes:
+        stays_on_loop: whether all calls must come from one event loop, as where the tool keeps connections, or shares
+            its state with other tools of the episode. Set it in the class. Where it is False, a tool that was caught
+            blocking the event loop runs on one of its own in later episodes.
+
     Raises:
         ConfigError: no schema was given and the class has none, or the schema is not valid.
     """
 
     default_schema: ToolSchema | None = None
+    stays_on_loop: bool = False
 
     def __init__(
         self,
@@ -151,6 +157,10 @@ class BaseTool(ABC):
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
         """The tool's contribution to the episode's reward, asked once when the episode ends. Default 0."""
         return 0.0
+
+    def session_of(self, instance_id: str) -> Any:
+        """Return what the tool keeps for an episode, for the episode's scorer; None where it keeps nothing for one."""
+        return None
 
     async def fork(self, instance_id: str) -> str:
         """Copy an instance, with all its state, for another episode that goes on from here.

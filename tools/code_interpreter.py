@@ -12,7 +12,6 @@ config: {sandbox_fusion_url: "http://c:8080/run_code"}    # SandboxFusion's /run
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -22,10 +21,12 @@ from typing import Any
 import pydantic
 
 from toolgym.tools.base import ToolResult
-from toolgym.tools.concurrency.deadline import queue_clock, shielded
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
+from toolgym.tools.concurrency.deadline import queue_clock
+from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.config import read_options
-from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.episode_session import EpisodeSession
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Limits, Sandbox, Session
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.isolation import offered
@@ -38,10 +39,13 @@ from toolgym.tools.stateful import StatefulTool, ToolSession
 _log = logging.getLogger("toolgym.tools")
 
 GLOBAL_LIMIT_NAME = "code_interpreter"
-"""Name under which all code interpreters of a process share their rate limit."""
+"""Name under which all code interpreters of a process, or of a cluster, share their rate limit."""
 
 TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
 """Environment variable whose content is the token where the configuration has none, as for the server."""
+
+URLS_VARIABLE = "TOOLGYM_SANDBOX_URLS"
+"""Environment variable with addresses of servers, with commas between, where the configuration names none."""
 
 SANDBOX_FAILED = "[The sandbox failed; your program is not to blame]"
 """What the model reads where the sandbox failed. The reason, with its hosts and paths, is in the call's metrics."""
@@ -62,6 +66,9 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     """Executions that all code interpreters of the process run at once, first come, first served. Default: likewise."""
     enable_global_rate_limit: bool = True
     """Whether `rate_limit` applies, where it is given."""
+    rate_limit_scope: LimitScope = "process"
+    """Whose executions `rate_limit` counts: those of the process, or, with `cluster`, of all processes of the job on
+    the Ray cluster that the process is connected to."""
     default_timeout: float = pydantic.Field(default=30.0, gt=0)
     """Wall seconds for one execution; time spent waiting for a free place does not count."""
     default_language: str = "python"
@@ -70,7 +77,8 @@ class CodeInterpreterConfig(pydantic.BaseModel):
     """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. The tool
     asks it at the first episode which of the two it is."""
     sandbox_urls: list[str] | None = None
-    """Run on these servers; each episode stays on one where it has a session."""
+    """Run on these servers; each episode stays on one where it has a session. Where no address is given, those of the
+    environment variable `TOOLGYM_SANDBOX_URLS`, with commas between."""
     sandbox_token: pydantic.SecretStr | None = None
     """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
     sandbox_fusion_url: str | None = None
@@ -95,11 +103,8 @@ class CodeInterpreterConfig(pydantic.BaseModel):
 class _Interpreter(ToolSession):
     """One episode of a code interpreter. Its sandbox session is opened at the first call."""
 
-    def __init__(self, tool: CodeInterpreterTool, session: Session | None = None) -> None:
-        self._tool = tool
-        self._session = session
-        self._changing = asyncio.Lock()  # the calls of one turn come at the same time, and share one session
-        self._closed = False
+    def __init__(self, tool: CodeInterpreterTool, session: EpisodeSession) -> None:
+        self._tool, self._session = tool, session
 
     async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         options, sandbox = self._tool.options, self._tool.sandbox
@@ -114,7 +119,7 @@ class _Interpreter(ToolSession):
                 await held.enter_async_context(limiter.permit())
             try:
                 if await self._tool.has_sessions() and not stdin:
-                    session, lost = await self._open()
+                    session, lost = await self._session.get()
                     cell = await session.run_cell(parameters["code"], timeout=timeout)
                     status, seconds, text = cell.status, cell.duration, render_cell(cell, timeout, most)
                     failure = cell.message
@@ -143,42 +148,26 @@ class _Interpreter(ToolSession):
             metrics |= {"infra_failure": True, "error": failure}
         return ToolResult(text, 0.0, metrics)
 
-    async def fork(self) -> ToolSession:
-        """Fork the sandbox session with its variables and files; see `Session.fork` for errors."""
-        async with self._changing:
-            session = self._session
-            # A session that ended goes to the copy too, whose model then reads of the loss. Closing it twice is fine.
-            return _Interpreter(self._tool, await session.fork() if session is not None and session.alive else session)
+    async def sandbox_session(self) -> Session:
+        """Return the sandbox session that the programs ran in, for a scorer; opened where no program was run.
 
-    async def close(self) -> None:
-        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
-        self._closed = True
-        if self._session is not None:
-            await self._session.close()
-
-    async def _open(self) -> tuple[Session, bool]:
-        """Return the sandbox session, opened where there is none or it has ended; and whether it had ended.
+        It may have ended (`alive` is false): a program can end it.
 
         Raises:
             SandboxError: it cannot be opened, or the episode is over.
+            SandboxUnsupportedError: the tool is not stateful.
         """
-        async with self._changing:
-            before = self._session
-            if before is not None and before.alive:
-                return before, False
-            if before is not None:
-                await before.close()
-            if not self._is_closed():
-                opened = await self._tool.sandbox.session()
-                if not self._is_closed():
-                    self._session = opened
-                    return opened, before is not None
-                await shielded(opened.close())
-            raise SandboxError("the episode was released before this call could run")
+        if not await self._tool.has_sessions():
+            raise SandboxUnsupportedError("each program ran by itself; a session needs a stateful code interpreter")
+        return await self._session.opened()
 
-    def _is_closed(self) -> bool:
-        """Whether it is closed, asked anew: that may have happened during an await."""
-        return self._closed
+    async def fork(self) -> ToolSession:
+        """Fork the sandbox session with its variables and files; see `Session.fork` for errors."""
+        return _Interpreter(self._tool, await self._session.fork())
+
+    async def close(self) -> None:
+        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
+        await self._session.close()
 
 
 class CodeInterpreterTool(StatefulTool):
@@ -200,6 +189,7 @@ class CodeInterpreterTool(StatefulTool):
         ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
     """
 
+    stays_on_loop = True
     default_schema = ToolSchema(
         name="code_interpreter",
         description="Run a Python program and return what it prints.",
@@ -224,7 +214,7 @@ class CodeInterpreterTool(StatefulTool):
         if self.options.stateful and self.options.default_language != "python":
             raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
         self._owns_sandbox = sandbox is None
-        self.sandbox = sandbox if sandbox is not None else _sandbox(self.options)
+        self.sandbox = sandbox if sandbox is not None else open_sandbox(self.options, "code interpreter")
         has_sessions = self.sandbox.sessions_known  # None: its servers must be asked
         if self.options.stateful and has_sessions is False:
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
@@ -233,10 +223,13 @@ class CodeInterpreterTool(StatefulTool):
         workers = self.options.num_workers
         shared = self.options.rate_limit if self.options.enable_global_rate_limit else None
         self.limiters: list[RateLimiter] = []
-        if workers is not None and (shared is None or workers < shared):  # otherwise the shared limit says it all
+        own_process = shared is not None and self.options.rate_limit_scope == "process"
+        if workers is not None and (
+            shared is None or not own_process or workers < shared
+        ):  # otherwise the shared limit says it all
             self.limiters.append(LocalRateLimiter(workers))
         if shared is not None:
-            self.limiters.append(global_limiter(GLOBAL_LIMIT_NAME, shared))
+            self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, self.options.rate_limit_scope))
 
     @property
     def stateful(self) -> bool | None:
@@ -257,7 +250,7 @@ class CodeInterpreterTool(StatefulTool):
             _log.warning("%s", error)
         if isinstance(self.sandbox, SharedSandbox):
             self.sandbox.warm()  # while the model writes its first turn
-        return _Interpreter(self)
+        return _Interpreter(self, EpisodeSession(self.sandbox))
 
     async def close(self) -> None:
         """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
@@ -274,9 +267,8 @@ class CodeInterpreterTool(StatefulTool):
             ConfigError: as `open`.
         """
         if self._stateful is None:
-            assert isinstance(self.sandbox, RemoteSandbox)
             found = await self.sandbox.has_sessions()
-            where = ", ".join(self.sandbox.urls)
+            where = ", ".join(self.sandbox.urls) if isinstance(self.sandbox, RemoteSandbox) else repr(self.sandbox)
             if not found and self.options.stateful:
                 raise ConfigError(
                     f"{where}: SandboxFusion's API has no sessions; set stateful to false, or leave it out, or use "
@@ -359,8 +351,17 @@ def _cut(text: str, max_chars: int) -> str:
     return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"
 
 
-def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
-    remote = _remote(options)
+def open_sandbox(options: CodeInterpreterConfig, what: str) -> Sandbox:
+    """Return the sandbox that options name, which is the caller's to close.
+
+    Args:
+        options: the options.
+        what: the tool's name in error messages.
+
+    Raises:
+        ConfigError: the options do not fit together, or the local sandbox lacks the language.
+    """
+    remote = _remote(options, what)
     if remote is not None:
         return remote
     if options.isolation is None and not offered():
@@ -375,18 +376,21 @@ def _sandbox(options: CodeInterpreterConfig) -> Sandbox:
     return SharedSandbox(require=options.isolation, limits=limits)
 
 
-def _remote(options: CodeInterpreterConfig) -> Sandbox | None:
+def _remote(options: CodeInterpreterConfig, what: str) -> Sandbox | None:
     """The servers that the options name, if they name any."""
     named = {"sandbox_url", "sandbox_urls", "sandbox_fusion_url"}
     given = sorted(name for name in named if getattr(options, name) is not None)
+    usual = [url.strip() for url in os.environ.get(URLS_VARIABLE, "").split(",") if url.strip()]
+    if not given and usual:
+        given = [f"the environment variable {URLS_VARIABLE}"]
     if not given:
         if options.sandbox_token is not None:
-            raise ConfigError("code interpreter: sandbox_token is for servers; give sandbox_url, or leave it out")
+            raise ConfigError(f"{what}: sandbox_token is for servers; give sandbox_url, or leave it out")
         return None
     if len(given) > 1:
-        raise ConfigError(f"code interpreter: give one of {' and '.join(given)}, not both")
+        raise ConfigError(f"{what}: give one of {' and '.join(given)}, not both")
     if options.isolation is not None:
-        raise ConfigError(f"code interpreter: isolation is set where the server runs; leave it out beside {given[0]}")
+        raise ConfigError(f"{what}: isolation is set where the server runs; leave it out beside {given[0]}")
     token = options.sandbox_token.get_secret_value() if options.sandbox_token else os.environ.get(TOKEN_VARIABLE)
     memory = options.memory_limit_mb if options.memory_limit_mb > 0 else -1
     if options.sandbox_fusion_url is not None:
@@ -396,7 +400,7 @@ def _remote(options: CodeInterpreterConfig) -> Sandbox | None:
         return RemoteSandbox(options.sandbox_fusion_url, kind="sandboxfusion", memory_mb=only, token=own)
     urls = [options.sandbox_url] if options.sandbox_url is not None else options.sandbox_urls
     return RemoteSandbox(
-        urls or [],
+        usual if urls is None else urls,
         token=token or None,
         memory_mb=memory if memory > 0 else None,
         max_connections=max(MAX_CONNECTIONS, (options.num_workers or 0) + 1),

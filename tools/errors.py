@@ -117,8 +117,16 @@ class EngineUnavailableError(EngineError, ConnectionError):
     """Nothing answers at the engine's address."""
 
 
+class ClusterError(ToolgymError, RuntimeError):
+    """A Ray cluster could not do what was asked: no worker can be started, or its rate limiter does not answer."""
+
+
 class RetrievalError(ToolgymError, ConnectionError):
     """A retriever failed: unreachable, overloaded, or its answer made no sense."""
+
+
+class RemoteSessionError(ToolgymError, ConnectionError):
+    """A session server failed: unreachable, overloaded, its backend broke, or it does not know the session."""
 
 
 class TemplateError(ToolgymError, ValueError):

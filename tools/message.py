@@ -5,6 +5,7 @@ Source: the `messages` array of the Chat Completions API, restricted to text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -50,9 +51,16 @@ def user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
-def assistant(content: str) -> Message:
-    """An assistant message without tool calls."""
-    return {"role": "assistant", "content": content}
+def assistant(content: str, tool_calls: Sequence[MessageToolCall] = ()) -> Message:
+    """An assistant message; without tool calls it has no field for them."""
+    if not tool_calls:
+        return {"role": "assistant", "content": content}
+    return {"role": "assistant", "content": content, "tool_calls": list(tool_calls)}
+
+
+def tool_call(name: str, arguments: dict[str, Any], *, id: str = "call_0") -> MessageToolCall:
+    """One entry of an assistant message's `tool_calls`."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def tool(content: str, *, tool_call_id: str, name: str) -> Message:

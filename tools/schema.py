@@ -18,6 +18,19 @@ from typing import Any
 from toolgym.tools.errors import ConfigError, nearest
 from toolgym.tools.message import MessageToolCall
 
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+}
+"""Python's types of the values that surely are of a JSON type."""
+
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
+"""Keywords of JSON Schema that forbid nothing."""
+
 
 @dataclass(frozen=True)
 class ToolSchema:
@@ -105,12 +118,32 @@ class ToolSchema:
         Returns:
             One sentence for each thing that is wrong, in words that a model can act on; empty when all is well.
         """
+        if self._fits_plainly(arguments):
+            return []
         errors = sorted(self._validator.iter_errors(dict(arguments)), key=lambda e: list(map(str, e.absolute_path)))
         return [sentence for error in errors for sentence in _sentences(error)]
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of the arguments, with absent ones filled in that have a `default` in the schema."""
         return _fill_defaults(self.parameters, dict(arguments))
+
+    def _fits_plainly(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether arguments are surely right: a tenth of the validator's time, for the schemas that most tools have."""
+        kinds = self._plain_kinds
+        return (  # an argument that the schema does not name is the validator's to judge
+            kinds is not None
+            and all(type(value) in kinds.get(name, ()) for name, value in arguments.items())
+            and all(name in arguments for name in self.parameters.get("required", ()))
+        )
+
+    @functools.cached_property
+    def _plain_kinds(self) -> Mapping[str, tuple[type, ...]] | None:
+        """The types of each argument, where the schema says no more than types; None where it does."""
+        properties = self.parameters.get("properties", {})
+        plain = self.parameters.keys() <= {"type", "properties", "required", "additionalProperties", *_ANNOTATIONS}
+        if not plain or not all(_is_plain(one) for one in properties.values()):
+            return None
+        return {name: _KINDS[one["type"]] for name, one in properties.items()}
 
     @functools.cached_property
     def _validator(self) -> Any:
@@ -204,6 +237,13 @@ def check_call(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> ToolCall | 
         return ToolCallError(CallProblem.UNKNOWN_TOOL, text, raw, call.id, call.index, call.name)
     text = f"Wrong arguments for tool {call.name!r}: " + " ".join(problems)
     return ToolCallError(CallProblem.WRONG_ARGUMENTS, text, raw, call.id, call.index, call.name)
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether a schema names one type and says no more."""
+    if not isinstance(schema, Mapping) or schema.keys() - {"type"} - _ANNOTATIONS:
+        return False
+    return isinstance(schema.get("type"), str) and schema["type"] in _KINDS
 
 
 def _without_nulls(schema: Any) -> Any:

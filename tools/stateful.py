@@ -108,14 +108,14 @@ class StatefulTool(BaseTool):
         return await self._keep(await self.open(**create_kwargs), instance_id)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
-        return ToolResult.of(await self._session(instance_id).execute(parameters, **execute_kwargs))
+        return ToolResult.of(await self.session_of(instance_id).execute(parameters, **execute_kwargs))
 
     async def calc_reward(self, instance_id: str, **calc_reward_kwargs: Any) -> float:
-        return float(await self._session(instance_id).reward(**calc_reward_kwargs))
+        return float(await self.session_of(instance_id).reward(**calc_reward_kwargs))
 
     async def fork(self, instance_id: str) -> str:
         try:
-            return await self._keep(await self._session(instance_id).fork(), None)
+            return await self._keep(await self.session_of(instance_id).fork(), None)
         except ForkNotSupportedError as error:
             raise ForkNotSupportedError(f"the tool {self.name!r} cannot be forked: {error}") from error
 
@@ -140,7 +140,12 @@ class StatefulTool(BaseTool):
         self._sessions[instance] = session
         return instance
 
-    def _session(self, instance_id: str) -> ToolSession:
+    def session_of(self, instance_id: str) -> ToolSession:
+        """Return an episode's session.
+
+        Raises:
+            EpisodeError: there is none: it was not opened, or it was released.
+        """
         session = self._sessions.get(instance_id)
         if session is None:
             raise EpisodeError(f"the tool {self.name!r} has no instance {instance_id!r}; call `create` first")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetInfo, StopReason
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
@@ -50,8 +50,18 @@ class Wrapper(BaseEnv):
         return self.env.task
 
     @property
+    def replaces_context(self) -> bool:  # type: ignore[override]  # the env's inside
+        return self.env.replaces_context
+
+    @property
     def tool_schemas(self) -> list[ToolSchema]:
         return self.env.tool_schemas
+
+    def gold_actions(self) -> Sequence[Action] | None:
+        return self.env.gold_actions()
+
+    def hidden_texts(self) -> Sequence[str]:
+        return self.env.hidden_texts()
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -60,6 +70,9 @@ class Wrapper(BaseEnv):
 
     async def step(self, action: Action) -> StepResult:
         return await self.env.step(action)
+
+    async def truncate(self, reason: StopReason) -> StepResult:
+        return await self.env.truncate(reason)
 
     async def close(self) -> None:
         await self.env.close()

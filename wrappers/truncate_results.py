@@ -1,25 +1,33 @@
-"""`TruncateResults`: no tool result is longer than the policy can afford."""
+"""`TruncateResults`: cuts the text of tool results to a length."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.result_text import Side, check_cut, cut
+from toolgym.envs.result_text import Side, check_cut, cut, cut_tokens
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper
+from toolgym.wrappers.token_count import apart, token_count
 
 
 class TruncateResults(Wrapper):
-    """Cuts the text of tool messages to a number of characters, and says in the text that it was cut.
+    """Cuts the text of tool messages to a number of characters or tokens, and says in the text that it was cut.
 
     Changes the observations of `step` and nothing else.
 
     Args:
         env: the env inside.
         max_chars: characters that may remain of one result, the note not counted.
+        max_tokens: tokens that may remain, in place of characters. The text is cut between two characters.
+        tokenizer: counts them: a tokenizer, or a function from a text to its number of tokens.
         side: where to cut. As in verl, `left` keeps the beginning, `right` the end, `middle` both.
 
     Raises:
-        ConfigError: `max_chars` is no whole number of at least 1, or there is no such side.
+        ConfigError: not one of `max_chars` and `max_tokens` is given, it is no whole number of at least 1, `max_tokens`
+            comes without `tokenizer`, or there is no such side.
 
     Example:
         >>> import asyncio, toolgym
@@ -32,17 +40,38 @@ class TruncateResults(Wrapper):
         '1000 [... 6 characters left out ...]'
     """
 
-    def __init__(self, env: BaseEnv, max_chars: int, *, side: Side = "middle") -> None:
+    def __init__(
+        self,
+        env: BaseEnv,
+        max_chars: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        tokenizer: Any = None,
+        side: Side = "middle",
+    ) -> None:
         super().__init__(env)
-        check_cut("max_chars", max_chars, side)
+        if (max_chars is None) == (max_tokens is None):
+            raise ConfigError(f"give one of max_chars and max_tokens, got {max_chars!r} and {max_tokens!r}")
+        if (max_tokens is None) != (tokenizer is None):
+            raise ConfigError("max_tokens and tokenizer go together: give both, or max_chars alone")
+        name, most = ("max_chars", max_chars) if max_tokens is None else ("max_tokens", max_tokens)
+        check_cut(name, most, side)
         self.max_chars = max_chars
+        self.max_tokens = max_tokens
         self.side = side
+        self._count = None if tokenizer is None else token_count(tokenizer)
 
     async def step(self, action: Action) -> StepResult:
         result = await self.env.step(action)
-        return result._replace(obs=[self._cut(message) for message in result.obs])
+        return result._replace(obs=[await self._cut(message) for message in result.obs])
 
-    def _cut(self, message: Message) -> Message:
+    async def _cut(self, message: Message) -> Message:
         if message["role"] != "tool":
             return message
-        return {**message, "content": cut(message["content"], self.max_chars, self.side)}
+        text = message["content"]
+        if self.max_tokens is not None and self._count is not None:
+            shorter = await apart(partial(cut_tokens, text, self.max_tokens, self.side, self._count), [text])
+        else:
+            assert self.max_chars is not None
+            shorter = cut(text, self.max_chars, self.side)
+        return {**message, "content": shorter}

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall
-
-TASK_COLUMN = "toolgym_task"
-"""Column of a data set that holds a whole task, as JSON of its row; a table cannot hold rows of different shapes."""
 
 TIMEOUT = 600.0
 """Seconds for one call of an env that has no clocks of its own."""
@@ -144,16 +141,11 @@ def close_later(episode: ToolEpisode, submit: Callable[[Any], Any]) -> None:
 
 def _task(row: Mapping[str, Any]) -> Task | None:
     """The task of a row; None where the env is to draw one."""
-    stored = row.get(TASK_COLUMN)
-    if stored is not None:
-        try:
-            return Task.from_row(json.loads(stored))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the column {TASK_COLUMN!r} must hold a task's row as JSON: {error}") from error
-    prompt = row.get("prompt")
-    if not prompt or (len(prompt) == 1 and isinstance(prompt, list) and not prompt[0].get("content")):
-        return None
-    return Task.from_row(row)
+    if row.get(TASK_COLUMN) is None:
+        prompt = row.get("prompt")
+        if not prompt or (len(prompt) == 1 and isinstance(prompt, list) and not prompt[0].get("content")):
+            return None
+    return Task.from_row(row, from_arrow=True)
 
 
 def _as_text(messages: list[Message]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from toolgym.envs.as_tools.episode import ToolEpisode, close_later
 from toolgym.envs.as_tools.signature import Signature, signature_of
-from toolgym.envs.base import BaseEnv
+from toolgym.envs.base import BaseEnv, require_growing_context
 from toolgym.envs.registry import make
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError
@@ -181,6 +181,7 @@ def tool_class(
         "_recipe": (env, answer_tool, own_reward, kwargs),
         "_home": _Home(make_env, first),
     }
+    require_growing_context(first, "the caller of a class of tools")
     if not own_reward:
         members["get_reward"] = None
     for schema in first.tool_schemas:

@@ -24,10 +24,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class GymnasiumEnv(gymnasium.Env[tuple[Message, ...], str]):
-    """A synchronous env over an async one. `gymnasium.make` returns one for every id of `toolgym.register`.
+    """A synchronous env over an async one. `gymnasium.make` returns one for every id of `toolgym.register`; its
+    `wrappers` are those of `toolgym.make`, around the async env.
 
     An action is the text of one turn of the policy. An observation is the tuple of the *new* messages: all of them at
-    `reset`, results of tools at `step`, and none when the episode ends. Infos are those of the async env.
+    `reset`, results of tools at `step`, and none when the episode ends. Infos are those of the async env; where one has
+    `context`, the policy's context begins anew with those messages.
 
     The async env runs on a thread of its own that `close` ends, so this env also works inside a running event loop
     (as in a notebook) and may be called from any thread, one call at a time.
@@ -120,8 +122,12 @@ class _Maker:
 
     metadata = GymnasiumEnv.metadata
 
-    def __call__(self, *, env_id: str, render_mode: str | None = None, **kwargs: Any) -> GymnasiumEnv:
+    def __call__(
+        self, *, env_id: str, render_mode: str | None = None, env_wrappers: object = (), **kwargs: Any
+    ) -> GymnasiumEnv:
         check_render_mode(render_mode)  # before the env takes anything that would have to be freed
+        if env_wrappers:  # as `make_vec` has them, whose mode "sync" comes here
+            kwargs["wrappers"] = env_wrappers
         return GymnasiumEnv(make(env_id, **kwargs), render_mode=render_mode)
 
 

@@ -1,12 +1,12 @@
 """`ToolVectorEnv`: many async envs as one Gymnasium vector env, all of them stepped at the same time.
 
 Where Gymnasium's own vector envs step one env after the other, or each in a process of its own, this one runs all of
-them on one event loop: a step takes as long as its slowest tool call.
+them on one event loop: a step takes as long as its slowest tool call. `send` and `recv` wait for no slow env: they step
+each one at its own pace, in the manner of EnvPool.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,19 +28,21 @@ from toolgym.envs.gym.gymnasium_env import (
     render_conversation,
     turn,
 )
+from toolgym.envs.gym.in_flight import InFlight, gather
 from toolgym.envs.gym.spaces import ChatSpace, TextSpace
+from toolgym.envs.gym.vector_arguments import Flags, actions_of, env_ids_of, reset_mask_of, seeds_of
 from toolgym.envs.registry import spec
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, EpisodeError, ToolgymError, require_whole_number
 from toolgym.tools.message import Message
 
 Observation: TypeAlias = tuple[Message, ...]
-Flags: TypeAlias = npt.NDArray[np.bool_]
+Steps: TypeAlias = tuple[tuple[Observation, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]
 T = TypeVar("T")
 
 
 class VectorEnvError(ToolgymError, RuntimeError):
-    """Some envs of a vector env raised. All others have finished.
+    """Some envs of a vector env raised. After `step` and `reset` all others have finished.
 
     Attributes:
         errors: what each of them raised, by the env's index.
@@ -139,6 +141,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
         self._terminations = np.zeros(self.num_envs, dtype=np.bool_)
         self._truncations = np.zeros(self.num_envs, dtype=np.bool_)
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        self._flights: InFlight[_StepOutcome] = InFlight(self._bridge)
         self._lost = np.ones(self.num_envs, dtype=np.bool_)  # never reset, or failed since: no step makes sense
 
     def reset(
@@ -159,20 +162,8 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             ConfigError: the seeds or the mask do not fit the envs.
             VectorEnvError: some envs raised.
         """
-        if isinstance(seed, int | np.integer):
-            seed = int(seed)
-            super().reset(seed=seed)
-        seeds = self._seeds(seed)
-        mask = np.ones(self.num_envs, dtype=np.bool_)
-        if options is not None and "reset_mask" in options:
-            mask = self._reset_mask(options["reset_mask"])
-            options = {key: value for key, value in options.items() if key != "reset_mask"}
-        chosen = [index for index in range(self.num_envs) if mask[index]]
-        # Reset means no episode, until it is known to have worked.
-        for flags in (self._terminations, self._truncations, self._ended):
-            flags[mask] = False
-        self._lost[mask] = True
-        self._elapsed[mask] = 0
+        self._require_landed("reset")
+        chosen, seeds, options = self._begin_resets(seed, options)
         given = self._all("reset", {i: partial(self.envs[i].reset, seed=seeds[i], options=options) for i in chosen})
         infos: dict[str, Any] = {}
         for index, (messages, info) in given.items():
@@ -182,9 +173,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             infos = self._add_info(infos, plain_info(info), index)
         return self._observations(), infos
 
-    def step(
-        self, actions: Iterable[str]
-    ) -> tuple[tuple[Observation, ...], npt.NDArray[np.float64], Flags, Flags, dict[str, Any]]:
+    def step(self, actions: Iterable[str]) -> Steps:
         """Take one turn in every env, all at the same time.
 
         Args:
@@ -195,41 +184,99 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
 
         Raises:
             ConfigError: the actions do not fit the envs.
-            EpisodeError: an env was not reset where it must be.
+            EpisodeError: an env was not reset where it must be, or is in flight (see `send`).
             VectorEnvError: some envs raised. The others took their step; the failed ones need a reset.
         """
-        texts = self._actions(actions)
-        none = np.zeros_like(self._ended)
-        resetting = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else none
-        forgotten = self._ended if self.autoreset_mode is AutoresetMode.DISABLED else none
-        unready = np.flatnonzero(self._lost | forgotten)
-        if len(unready):
-            raise EpisodeError(
-                f"step was called while env {', '.join(map(str, unready))} had no episode under way; call reset first "
-                "(options={'reset_mask': ...} resets some envs only)"
-            )
-        for text, ignored in zip(texts, resetting, strict=True):
-            if not ignored:
-                check_action(text)
-        given = self._all(
-            "step",
-            {
-                i: partial(self._begin, i) if resetting[i] else partial(self._turn, i, texts[i])
-                for i in range(self.num_envs)
-            },
-            self._settle,
-        )
+        self._require_landed("step")
+        given = self._all("step", self._calls("step", actions, range(self.num_envs)), self._settle)
         infos: dict[str, Any] = {}
         for index, outcome in given.items():
-            if outcome.final_info is not None:
-                finals = {"final_obs": outcome.final_obs, "final_info": outcome.final_info}
-                infos = self._add_info(infos, finals, index)
-            infos = self._add_info(infos, outcome.info, index)
+            infos = _add_outcome(self, infos, outcome, index)
         return (
             self._observations(),
             self._rewards.copy(),
             self._terminations.copy(),
             self._truncations.copy(),
+            infos,
+        )
+
+    # ------------------------------------------------------------------ each env at its own pace
+
+    def async_reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin an episode in every env, or in some, and return at once; `recv` gives what they begin with.
+
+        Args:
+            seed: see `reset`.
+            options: see `reset`.
+
+        Raises:
+            ConfigError: the seeds or the mask do not fit the envs.
+            EpisodeError: one of the envs is in flight.
+        """
+        self._require_landed("async_reset", self._chosen(options))
+        chosen, seeds, options = self._begin_resets(seed, options)
+        for index in chosen:
+            self._flights.begin(index, partial(self._begin, index, seeds[index], options))
+
+    def send(self, actions: Iterable[str], env_ids: npt.ArrayLike) -> None:
+        """Begin a turn in some envs, and return at once; `recv` gives what comes of it.
+
+        An env that has ended is reset as `autoreset_mode` says, as in `step`.
+
+        Args:
+            actions: one text per id.
+            env_ids: numbers of the envs, as `infos["env_id"]` of `recv` has them.
+
+        Raises:
+            ConfigError: the ids are no numbers of different envs, or the actions do not fit them.
+            EpisodeError: one of the envs was not reset where it must be, or is in flight.
+        """
+        ids = env_ids_of(env_ids, self.num_envs)
+        self._require_landed("send", ids)
+        for index, call in self._calls("send", actions, ids).items():
+            self._flights.begin(index, call)
+
+    def recv(self, n: int = 1, *, timeout: float | None = None) -> Steps:
+        """Wait until `n` of the envs in flight are ready, and give those that were first. The others go on meanwhile.
+
+        Args:
+            n: how many; at least so many must be in flight.
+            timeout: most seconds to wait; None: as long as it takes. The tools have deadlines of their own.
+
+        Returns:
+            `(obs, rewards, terminations, truncations, infos)` as of `step`, with a row for each of the `n` envs;
+            `infos["env_id"]` (int64 `[n]`) says which.
+
+        Raises:
+            ConfigError: fewer are in flight.
+            EpisodeError: the envs are closed.
+            VectorEnvError: some envs raised, which then need a reset. Those that are ready stay so.
+            LoopTimeoutError: `timeout` passed. Those that are ready stay so.
+        """
+        require_whole_number("n", n, at_least=1)
+        if self.closed:
+            raise EpisodeError("recv was called after close; make other envs")
+        out = self._flights.indices
+        if n > len(out):
+            raise ConfigError(
+                f"recv({n}) would wait forever: {len(out)} envs are in flight; `send` or `async_reset` first"
+            )
+        given, errors = self._flights.take(n, timeout)
+        self._settle(given, errors)
+        if errors:
+            raise VectorEnvError("send or async_reset", errors) from next(iter(errors.values()))
+        ids, rows = list(given), _Rows(n)
+        infos: dict[str, Any] = {}
+        for row, outcome in enumerate(given.values()):
+            infos = _add_outcome(rows, infos, outcome, row)
+        infos["env_id"] = np.array(ids, dtype=np.int64)
+        return (
+            tuple(observation(self._obs[index]) for index in ids),
+            self._rewards[ids],
+            self._terminations[ids],
+            self._truncations[ids],
             infos,
         )
 
@@ -253,8 +300,8 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
 
     # ------------------------------------------------------------------ one env
 
-    async def _begin(self, index: int) -> _StepOutcome:
-        messages, info = await self.envs[index].reset()
+    async def _begin(self, index: int, seed: int | None = None, options: dict[str, Any] | None = None) -> _StepOutcome:
+        messages, info = await self.envs[index].reset(seed=seed, options=options)
         self._elapsed[index] = 0
         return _StepOutcome(messages, 0.0, False, False, plain_info(info), self._kept(messages))
 
@@ -282,11 +329,63 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
             self._rewards[index] = outcome.reward
             self._terminations[index] = outcome.terminated
             self._truncations[index] = outcome.truncated
+            self._lost[index] = False
         self._ended = self._terminations | self._truncations
         for index in failed:
             self._lost[index] = True
 
     # ------------------------------------------------------------------ all envs
+
+    def _chosen(self, options: Mapping[str, Any] | None) -> list[int]:
+        """The envs that a reset is for."""
+        if options is None or "reset_mask" not in options:
+            return list(range(self.num_envs))
+        return list(map(int, np.flatnonzero(reset_mask_of(options["reset_mask"], self.num_envs))))
+
+    def _begin_resets(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[list[int], Sequence[int | None], dict[str, Any] | None]:
+        """Check a reset's arguments, and let its envs have no episode. Returns those envs, all seeds, and options."""
+        if isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))
+        chosen, seeds = self._chosen(options), seeds_of(seed, self.num_envs)
+        if options is not None and "reset_mask" in options:
+            options = {key: value for key, value in options.items() if key != "reset_mask"}
+        # Reset means no episode, until it is known to have worked.
+        for flags in (self._terminations, self._truncations, self._ended):
+            flags[chosen] = False
+        self._lost[chosen] = True
+        self._elapsed[chosen] = 0
+        return chosen, seeds, options
+
+    def _calls(
+        self, doing: str, actions: Iterable[str], ids: Sequence[int]
+    ) -> dict[int, Callable[[], Coroutine[Any, Any, _StepOutcome]]]:
+        """What some envs do with their actions, all of which are checked first."""
+        texts = actions_of(actions, len(ids))
+        none = np.zeros_like(self._ended)
+        resetting = self._ended if self.autoreset_mode is AutoresetMode.NEXT_STEP else none
+        forgotten = self._ended if self.autoreset_mode is AutoresetMode.DISABLED else none
+        unready = [index for index in ids if self._lost[index] or forgotten[index]]
+        if unready:
+            raise EpisodeError(
+                f"{doing} was called while env {', '.join(map(str, unready))} had no episode under way; call reset "
+                "first (options={'reset_mask': ...} resets some envs only)"
+            )
+        calls: dict[int, Callable[[], Coroutine[Any, Any, _StepOutcome]]] = {}
+        for index, text in zip(ids, texts, strict=True):
+            if not resetting[index]:
+                check_action(text)
+            calls[index] = partial(self._begin, index) if resetting[index] else partial(self._turn, index, text)
+        return calls
+
+    def _require_landed(self, doing: str, ids: Iterable[int] | None = None) -> None:
+        out = self._flights.indices if ids is None else sorted(set(ids) & set(self._flights.indices))
+        if out:
+            raise EpisodeError(
+                f"{doing} was called while env {', '.join(map(str, out))} was in flight: receive with recv what was "
+                "begun with send or async_reset"
+            )
 
     def _all(
         self,
@@ -296,7 +395,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     ) -> dict[int, T]:
         """Run one call per env at the same time, and wait for all, also when some raise."""
         try:
-            results = dict(zip(calls, self._bridge.run(_gather(calls.values())), strict=True))
+            results = dict(zip(calls, self._bridge.run(gather(calls.values())), strict=True))
         except BaseException:
             for index in calls:
                 self._lost[index] = True  # interrupted somewhere in the middle
@@ -315,38 +414,24 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def _kept(self, messages: Iterable[Message]) -> list[Message]:
         return list(observation(messages)) if self.render_mode is not None else []
 
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, int):
-            return [seed + index for index in range(self.num_envs)]
-        given: object = seed
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise ConfigError(f"seed must be a whole number, a sequence of one per env, or None, got {seed!r}")
-        if len(seed) != self.num_envs:
-            raise ConfigError(f"expected one seed per env, {self.num_envs}, got {len(seed)}")
-        return seed
 
-    def _reset_mask(self, mask: object) -> Flags:
-        if (
-            not isinstance(mask, np.ndarray)
-            or mask.dtype != np.bool_
-            or mask.shape != (self.num_envs,)
-            or not mask.any()
-        ):
-            raise ConfigError(
-                f"options['reset_mask'] must be a NumPy array of bool with shape ({self.num_envs},) and at least one "
-                f"True, got {mask!r}"
-            )
-        return mask
+class _Rows(VectorEnv[Any, Any, Any]):
+    """Collects infos as a vector env does, for a number of envs of its own."""
 
-    def _actions(self, actions: Iterable[str]) -> list[str]:
-        if isinstance(actions, str) or not isinstance(actions, Iterable):
-            raise ConfigError(f"expected {self.num_envs} actions, one text per env, got {actions!r}")
-        texts = list(actions)
-        if len(texts) != self.num_envs:
-            raise ConfigError(f"expected {self.num_envs} actions, one text per env, got {len(texts)}")
-        return texts
+    def __init__(self, count: int) -> None:
+        self.num_envs = count
+
+    def __del__(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
+def _add_outcome(
+    vector: VectorEnv[Any, Any, Any], infos: dict[str, Any], outcome: _StepOutcome, row: int
+) -> dict[str, Any]:
+    if outcome.final_info is not None:
+        finals = {"final_obs": outcome.final_obs, "final_info": outcome.final_info}
+        infos = vector._add_info(infos, finals, row)
+    return vector._add_info(infos, outcome.info, row)
 
 
 def make_vector_env(
@@ -356,15 +441,18 @@ def make_vector_env(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     render_mode: str | None = None,
     max_episode_steps: int | None = None,
+    env_wrappers: object = (),
     **kwargs: Any,
 ) -> ToolVectorEnv:
     """The `vector_entry_point` of every id at Gymnasium: make `num_envs` envs of an id, stepped together.
 
-    The env class's `vector_defaults(num_envs, kwargs) -> kwargs`, where it has one, may change the arguments.
+    `env_wrappers` go around each env, as `wrappers` of `toolgym.make` do: `gymnasium.make_vec` keeps that name for
+    wrappers of Gymnasium's own vector envs. The env class's `vector_defaults(num_envs, kwargs) -> kwargs`, where it has
+    one, may change the arguments.
     """
     require_whole_number("num_envs", num_envs, at_least=1)
     found = spec(env_id)
-    kwargs = {**found.kwargs, **kwargs}
+    kwargs = {**found.kwargs, **({"wrappers": env_wrappers} if env_wrappers else {}), **kwargs}
     adapt = getattr(found.load(), "vector_defaults", None)
     if adapt is not None:
         kwargs = dict(adapt(num_envs, kwargs))
@@ -376,15 +464,11 @@ def make_vector_env(
     )
 
 
-async def _gather(calls: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
-    return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
-
-
 def _closer(envs: list[BaseEnv]) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return a function that closes all envs; it must not refer to the vector env, see `EventLoopThread`."""
 
     async def close() -> None:
-        results = await _gather([env.close for env in envs])
+        results = await gather([env.close for env in envs])
         errors = {i: result for i, result in enumerate(results) if isinstance(result, BaseException)}
         if errors:
             raise VectorEnvError("close", errors) from next(iter(errors.values()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolgym.envs.base import Action
 from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskSource
@@ -65,6 +67,14 @@ class CodeInterpreterEnv(ToolEnv):
             env_kwargs["owns_tools"] = own
         env_kwargs.setdefault("scorer", _score)
         super().__init__([*own, *given], tasks if tasks is not None else ArithmeticTasks(), **env_kwargs)
+
+    def gold_actions(self) -> list[Action] | None:
+        """The right answer, without a call."""
+        truth = None if self.task is None else self.task.ground_truth
+        if truth is None:
+            return None
+        answer = truth[0] if isinstance(truth, list | tuple) else truth
+        return [f"#### {answer if isinstance(answer, str) else json.dumps(answer)}"]
 
 
 def _score(text: str, task: Task) -> float:

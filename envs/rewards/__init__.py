@@ -1,1 +1,26 @@
-"""What an episode is worth."""
+"""Scorers: they give an episode its reward.
+
+`weighted` puts several together. The modules have more: see `toolgym.envs.rewards.base` for what a scorer is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolgym.tools.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from toolgym.envs.rewards.answer import exact as exact
+    from toolgym.envs.rewards.answer import numeric as numeric
+    from toolgym.envs.rewards.combination import weighted as weighted
+    from toolgym.envs.rewards.final_answer import score_final_answer as score_final_answer
+    from toolgym.envs.rewards.format import THINK as THINK
+    from toolgym.envs.rewards.format import turn_format as turn_format
+    from toolgym.envs.rewards.judge import LLMJudge as LLMJudge
+    from toolgym.envs.rewards.length import overlong_penalty as overlong_penalty
+    from toolgym.envs.rewards.math_answer import same_value as same_value
+    from toolgym.envs.rewards.tool_use import called as called
+    from toolgym.envs.rewards.tool_use import called_successfully as called_successfully
+    from toolgym.envs.rewards.tool_use import failed_calls as failed_calls
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -24,6 +24,7 @@ class Outcome:
         tool_calls: what became of each tool call, in order.
         final_text: the text of the last turn where the policy called no tool in it; empty otherwise.
         stop_reason: why the episode ended.
+        sessions: what the tools keep for the episode, by the tool's name; `session` is the way to it.
     """
 
     task: Task
@@ -32,6 +33,37 @@ class Outcome:
     tool_calls: tuple[ToolCallRecord, ...]
     final_text: str
     stop_reason: StopReason
+    sessions: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def turn_texts(self) -> list[str]:
+        """The text of each of the policy's turns, without its calls. Thinking that the model's format keeps apart from
+        the text stands before it, between `<think>` and `</think>`."""
+        said = [one for one in self.messages[len(self.task.messages) :] if one["role"] == "assistant"]
+        return [
+            f"<think>{one['reasoning_content']}</think>{one['content']}"
+            if "reasoning_content" in one
+            else one["content"]
+            for one in said
+        ]
+
+    def session(self, tool: str) -> Any:
+        """Return what a tool keeps for the episode: the `ToolSession` of a `StatefulTool`.
+
+        It is open until all scorers are done. A code interpreter's has `sandbox_session`, to run a program and read
+        files where the policy's programs ran.
+
+        Args:
+            tool: the tool's name.
+
+        Raises:
+            ConfigError: the env has no such tool, or the tool keeps nothing for a scorer. A tool that answers from a
+                recording keeps nothing.
+        """
+        if tool not in self.sessions:
+            names = ", ".join(self.sessions) or "none"
+            raise ConfigError(f"the scorer asked for the session of the tool {tool!r}; tools that have one: {names}")
+        return self.sessions[tool]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolgym.envs.base import BaseEnv
+from toolgym.envs.base import BaseEnv, require_growing_context
 from toolgym.envs.registry import EnvSpec, spec
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
@@ -199,6 +199,7 @@ async def load_env(
     except Exception as error:
         raise ConfigError(f"env {name!r} cannot be made: {error_text(error)}") from error
     async with env:
+        require_growing_context(env, "a client of a server of envs")
         tools, source = env.tool_schemas, getattr(env, "tasks", None)
     if any(tool.name == answer_tool for tool in tools):
         raise ConfigError(f"env {name!r} has a tool {answer_tool!r} of its own: set answer_tool to another name")

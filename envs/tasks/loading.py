@@ -1,4 +1,4 @@
-"""`load_tasks`: tasks from files and data sets."""
+"""`load_tasks`: all tasks of a file or a data set, in memory; see `toolgym.envs.tasks.stored` for larger ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from toolgym.envs.tasks.row_files import opened
+from toolgym.envs.tasks.rows import check_columns, read_task
 from toolgym.envs.tasks.sources import TaskList
-from toolgym.envs.tasks.task import Task
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_file, missing_package, nearest, shorten
-
-COLUMNS = ("prompt", "ground_truth", "id", "source")
-"""Parts of a task that `columns` can name."""
+from toolgym.envs.tasks.stored import from_parquet
+from toolgym.tools.errors import ConfigError, shorten
 
 _PARQUET = b"PAR1"
 """How a Parquet file begins (https://parquet.apache.org/docs/file-format/)."""
@@ -26,7 +25,9 @@ _Rows = Iterable[tuple[str, object]]
 def load_tasks(
     source: str | Path | Iterable[Mapping[str, Any]], *, columns: Mapping[str, str] | None = None
 ) -> TaskList:
-    """Read tasks from a file, from a data set of the library `datasets`, or from any rows.
+    """Read all tasks of a file, of a data set of the library `datasets`, or of any rows, into memory.
+
+    `from_parquet`, `from_jsonl` and `from_hf` read a task when it is drawn, for files larger than the memory.
 
     Args:
         source: a file: JSON Lines, a JSON list, Parquet (needs the package pyarrow), or CSV or TSV by its name; or rows
@@ -46,75 +47,20 @@ def load_tasks(
         ConfigError: the file cannot be read, a row is not valid (names it), or there are no rows.
         MissingExtraError: the file's format needs a package that is not installed.
     """
-    if columns is not None:
-        _check_columns(columns)
-    if isinstance(source, str | Path):
-        path = Path(source)
-        where, rows = f"{path}, ", _read(path)
-    else:
-        where, rows = "", _given(source)
-    tasks = []
-    for number, (place, row) in enumerate(rows, start=1):
-        try:
-            if not isinstance(row, Mapping):
-                raise ConfigError(f"expected a JSON object, got {shorten(repr(row), 60)}")
-            id = place.rpartition(" ")[2] or str(number)
-            tasks.append(Task.from_row(row if columns is None else _verl_row(row, columns), id=id))
-        except ConfigError as error:
-            hint = "" if columns is not None or not _is_plain(row) else _hint(row)
-            raise type(error)(f"{where}{place}: {error}{hint}") from error
+    check_columns(columns)
+    path = Path(source) if isinstance(source, str | Path) else None
+    if path is not None and _begins_with(path, _PARQUET):
+        return TaskList(list(from_parquet(path, columns=columns)))
+    rows = _given(source) if path is None else _read(path)
+    from_arrow = hasattr(source, "column_names")  # of the library `datasets`
+    where = "" if path is None else f"{path}, "
+    tasks = [
+        read_task(row, columns, where=f"{where}{place}", id=place.rpartition(" ")[2], from_arrow=from_arrow)
+        for place, row in rows
+    ]
     if not tasks:
-        raise ConfigError(f"{f'the task file {str(source)!r}' if where else 'the source'} holds no tasks")
+        raise ConfigError(f"{'the source' if path is None else f'the task file {str(path)!r}'} holds no tasks")
     return TaskList(tasks)
-
-
-# ---------------------------------------------------------------------- rows of other shapes
-
-
-def _check_columns(columns: Mapping[str, str]) -> None:
-    if not isinstance(columns, Mapping) or not all(isinstance(one, str) for one in columns.values()):
-        raise ConfigError(f"columns must map {', '.join(COLUMNS)} to names of columns, got {columns!r}")
-    for name in columns:
-        if name not in COLUMNS:
-            raise UnknownNameError(
-                f"columns are those of {', '.join(COLUMNS)}, not of {name!r}{nearest(name, COLUMNS)}"
-            )
-    if "prompt" not in columns:
-        raise ConfigError(f"columns must say which one holds the prompt: {{'prompt': ...}}, got {dict(columns)!r}")
-
-
-def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    for column in columns.values():
-        if column not in row:
-            raise UnknownNameError(
-                f"there is no column {column!r}{nearest(column, row) or '.'} Columns: {', '.join(row)}"
-            )
-    prompt = row[columns["prompt"]]
-    given = {name: row[column] for name, column in columns.items()}
-    extra = {name: value for name, value in row.items() if name not in columns.values()}
-    if given.get("id") is not None:
-        extra["index"] = given["id"]
-    return {
-        "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
-        "reward_model": {"style": "rule", "ground_truth": given.get("ground_truth")},
-        "data_source": given.get("source") or "",
-        "extra_info": extra,
-    }
-
-
-def _is_plain(row: object) -> bool:
-    return isinstance(row, Mapping) and (not row.get("prompt") or isinstance(row["prompt"], str))
-
-
-def _hint(row: object) -> str:
-    assert isinstance(row, Mapping)
-    return (
-        f". The row's columns are {shorten(', '.join(map(str, row)))}. Say which ones hold what with "
-        "columns={'prompt': ..., 'ground_truth': ...} (--task-columns prompt=...,ground_truth=...)"
-    )
-
-
-# ---------------------------------------------------------------------- sources of rows
 
 
 def _given(source: object) -> _Rows:
@@ -128,15 +74,14 @@ def _given(source: object) -> _Rows:
     return ((f"row {number}", row) for number, row in enumerate(source, start=1))
 
 
+def _begins_with(path: Path, magic: bytes) -> bool:
+    with opened(path) as file:
+        return file.read(len(magic)) == magic
+
+
 def _read(path: Path) -> _Rows:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise missing_file("task file", path) from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the task file {str(path)!r}: {error}") from error
-    if data.startswith(_PARQUET):
-        return _parquet(path, data)
+    with opened(path) as file:
+        data = file.read()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -148,19 +93,6 @@ def _read(path: Path) -> _Rows:
     if text.lstrip().startswith("["):
         return _json_list(path, text)
     return _json_lines(path, text)
-
-
-def _parquet(path: Path, data: bytes) -> _Rows:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_package("pyarrow", f"Reading the Parquet file {str(path)!r}", error) from error
-    try:
-        rows = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"cannot read the Parquet file {str(path)!r}: {' '.join(str(error).split())}") from error
-    return ((f"row {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _csv(path: Path, text: str) -> Iterator[tuple[str, object]]:

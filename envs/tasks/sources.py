@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
@@ -48,12 +50,68 @@ class TaskSource(ABC):
         rng = random.Random(f"{seed}, step {training_step}" if seed is not None and training_step else seed)
         return [self.sample(rng) for _ in range(count)]
 
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        """Learn what a policy made of a task that was drawn here; a curriculum draws the next ones by it.
 
-class TaskList(TaskSource):
+        `rollout` calls this for each group of a run that trains, in the order of the tasks, whichever ends first.
+
+        Args:
+            task: the task.
+            rewards: those of the group's episodes, in the order of the samples. Episodes that the infrastructure broke
+                off are left out, and a group that has no other is not reported.
+        """
+
+
+class CountedTasks(TaskSource):
+    """A source of so many tasks, each at its place. A subclass has `size` and `task`.
+
+    `sample` draws one at random. `take` goes through all and around (an epoch), and at each training step goes on where
+    the step before ended. A seed shuffles, in each epoch anew; None keeps the order. So each epoch has each task once.
+    """
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many tasks there are, 1 or more."""
+
+    @abstractmethod
+    def task(self, index: int) -> Task:
+        """Return the task of a place, counted from 0.
+
+        Raises:
+            IndexError: there are not so many.
+        """
+
+    def sample(self, rng: random.Random) -> Task:
+        return self.task(rng.randrange(self.size))
+
+    def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
+        require_whole_number("count", count, at_least=0)
+        return [self.task(place) for place in self.places(training_step * count, count, seed=seed)]
+
+    def places(self, start: int, count: int, *, seed: int | None) -> Iterator[int]:
+        """Return the places of `count` tasks from the `start`-th on, counted over all epochs."""
+        size = self.size
+        for at in range(start, start + count):
+            yield at % size if seed is None else _order(size, seed, at // size)[at % size]
+
+    def __iter__(self) -> Iterator[Task]:
+        """Go once through all tasks, in the order of their places."""
+        return map(self.task, range(self.size))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@functools.lru_cache(maxsize=2)  # an epoch that ends and the next: 4 bytes for each task
+def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
+    order = array("I", range(size))
+    random.Random(f"{seed}, lap {epoch}").shuffle(order)
+    return order
+
+
+class TaskList(CountedTasks):
     """Tasks from a list.
-
-    `sample` draws one at random. `take` goes through the list and around, and at each training step goes on where the
-    step before ended. A seed shuffles the list, each time around anew; None keeps its order.
 
     Args:
         tasks: the tasks; not copied, so that many envs share one list. Do not change it.
@@ -65,37 +123,24 @@ class TaskList(TaskSource):
     def __init__(self, tasks: Sequence[Task]) -> None:
         given: object = tasks
         if isinstance(given, str) or not isinstance(given, Sequence):
-            raise ConfigError(f"tasks must be a list of toolgym Tasks or a TaskSource, got {shorten(repr(given))}")
+            raise ConfigError(
+                "tasks must be a list of toolgym Tasks or a TaskSource (`toolgym.load_tasks(FILE)` reads a file), "
+                f"got {shorten(repr(given))}"
+            )
         if not tasks:
             raise ConfigError("a list of tasks must not be empty")
         # Many envs may be made from one long list: the others are checked when they are drawn.
         require_task(tasks[0])
         self.tasks = tasks
 
-    def sample(self, rng: random.Random) -> Task:
-        return rng.choice(self.tasks)
-
     @property
     def size(self) -> int:
-        """How many tasks there are."""
         return len(self.tasks)
 
     def task(self, index: int) -> Task:
         if not 0 <= index < len(self.tasks):
             raise IndexError(index)
         return require_task(self.tasks[index])
-
-    def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
-        require_whole_number("count", count, at_least=0)
-        length = len(self.tasks)
-        start = training_step * count
-        places: list[int] = []
-        for lap in range(start // length, -(-(start + count) // length)):
-            lap_places = list(range(length))
-            if seed is not None:
-                random.Random(f"{seed}, lap {lap}").shuffle(lap_places)
-            places += lap_places[max(0, start - lap * length) : start + count - lap * length]
-        return [self.tasks[place] for place in places]
 
 
 def require_task(task: object) -> Task:

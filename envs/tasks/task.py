@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from toolgym.envs.tasks.row_fields import mapping, tools_kwargs, whole_row
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.message import Message
 
@@ -48,15 +49,16 @@ class Task:
             )
         if not isinstance(self.tools_kwargs, Mapping):
             raise ConfigError(f"a task's tools_kwargs must map names of tools to arguments, got {self.tools_kwargs!r}")
-        for message in self.messages:
+        for place, message in enumerate(self.messages):
             if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
                 raise ConfigError(
-                    f"a task's message needs a role out of {', '.join(_ROLES)} and a text content, got {message!r}"
+                    f"prompt[{place}], a task's message, needs a role out of {', '.join(_ROLES)} and a text content, "
+                    f"got {shorten(repr(message))}"
                 )
             if not _are_calls(message.get("tool_calls", [])):
                 raise ConfigError(
-                    "tool_calls of a task's message must be a list of {'id', 'type': 'function', 'function': {'name', "
-                    f"'arguments': {{...}}}}}}, got {message!r}"
+                    f"prompt[{place}].tool_calls must be a list of {{'id', 'type': 'function', 'function': {{'name', "
+                    f"'arguments': {{...}}}}}}, got {shorten(repr(message))}"
                 )
         for name, kwargs in self.tools_kwargs.items():
             if not isinstance(kwargs, Mapping) or not all(
@@ -70,40 +72,45 @@ class Task:
     @property
     def extra_info(self) -> Mapping[str, Any]:
         """`extra_info` of the row, where data sets keep their own columns; empty where the row has none."""
-        return self.row.get("extra_info") or {}
+        return mapping("extra_info", self.row.get("extra_info"))
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], *, id: str = "") -> Task:
+    def from_row(cls, row: Mapping[str, Any], *, id: str = "", from_arrow: bool = False) -> Task:
         """Read a row in verl's shape.
 
         `prompt` (a list of messages) is required; `reward_model.ground_truth`, `data_source`,
         `extra_info.tools_kwargs` and `extra_info.index` are used where present. Everything else stays in `row`.
+        `reward_model`, `extra_info` and `tools_kwargs` may be JSON texts. Of a row with a column `toolgym_task`, that
+        alone is read: it holds a whole row as JSON.
 
         Args:
             row: the row; it is kept, so do not change it afterwards.
             id: the task's id where the row has no `extra_info.index`.
+            from_arrow: the row is one of an Arrow table (Parquet, `datasets`), in which None stands for what the row
+                has not: arguments of tools that are None are left out of `tools_kwargs`.
 
         Raises:
-            ConfigError: the row does not have that shape.
+            ConfigError: the row does not have that shape; names the field.
         """
         if not isinstance(row, Mapping):
             raise ConfigError(f"a task row must be a mapping, got {shorten(repr(row))}")
+        given, row = row, whole_row(row)
+        from_arrow = from_arrow and row is given  # the JSON of `toolgym_task` has no more than the row had
         prompt = row.get("prompt")
         if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
             raise ConfigError(f"a task row needs 'prompt', a list of messages; got {prompt!r}")
         if not all(isinstance(message, Mapping) for message in prompt):
             raise ConfigError(f"'prompt' must be a list of messages {{'role', 'content'}}; got {prompt!r}")
-        extra = _mapping("extra_info", row.get("extra_info"))
-        kwargs = _mapping("extra_info.tools_kwargs", extra.get("tools_kwargs"))
+        extra = mapping("extra_info", row.get("extra_info"))
         index = extra.get("index")
         return cls(
+            # None is what Arrow gives a message for a key of another one.
             messages=tuple(
                 cast(Message, {name: value for name, value in message.items() if value is not None})
                 for message in prompt
             ),
-            ground_truth=_mapping("reward_model", row.get("reward_model")).get("ground_truth"),
-            # Arrow fills tools (and above, keys of messages) that a row does not use with None when it unites rows.
-            tools_kwargs={name: value for name, value in kwargs.items() if value is not None},
+            ground_truth=mapping("reward_model", row.get("reward_model")).get("ground_truth"),
+            tools_kwargs=tools_kwargs(extra.get("tools_kwargs"), from_arrow=from_arrow),
             source=str(row.get("data_source") or ""),
             id=id if index is None else str(index),
             row=row,
@@ -122,15 +129,20 @@ class Task:
         if before is None or self.messages != before.messages:
             row["prompt"] = [dict(message) for message in self.messages]
         if before is None or not _same(self.ground_truth, before.ground_truth):
-            row["reward_model"] = {**(row.get("reward_model") or {}), "ground_truth": copy.deepcopy(self.ground_truth)}
+            model = mapping("reward_model", row.get("reward_model"))
+            row["reward_model"] = {**model, "ground_truth": copy.deepcopy(self.ground_truth)}
         if before is None or self.source != before.source:
             row["data_source"] = self.source
         if before is None or self.id != before.id:
-            row["extra_info"] = {**(row.get("extra_info") or {}), "index": self.id}
-        if before is None or self.tools_kwargs != before.tools_kwargs:
+            row["extra_info"] = {**mapping("extra_info", row.get("extra_info")), "index": self.id}
+        if before is None or self.tools_kwargs not in (before.tools_kwargs, _read_from_arrow(self.row)):
             kwargs = {name: copy.deepcopy(dict(value)) for name, value in self.tools_kwargs.items()}
-            row["extra_info"] = {**(row.get("extra_info") or {}), "tools_kwargs": kwargs}
+            row["extra_info"] = {**mapping("extra_info", row.get("extra_info")), "tools_kwargs": kwargs}
         return row
+
+
+def _read_from_arrow(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return tools_kwargs(mapping("extra_info", row.get("extra_info")).get("tools_kwargs"), from_arrow=True)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -142,14 +154,6 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other) or one is other
-
-
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name!r} of a task row must be an object, got {value!r}")
-    return value
 
 
 def _are_calls(calls: Any) -> bool:

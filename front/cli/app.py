@@ -17,11 +17,13 @@ from toolgym.version import __version__
 COMMANDS = {
     "rollout": "Play tasks with a policy; write trajectories and a batch.",
     "replay": "Play a recorded run again, without its engine and tools, and compare.",
+    "prepare": "Turn a public data set, as downloaded, into tasks.",
     "envs": "List the ids of envs.",
+    "check-env": "Check that an env keeps its contract, leaks nothing, and cannot be cheated.",
     "check-template": "Check whether a model's chat template keeps tokens exact.",
     "doctor": "Say what this machine offers: isolation, languages, libraries.",
     "export": "Write an env as a file that a trainer loads.",
-    "serve": "Serve the sandbox, or envs, over HTTP.",
+    "serve": "Serve the sandbox, envs, sessions, or a search over HTTP.",
 }
 """Each command and what it does. Its module, `toolgym.cli.NAME`, is loaded when it is used, and holds it as `app`."""
 

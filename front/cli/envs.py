@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from typing import Annotated
 
 import typer
@@ -13,23 +15,54 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command("envs")
 def envs_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Only ids with this in them, such as sudoku or 'TextArena/*'; upper or lower case."),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODULE", help="Import this module first, which may be in the current folder; repeatable."
         ),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Each id of the families too, which else have one line.")
+    ] = False,
 ) -> None:
-    """List the ids of envs, with a line about each."""
+    """List the ids of envs, with a line about each, or about each family of them."""
     from toolgym.envs.registry import registered
+    from toolgym.tools.errors import ConfigError
 
     own: dict[str, str] = {}
-    for name in env or ():
-        module = name.partition(":")[0]  # of `module:Id`, as `toolgym rollout --env` takes it
+    for text in env or ():
+        module = text.partition(":")[0]  # of `module:Id`, as `toolgym rollout --env` takes it
         before = set(registered())
         import_module(module)
         own |= dict.fromkeys(set(registered()) - before, module)
-    specs = {f"{own[id]}:{id}" if id in own else id: spec for id, spec in sorted(registered().items())}
-    width = max(map(len, specs))
-    for name, spec in specs.items():
-        typer.echo(f"{name:<{width}}  {spec.description}".rstrip())
+    lines = {f"{own[id]}:{id}" if id in own else id: spec.description for id, spec in sorted(registered().items())}
+    if name is not None:
+        lines = {id: about for id, about in lines.items() if fnmatch(id.lower(), f"*{name.lower()}*")}
+        if not lines:
+            raise ConfigError(f"no id has {name!r} in it; `toolgym envs --all` lists every id")
+    elif not every:
+        lines = _families_as_lines(lines)
+    width = max(map(len, lines))
+    for id, about in lines.items():
+        typer.echo(f"{id:<{width}}  {about}".rstrip())
+    if name is None and not every:
+        typer.echo("\nThe ids of a family: toolgym envs 'TextArena/*'. All: toolgym envs --all", err=True)
+
+
+def _families_as_lines(lines: Mapping[str, str]) -> dict[str, str]:
+    """The same lines, with one for each family that toolgym brings."""
+    from toolgym.envs.ids import FAMILIES
+
+    grouped: dict[str, str] = {}
+    for id, about in lines.items():
+        family = id.partition("/")[0]
+        if family in FAMILIES:
+            count = sum(other.startswith(f"{family}/") for other in lines)
+            grouped[f"{family}/*"] = f"{FAMILIES[family]} ({count} ids)"
+        else:
+            grouped[id] = about
+    return grouped

@@ -12,7 +12,11 @@ from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.tools.errors import ConfigError
 
 app = typer.Typer(
-    name="export", help="Write an env as a file that a trainer loads.", no_args_is_help=True, add_completion=False
+    name="export",
+    help="Write an env as a file that a trainer loads.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 _AGENT = '''\

@@ -7,42 +7,38 @@ import contextlib
 import inspect
 import signal
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from toolgym.cli import rollout_resume
 from toolgym.cli.files import require_absent
-from toolgym.cli.tables import conversation, pick_conversation, summary_table
-from toolgym.cli.user_code import env_ids, load_env
+from toolgym.cli.rollout_report import STOPPED_BY, pad_token_id, report, report_complete
+from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
 from toolgym.rollout.engines.open import open_engine
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
-from toolgym.tools.errors import BatchError, ConfigError, ToolgymError
-
-TRAJECTORIES, BATCH = "trajectories.jsonl", "batch.safetensors"
+from toolgym.rollout.runner.metrics.log_to import LogTo
+from toolgym.tools.errors import ConfigError, ToolgymError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from toolgym.envs.tasks.task import Task
+    from toolgym.rollout.run_folder import RunFile
     from toolgym.rollout.runner.local import Runner
+    from toolgym.rollout.runner.metrics.loggers import MetricLogger
+    from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
+    from toolgym.rollout.runner.scheduler import Scheduler
     from toolgym.rollout.trajectory import Trajectory
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-_LINES = 10
-"""Lines that a run prints while it goes on, where there is no terminal for a bar."""
-
-STOPPED_BY = 128
-"""Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
-
-
 @app.command("rollout")
 def rollout_command(
+    ctx: typer.Context,
     env: Annotated[
         str,
         typer.Option(
@@ -53,9 +49,20 @@ def rollout_command(
     ] = "CodeInterpreter-v0",
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 32,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 4,
-    out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl and batch.safetensors.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl, batch.safetensors and run.json.")] = Path(
         "rollout-out"
     ),
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            is_eager=True,
+            callback=rollout_resume.take_options,
+            help="Go on with the run in this folder, the --out of an earlier call that was killed or interrupted. "
+            "Nothing that has finished is played again. The run has its own options; only --engine and what belongs "
+            "to it, --concurrency, --log and --metrics-port may be given anew.",
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -101,6 +108,10 @@ def rollout_command(
     tool_config: Annotated[
         Path | None, typer.Option(help="YAML file of tools in verl's shape, instead of the env's own.")
     ] = None,
+    env_kwargs: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Arguments of the env as a JSON object, 'wrappers' among them."),
+    ] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Turns per episode, if not the env's default.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per turn.")] = 512,
     max_response_tokens: Annotated[
@@ -118,11 +129,30 @@ def rollout_command(
     ] = TruncationPolicy.END,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes in flight.")] = 64,
+    refills: Annotated[
+        int, typer.Option(min=0, help="How often an episode that the infrastructure broke off is played again.")
+    ] = 0,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Episodes in flight; else as many as fill the engine's KV cache, or 64.")
+    ] = None,
     episode_timeout: Annotated[float, typer.Option(help="Seconds per episode.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
     record: Annotated[
         Path | None, typer.Option(help="Record all of the run to this file, for toolgym replay and bug reports.")
+    ] = None,
+    journal: Annotated[
+        bool,
+        typer.Option(
+            help="Keep the engine's answers in the folder until their episode has finished, so that --resume goes on "
+            "with an interrupted episode where it was; else it begins anew."
+        ),
+    ] = True,
+    log: Annotated[
+        list[LogTo] | None,
+        typer.Option(help="Log config, figures and a few examples there; may be given several times."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve the figures to Prometheus at this port of localhost.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run left at --out and --record.")
@@ -132,25 +162,28 @@ def rollout_command(
     from toolgym.envs.tasks.loading import load_tasks
     from toolgym.rollout.engines.base import SamplingParams
     from toolgym.rollout.limits import EpisodeLimits
+    from toolgym.rollout.runner.adaptive import Adaptive
     from toolgym.rollout.runner.config import RunConfig
     from toolgym.tools.config import from_config
 
+    begun = rollout_resume.resumed_run(ctx)
     env_class = load_env(env).load()  # so that a typo is an error before anything else is loaded
     if task_columns is not None and task_file is None:
         raise ConfigError("--task-columns are those of a --task-file, and there is none")
     source = load_tasks(task_file, columns=_columns(task_columns)) if task_file is not None else None
-    env_kwargs: dict[str, Any] = {}
+    made_with = read_env_kwargs(env_kwargs)
     if tool_config is not None:
-        env_kwargs["tools"] = from_config(tool_config)
+        made_with["tools"] = from_config(tool_config)
         if "own_tools" in inspect.signature(env_class).parameters:
-            env_kwargs["own_tools"] = False
+            made_with["own_tools"] = False
     if source is not None:
-        env_kwargs["tasks"] = source
+        made_with["tasks"] = source
     if max_turns is not None:
-        env_kwargs["max_turns"] = max_turns
+        made_with["max_turns"] = max_turns
     config = RunConfig(
         group_size=group_size,
-        max_concurrent=concurrency,
+        refills=refills,
+        max_concurrent=Adaptive() if concurrency is None else concurrency,
         sampling=SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p),
         limits=EpisodeLimits(max_response_tokens=max_response_tokens, episode_timeout=episode_timeout),
         history=history,
@@ -159,9 +192,12 @@ def rollout_command(
         parser=parser,
     )
     try:
-        opened = {"tokenizer": tokenizer, "api_key": api_key, "device": device, "dtype": dtype}
+        out = resume if resume is not None else out
+        _require_places(out, record, new=not overwrite and resume is None)
         with _failures_told_once():
-            status = asyncio.run(_main(env, env_kwargs, tasks, out, engine, opened, config, record, overwrite))
+            watched = _Watched(log or [], metrics_port)
+            playing = _main(ctx, env, made_with, tasks, out, engine, config, record, begun, journal, watched)
+            status = asyncio.run(playing)
     except KeyboardInterrupt:
         typer.echo("interrupted before the first episode", err=True)
         status = STOPPED_BY + signal.SIGINT
@@ -178,66 +214,125 @@ def _columns(given: str | None) -> dict[str, str] | None:
 
 
 async def _main(
+    ctx: typer.Context,
     env_id: str,
     env_kwargs: dict[str, Any],
     num_tasks: int,
     out: Path,
     engine_name: str,
-    engine_options: dict[str, Any],
     config: Any,
     record: Path | None,
-    overwrite: bool,
+    begun: RunFile | None,
+    journal: bool,
+    watched: _Watched,
 ) -> int:
-    from toolgym.rollout.recording.recorder import recorded
+    from toolgym.rollout.recording.journal import JournaledEngine
+    from toolgym.rollout.recording.recorder import recorded, tokenizer_fingerprint
+    from toolgym.rollout.run_folder import TRAJECTORIES, TURNS, RunFile, RunFolder, tasks_hash
     from toolgym.rollout.runner.env_factory import EnvFactory
     from toolgym.rollout.runner.local import Runner
-    from toolgym.rollout.trajectory_file import TrajectoryWriter
+    from toolgym.rollout.runner.metrics.loggers import logged
+    from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
+    from toolgym.rollout.runner.progress import Progress
+    from toolgym.rollout.runner.resumed import EarlierRun, Resumed
+    from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
+    from toolgym.rollout.trajectory import plain
 
     errors = Console(stderr=True, highlight=False)
     async with EnvFactory.of(env_id, env_kwargs)() as probe:
         source = getattr(probe, "tasks", None)
         if source is None:
             raise ConfigError(f"env {env_id!r} has no tasks of its own; give some with --task-file")
-        tasks: list[Task] = source.take(num_tasks, seed=config.seed)
-    results = [out / name for name in (TRAJECTORIES, BATCH)]
-    if not overwrite:
-        require_absent("--out", *results)
-        require_absent("--record", *([record] if record is not None else []))
-    _require_writable("trajectories", out / TRAJECTORIES)
-    if record is not None:
-        if record.resolve() in [path.resolve() for path in results]:
-            raise ConfigError(f"--record {str(record)!r} is where the results of --out go: name another file")
-        _require_writable("the recording", record)
+        tasks = source.take(num_tasks, seed=config.seed)
+    run = RunFile(
+        run_id=begun.run_id if begun is not None else uuid.uuid4().hex,
+        options=rollout_resume.kept_options(ctx),
+        episodes=len(tasks) * config.group_size,
+        tasks=tasks_hash(tasks),
+        files=rollout_resume.file_hashes(ctx),
+    )
     trajectories: list[Trajectory] = []
-    stopped_by, broken = None, None
+    stopped_by, broken, started = None, None, None
     try:
         async with contextlib.AsyncExitStack() as stack:
             for made in env_kwargs.get("tools", ()):
                 stack.push_async_callback(made.close)
+            folder = stack.enter_context(RunFolder(out))
+            earlier = EarlierRun(out / TRAJECTORIES if begun is not None else None)
+            if begun is not None:
+                rollout_resume.require_same_run(begun, replace(run, tokenizer=begun.tokenizer), out)
+                earlier.check(env_id, config, tasks, config.group_size, run_id=begun.run_id)
+                trajectories += earlier.trajectories.values()
+                errors.print(f"resuming: {len(trajectories)} of {run.episodes} episodes have finished", soft_wrap=True)
+                if len(trajectories) == run.episodes:
+                    folder.complete()
+                    return report_complete(trajectories, begun, out)
+            if record is not None:
+                _require_writable(record)
+            metrics = RunMetrics()
+            loggers = watched.open(stack, metrics, out, run.options | plain(config))
+            engine_options = rollout_resume.engine_options(ctx)
             with errors.status(f"starting engine {engine_name}"):
                 engine = await open_engine(engine_name, **engine_options)
             stack.push_async_callback(engine.close)
             tokenizer = engine.tokenizer
             assert tokenizer is not None  # `open_engine` has loaded one
+            run = replace(run, tokenizer=tokenizer_fingerprint(tokenizer), pad_token_id=pad_token_id(tokenizer))
+            if begun is not None:
+                rollout_resume.require_same_run(begun, run, out)
+                folder.go_on(run)
+            else:
+                folder.begin(run)
             started = time.monotonic()
-            writer = stack.enter_context(TrajectoryWriter(out / TRAJECTORIES))
-            runner = Runner(env_id, engine, env_kwargs=env_kwargs, sinks=[writer], config=config)
+            jobs: Scheduler = Resumed(GroupsInOrder(tasks, config, run_id=run.run_id), earlier.trajectories)
+            finished = earlier.trajectories.keys()
+            if journal:
+                engine = JournaledEngine(engine, out / TURNS, finished=finished)
+                stack.callback(engine.close_journal)
+            progress = Progress(metrics, run.episodes, finished=len(trajectories), console=errors, transient=True)
+            watching = [metrics, progress]
+            runner = Runner(
+                env_id, engine, env_kwargs=env_kwargs, sinks=[folder.writer], observers=watching, config=config
+            )
             if record is not None:
                 tiny = engine_name == "tiny" and engine_options["tokenizer"] is None
                 source = "tiny" if tiny else tokenizer.name_or_path
-                runner = stack.enter_context(recorded(runner, tasks, record, tokenizer_source=source))
+                recording = recorded(runner, tasks, record, tokenizer_source=source, finished=finished or None)
+                runner = stack.enter_context(recording)
             _say_what_device(engine_name, engine_options["device"], errors)
-            (out / BATCH).unlink(missing_ok=True)  # an earlier run's, which does not belong to the new trajectories
-            stopped_by = await _play(runner, tasks, config.group_size, trajectories, errors)
+            async with logged(loggers, metrics, trajectories=trajectories):
+                stopped_by = await _play(runner, jobs, trajectories)
+            if len(trajectories) == run.episodes:
+                folder.complete()
     except ToolgymError as error:
-        if not trajectories:
+        if started is None or not trajectories:
             raise
         broken = error  # what has finished is shown and made a batch before it is raised
-    seconds = time.monotonic() - started
-    status = _report(trajectories, len(tasks) * config.group_size, seconds, stopped_by, tokenizer, out)
+    played = trajectories[len(earlier.trajectories) :]
+    status = report(trajectories, run, out, played, time.monotonic() - started, stopped_by)
     if broken is not None:
         raise broken
     return status
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Where the figures of a run go while it goes on."""
+
+    log: Sequence[LogTo]
+    port: int | None
+
+    def open(
+        self, stack: contextlib.AsyncExitStack, metrics: RunMetrics, out: Path, config: Mapping[str, Any]
+    ) -> list[MetricLogger]:
+        """Open the loggers and the server; the stack closes them."""
+        from toolgym.rollout.runner.metrics.loggers import opened
+        from toolgym.rollout.runner.metrics.prometheus import MetricsServer
+
+        if self.port is not None:
+            server = stack.enter_context(MetricsServer(metrics, self.port))
+            typer.echo(f"figures for Prometheus at {server.url}", err=True)
+        return [stack.enter_context(opened(kind, out, config)) for kind in dict.fromkeys(self.log)]
 
 
 def _say_what_device(engine_name: str, device: str | None, errors: Console) -> None:
@@ -261,120 +356,68 @@ def _failures_told_once() -> Iterator[None]:
         log.disabled = False
 
 
-def _require_writable(what: str, path: Path) -> None:
+def _require_places(out: Path, record: Path | None, *, new: bool) -> None:
+    """Check where a run is to write.
+
+    Args:
+        out: its folder.
+        record: its recording.
+        new: whether what an earlier run wrote there must stay.
+    """
+    from toolgym.rollout.run_folder import BATCH, RUN, TRAJECTORIES, TURNS
+
+    if record is not None and record.resolve() in [
+        (out / name).resolve() for name in (RUN, TRAJECTORIES, TURNS, BATCH)
+    ]:
+        raise ConfigError(f"--record {str(record)!r} is where the results of --out go: name another file")
+    if new:
+        if (out / RUN).is_file():
+            raise ConfigError(
+                f"{str(out / RUN)!r} is of an earlier run: go on with that with --resume {out}, name another folder "
+                "with --out, or replace it with --overwrite"
+            )
+        require_absent("--out", *(out / name for name in (TRAJECTORIES, BATCH)))
+        require_absent("--record", *([record] if record is not None else []))
+
+
+def _require_writable(record: Path) -> None:
     """Find out before the engine starts, and leave what an earlier run wrote there until it has."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with record.open("a"):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write {what} to {str(path)!r}: {error}") from error
+        raise ConfigError(f"cannot write the recording to {str(record)!r}: {error}") from error
 
 
-async def _play(
-    runner: Runner, tasks: list[Task], group_size: int, done: list[Trajectory], errors: Console
-) -> signal.Signals | None:
+async def _play(runner: Runner, jobs: Scheduler, done: list[Trajectory]) -> signal.Signals | None:
     """Play until the end or a signal, which is returned. The trajectories that finish are appended to `done`."""
-    total = len(tasks) * group_size
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("reward {task.fields[reward]:.2f}"),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
-
-    def show(finished: int) -> None:
-        reward = sum(one.reward for one in done) / max(1, finished)
-        if errors.is_terminal:
-            progress.update(bar, completed=finished, reward=reward)
-        elif finished * _LINES // total > (finished - 1) * _LINES // total:
-            errors.print(f"{finished} of {total} episodes, reward {reward:.2f}", highlight=False)
 
     async def consume() -> None:
-        async with contextlib.aclosing(runner.stream(tasks)) as stream:
+        async with contextlib.aclosing(runner.stream(jobs)) as stream:
             async for trajectory in stream:
                 done.append(trajectory)
-                show(len(done))
 
-    bar = progress.add_task("episodes", total=total, reward=0.0)
-    with progress:
-        player = asyncio.create_task(consume())
-        loop = asyncio.get_running_loop()
-        received: list[signal.Signals] = []
+    player = asyncio.create_task(consume())
+    loop = asyncio.get_running_loop()
+    received: list[signal.Signals] = []
 
-        def stop(number: signal.Signals) -> None:
-            received.append(number)
-            player.cancel()
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        player.cancel()
 
-        # A signal that ends this process must end its programs too: they are not children of the terminal.
-        signals = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
-            signals.append(signal.SIGHUP)
-        for number in signals:
-            loop.add_signal_handler(number, stop, number)
-        try:
-            await player
-        except asyncio.CancelledError:
-            if not received:
-                raise
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-    return received[0] if received else None
-
-
-def _report(
-    trajectories: list[Trajectory],
-    total: int,
-    seconds: float,
-    stopped_by: signal.Signals | None,
-    tokenizer: PreTrainedTokenizerBase,
-    out: Path,
-) -> int:
-    from toolgym.rollout.batch.io import save_batch
-    from toolgym.rollout.batch.make import make_batch
-    from toolgym.rollout.failures import FailureLog, require_one_that_played
-
-    trajectories = sorted(trajectories, key=lambda one: (one.task_index, one.sample_index))
-    batch, problem = None, ""
+    # A signal that ends this process must end its programs too: they are not children of the terminal.
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+        signals.append(signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, stop, number)
     try:
-        pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)  # any will do: masks tell what is padding
-        batch = make_batch(trajectories, pad_token_id=next(pad for pad in pads if pad is not None))
-        save_batch(batch, out / BATCH)  # before anything is shown: the reader of that may have gone away
-    except BatchError as error:
-        problem = str(error)
-
-    console = Console(highlight=False)
-    if trajectories:
-        console.print(summary_table(trajectories, seconds))
-        chosen = pick_conversation(trajectories)
-        if chosen is not None:
-            console.print(conversation(chosen))
-    failures = FailureLog()
-    for one in trajectories:
-        failures.add(one)
-    for line in failures.lines():
-        console.print(line, style="red", markup=False, soft_wrap=True)
-    console.print(f"trajectories  {out / TRAJECTORIES}  ({len(trajectories)} of {total})", markup=False, soft_wrap=True)
-    if batch is None:
-        console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)
-    else:
-        prompt, response = batch.prompts.shape[1], batch.responses.shape[1]
-        sources = int(batch.trajectory_ids[-1]) + 1
-        origin = f" from {sources} trajectories" if sources < len(batch) else ""
-        console.print(
-            f"batch         {out / BATCH}  ({len(batch)} rows{origin} of {prompt} + {response} tokens, "
-            f"{int(batch.response_mask.sum())} of them the policy's; checked: every invariant holds)",
-            markup=False,
-            soft_wrap=True,
-        )
-    if stopped_by is not None:
-        console.print(f"interrupted: {total - len(trajectories)} episodes were not finished", style="yellow")
-        return STOPPED_BY + stopped_by
-    require_one_that_played(trajectories)
-    return 0 if batch is not None else 1
+        await player
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+    return received[0] if received else None

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 _COLOURS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
-def summary_table(trajectories: Sequence[Trajectory], seconds: float) -> Table:
+def summary_table(
+    trajectories: Sequence[Trajectory], seconds: float, played: Sequence[Trajectory] | None = None
+) -> Table:
     """Figures of a run.
 
     Args:
         trajectories: at least one.
         seconds: wall seconds of the run.
+        played: those that were played in these seconds, where an earlier run played the others.
     """
     from toolgym.rollout.summary import summarize
 
@@ -47,7 +50,8 @@ def summary_table(trajectories: Sequence[Trajectory], seconds: float) -> Table:
     table.add_row("turns", f"{figures['turns/mean']:.2f} per episode")
     table.add_row("tool calls", f"{figures['tool_calls/mean']:.2f} per episode, {_counts(bad) or 'all ok'}")
     policy = figures["tokens/policy"]
-    table.add_row("tokens", f"{policy:,.0f} by the policy, {policy / count:.1f} per episode, {policy / seconds:,.0f}/s")
+    rate = sum(one.policy_tokens for one in (trajectories if played is None else played)) / seconds
+    table.add_row("tokens", f"{policy:,.0f} by the policy, {policy / count:.1f} per episode, {rate:,.0f}/s")
     table.add_row("stop reasons", _counts(_counted(figures, "stop_reason/", count)))
     table.add_row("failed", f"{failed} of {count} episodes")
     table.add_row("wall time", f"{seconds:.2f} s")

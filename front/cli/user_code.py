@@ -38,8 +38,8 @@ def load_env(name: str) -> EnvSpec:
         raise _broken(name.rpartition(":")[0], error) from error
 
 
-def read_env_kwargs(text: str | None) -> dict[str, Any]:
-    """Read the arguments of an env, given as `--env-kwargs`.
+def read_env_kwargs(text: str | None, option: str = "--env-kwargs") -> dict[str, Any]:
+    """Read the arguments of an env, or of something else, given as an option.
 
     Raises:
         ConfigError: it is no JSON object.
@@ -47,9 +47,9 @@ def read_env_kwargs(text: str | None) -> dict[str, Any]:
     try:
         read = json.loads(text) if text is not None else {}
     except ValueError as error:
-        raise ConfigError(f"--env-kwargs: not JSON: {error}") from None
+        raise ConfigError(f"{option}: not JSON: {error}") from None
     if not isinstance(read, dict):
-        raise ConfigError(f"--env-kwargs: expected a JSON object such as '{{\"max_turns\": 4}}', got {text}")
+        raise ConfigError(f"{option}: expected a JSON object such as '{{\"max_turns\": 4}}', got {text}")
     return read
 
 

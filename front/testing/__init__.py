@@ -29,7 +29,7 @@ from toolgym.tools.lazy import lazy_names
 if TYPE_CHECKING:
     from toolgym.testing.engines import EngineSubject as EngineSubject
     from toolgym.testing.engines import EngineSuite as EngineSuite
-    from toolgym.testing.env_checks import check_env as check_env
+    from toolgym.testing.env_report import check_env as check_env
     from toolgym.testing.envs import EnvSuite as EnvSuite
     from toolgym.testing.errors import ConformanceError as ConformanceError
     from toolgym.testing.sandbox_forks import ForkSuite as ForkSuite

@@ -1,4 +1,4 @@
-"""`check_env`, and the checks that it is made of. Each takes an env and the actions of one episode.
+"""The checks of an env's contract that `check_env` is made of. Each takes an env and the actions of one episode.
 
 Plain coroutines without pytest; `EnvSuite` is the same as tests.
 """
@@ -33,12 +33,20 @@ class EnvSubject:
             parsed turns and as messages.
         repeatable: whether the same actions lead to the same observations and rewards.
         max_steps: steps after which an episode that is not over is an error.
+        full_reward: what the known solution earns.
+        silent_reward: the most that an empty answer earns.
+        hidden: further texts that the policy must not read, besides those of the task's ground truth.
+        make: makes another such env; None where there is only this one.
     """
 
     env: BaseEnv
     actions: Sequence[Action] = ("I do not know.",)
     repeatable: bool = True
     max_steps: int = 64
+    full_reward: float = 1.0
+    silent_reward: float = 0.0
+    hidden: Sequence[str] = ()
+    make: Callable[[], BaseEnv] | None = None
 
     async def play(self, env: BaseEnv | None = None, form: Callable[[Action], Action] = lambda one: one) -> list[Any]:
         """Play an episode that has begun to its end; return what each step gave, as plain data."""
@@ -54,42 +62,6 @@ class EnvSubject:
             f"an episode ends within max_steps={self.max_steps}; got {self.max_steps} steps that are not done. "
             "Give `actions` that end an episode"
         )
-
-
-async def check_env(
-    env: BaseEnv,
-    actions: Sequence[Action] = ("I do not know.",),
-    *,
-    repeatable: bool = True,
-    forks: bool | None = None,
-    max_steps: int = 64,
-) -> None:
-    """Check that an env keeps the contract of `BaseEnv`, and close it.
-
-    await check_env(toolgym.make("CodeInterpreter-v0"), ["#### 42"])
-
-    Args:
-        env: the env, freshly made.
-        actions: of one episode, in order; the last is repeated until the episode is over. Texts are given as parsed
-            turns and as messages too, with tool calls read as Hermes writes them.
-        repeatable: whether the same seed and actions lead to the same observations and rewards. The tasks that a seed
-            draws must be the same in any case.
-        forks: whether the env can be forked. None: either will do.
-        max_steps: steps after which an episode that is not over is an error.
-
-    Raises:
-        ConformanceError: it does not; says what was expected and what was given.
-    """
-    subject = EnvSubject(env, actions, repeatable, max_steps)
-    try:
-        for check in (check_order, check_tools, check_reset, check_step, check_forms, check_seeds, check_task):
-            await check(subject)
-        if forks is None:
-            forks = await can_fork(subject)
-        await (check_fork if forks else check_no_fork)(subject)
-        await check_close(subject)
-    finally:
-        await env.close()
 
 
 async def refused(call: Callable[[], Any], when: str) -> None:

@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from toolgym.envs.base import Action, BaseEnv
 from toolgym.testing import env_checks
 from toolgym.testing.env_checks import EnvSubject
-from toolgym.testing.suite import Suite
+from toolgym.testing.env_lifecycle import check_cancellation
+from toolgym.testing.env_verdict import check_attacks, check_scores, check_secrets
+from toolgym.testing.suite import Suite, need
 
 
 class EnvSuite(Suite):
@@ -30,12 +32,18 @@ class EnvSuite(Suite):
         repeatable: whether the same seed and actions lead to the same observations and rewards.
         forks: whether the env can be forked; otherwise it must say that it cannot.
         max_steps: steps after which an episode that is not over is an error.
+        full_reward: what the known solution (`gold_actions`) earns, and no attack.
+        silent_reward: the most that an empty answer earns.
+        hidden: further texts that the policy must not read, besides those of the task's ground truth.
     """
 
     actions: Sequence[Action] = ("I do not know.",)
     repeatable: bool = True
     forks: bool = False
     max_steps: int = 64
+    full_reward: float = 1.0
+    silent_reward: float = 0.0
+    hidden: Sequence[str] = ()
 
     async def test_order(self, env: BaseEnv) -> None:
         await self._check(env, env_checks.check_order)
@@ -64,6 +72,29 @@ class EnvSuite(Suite):
     async def test_fork(self, env: BaseEnv) -> None:
         await self._check(env, env_checks.check_fork if self.forks else env_checks.check_no_fork)
 
-    async def _check(self, env: BaseEnv, check: Callable[[EnvSubject], Awaitable[None]]) -> None:
+    async def test_cancellation(self, env: BaseEnv) -> None:
+        await self._check(env, check_cancellation)
+
+    async def test_scores(self, env: BaseEnv) -> None:
+        await self._check(env, check_scores)
+
+    async def test_attacks(self, env: BaseEnv) -> None:
+        await self._check(env, check_attacks)
+
+    async def test_secrets(self, env: BaseEnv) -> None:
+        await self._check(env, check_secrets)
+
+    async def _check(self, env: BaseEnv, check: Callable[[EnvSubject], Awaitable[str | None]]) -> None:
         async with env:
-            await check(EnvSubject(env, self.actions, self.repeatable, self.max_steps))
+            reason = await check(
+                EnvSubject(
+                    env,
+                    self.actions,
+                    self.repeatable,
+                    self.max_steps,
+                    self.full_reward,
+                    self.silent_reward,
+                    self.hidden,
+                )
+            )
+        need(reason is None, reason or "")

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from toolgym.envs.base import require_growing_context
 from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
 from toolgym.envs.registry import make, registered
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -63,7 +64,9 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
     ) -> None:
         if instructions is None and kwargs.get("parser", "hermes") != "hermes":
             raise ConfigError(f"say with instructions=... how calls are written for the parser {kwargs['parser']!r}")
-        self._env = GymnasiumEnv(make(env, **kwargs))
+        made = make(env, **kwargs)
+        require_growing_context(made, "GEM's loop")
+        self._env = GymnasiumEnv(made)
         self._instructions, self._end, self._seed = instructions, end_of_turn, seed
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:

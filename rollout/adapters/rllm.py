@@ -95,7 +95,8 @@ class ToolgymAgent:
         """Do as `arun`, for a caller without an event loop."""
         bridge = EventLoopThread(name="toolgym-rllm")
         try:
-            return bridge.run(self.arun(task, config), self._limits.episode_timeout + _GRACE)
+            longest = self._limits.episode_timeout + self._limits.score_grace
+            return bridge.run(self.arun(task, config), longest + _GRACE)
         finally:
             bridge.close()
 

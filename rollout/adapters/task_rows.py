@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.as_tools.episode import TASK_COLUMN
 from toolgym.envs.server.catalog import load_env
+from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.schema import ToolSchema
 
 
@@ -30,22 +29,3 @@ def tools_of(env: str, env_kwargs: Mapping[str, Any] | None) -> list[ToolSchema]
 def task_column(task: Task) -> dict[str, str]:
     """The column `toolgym_task` of a task's row: all of it as JSON, which keeps rows of different shapes apart."""
     return {TASK_COLUMN: json.dumps(task.to_row())}
-
-
-def read_task(row: Mapping[str, Any]) -> Task:
-    """The task of a row: its column `toolgym_task` (JSON, or what that stands for), or else the row itself.
-
-    Raises:
-        ConfigError: it is no task.
-    """
-    given = row.get(TASK_COLUMN)
-    if given is None:
-        return Task.from_row(row)
-    try:
-        return Task.from_row(json.loads(given) if isinstance(given, str) else given)
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"the column {TASK_COLUMN!r} must hold a task's row as JSON, got {shorten(repr(given))}"
-        ) from error

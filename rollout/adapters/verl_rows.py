@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from toolgym.envs.tasks.row_fields import TASK_COLUMN, mapping
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, shorten
 
@@ -14,8 +14,8 @@ def task_of(row: Mapping[str, Any]) -> Task:
     """The task of a row of verl's `RLHFDataset`.
 
     `raw_prompt`, `data_source`, `reward_model`, `extra_info` and `tools_kwargs` (or `extra_info.tools_kwargs`) are read
-    as `Task.from_row` reads them. `tools_kwargs`, what it holds for a tool, `extra_info` and `reward_model` may be JSON
-    texts: Arrow unites the structs of all rows and fills up with None what a row has not, which a text is safe from.
+    as `Task.from_row` reads them: objects or JSON texts, or all of it from the column `toolgym_task`. Arrow unites the
+    structs of all rows and fills up with None what a row has not, which a text is safe from.
 
     Args:
         row: the keyword arguments of verl's `AgentLoopBase.run`.
@@ -23,13 +23,15 @@ def task_of(row: Mapping[str, Any]) -> Task:
     Raises:
         ConfigError: the row has another shape; names the field.
     """
+    index = str(row.get("index", ""))
+    if row.get(TASK_COLUMN) is not None:
+        return Task.from_row(row, id=index)
     if "raw_prompt" not in row:
         raise ConfigError(
             f"expected a row of verl's with 'raw_prompt', got the fields {', '.join(sorted(row)) or 'none'}"
         )
-    extra = dict(_mapping("extra_info", row.get("extra_info")))
-    kwargs = _mapping("tools_kwargs", row.get("tools_kwargs") or extra.get("tools_kwargs"))
-    extra["tools_kwargs"] = {name: _of_tool(name, value) for name, value in kwargs.items() if value is not None}
+    extra = dict(mapping("extra_info", row.get("extra_info")))
+    extra["tools_kwargs"] = row.get("tools_kwargs") or extra.get("tools_kwargs")
     prompt = row["raw_prompt"]
     for message in prompt:
         if isinstance(message, Mapping) and isinstance(message.get("content"), list):
@@ -41,31 +43,9 @@ def task_of(row: Mapping[str, Any]) -> Task:
         {
             "prompt": list(prompt),
             "data_source": row.get("data_source"),
-            "reward_model": _mapping("reward_model", row.get("reward_model")),
+            "reward_model": row.get("reward_model"),
             "extra_info": extra,
         },
-        id=str(row.get("index", "")),
+        id=index,
+        from_arrow=True,
     )
-
-
-def _of_tool(name: str, value: Any) -> dict[str, Any]:
-    """What `tools_kwargs` holds for one tool. The kwargs themselves may be a JSON text too."""
-    kwargs = _mapping(f"tools_kwargs[{name!r}]", value)
-    return {
-        kind: _mapping(f"tools_kwargs[{name!r}][{kind!r}]", given)
-        for kind, given in kwargs.items()
-        if given is not None
-    }
-
-
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else {}
-        except ValueError as error:
-            raise ConfigError(f"{name} is a text that is no JSON ({error}): {shorten(repr(value))}") from error
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be an object, or a JSON text that holds one, got {shorten(repr(value))}")
-    return value

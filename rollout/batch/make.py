@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from toolgym.rollout.batch.batch import Batch, Dropped
-from toolgym.rollout.batch.check import check_batch
+from toolgym.rollout.batch.check import check_rows
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
 from toolgym.rollout.batch.row import Row, rows_of
 from toolgym.rollout.failures import log
@@ -87,7 +87,7 @@ def make_batch(
         aligned={name: _tensor(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
         reward_placement=reward_placement,
     )
-    check_batch(batch, kept)
+    check_rows(batch, rows)
     return batch
 
 

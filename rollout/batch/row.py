@@ -51,12 +51,12 @@ class Row:
         """Number of tokens, the prompt's included."""
         return len(self.sequence.prompt_ids) + len(self.response_ids)
 
-    @property
+    @functools.cached_property
     def logprobs(self) -> NDArray[np.float64]:
         """float64, the log-probabilities of the policy's tokens alone."""
         return np.concatenate([segment.logprobs for segment in self.sequence.policy_segments])
 
-    @property
+    @functools.cached_property
     def weight_versions(self) -> NDArray[np.int64]:
         """The numbers of the versions that sampled the policy's tokens; -1 for one that has no number."""
         runs = [run for segment in self.sequence.policy_segments for run in segment.version_runs]

@@ -8,6 +8,7 @@ from toolgym.tools.lazy import lazy_names
 
 if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Engine as Engine
+    from toolgym.rollout.engines.base import EngineLoad as EngineLoad
     from toolgym.rollout.engines.base import FinishReason as FinishReason
     from toolgym.rollout.engines.base import Generation as Generation
     from toolgym.rollout.engines.base import GenerationRequest as GenerationRequest

@@ -10,7 +10,8 @@ import enum
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
@@ -144,6 +145,27 @@ class Generation:
     cached_tokens: int = 0
     aligned: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, compare=False)
 
+    @cached_property
+    def ids(self) -> TokenIds:
+        """`token_ids`, looked at once; its `array` is int32 `[tokens]`.
+
+        Raises:
+            ConfigError: one is no whole number.
+        """
+        return TokenIds(self.token_ids)
+
+    @cached_property
+    def logprob_array(self) -> np.ndarray[Any, Any]:
+        """`logprobs` as an array `[tokens]`: float64, or another dtype where they are no floats.
+
+        Raises:
+            ValueError: there is no such dtype.
+        """
+        return np.asarray(self.logprobs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
             raise EngineError(
@@ -160,15 +182,44 @@ class Generation:
                 )
 
 
+@dataclass(frozen=True)
+class EngineLoad:
+    """How busy an engine is, with all requests that it has, those of other callers too.
+
+    Attributes:
+        kv_cache_use: share of the memory for keys and values that running requests take, 0 to 1. Of several replicas,
+            that of the fullest.
+        running: requests that are generated now, of all replicas together.
+        queued: requests that wait inside of the engine for their turn, of all replicas together.
+        max_running: most requests that it generates at once, all replicas together; None where it does not say.
+    """
+
+    kv_cache_use: float
+    running: int
+    queued: int
+    max_running: int | None = None
+
+    @classmethod
+    def of_replicas(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
+        """The load of several replicas together, of at least one."""
+        most = [one.max_running for one in loads if one.max_running is not None]
+        return cls(
+            kv_cache_use=max(one.kv_cache_use for one in loads),
+            running=sum(one.running for one in loads),
+            queued=sum(one.queued for one in loads),
+            max_running=sum(most) if len(most) == len(loads) else None,
+        )
+
+
 class Engine(ABC):
     """Generates tokens. Serves many requests at once.
 
     `start` before the first request and `close` after the last, or use it as an async context manager.
 
     A subclass writes `vocab_size`, `context_length` and `_generate`. It replaces `weight_version`, `abort`, `pause`,
-    `resume` and `update_weights` where it can do these, `start` and `close` where it has something to get ready or to
-    free. `generate` is not to be replaced: it checks each request before `_generate` sees it, and each answer before a
-    caller does.
+    `resume`, `update_weights` and `load` where it can do these, `start` and `close` where it has something to get ready
+    or to free. `generate` is not to be replaced: it checks each request before `_generate` sees it, and each answer
+    before a caller does.
     """
 
     _tokenizer: PreTrainedTokenizerBase | None = None
@@ -327,6 +378,14 @@ class Engine(ABC):
         """
         raise EngineError(f"{type(self).__name__} cannot change its weights")
 
+    async def load(self) -> EngineLoad | None:
+        """How busy the engine is now; None where it cannot tell. The runner asks once a second.
+
+        Raises:
+            EngineError: it could tell, and did not answer.
+        """
+        return None
+
     async def close(self) -> None:
         """Abort what runs and free everything. Closing twice is fine."""
 
@@ -362,18 +421,28 @@ class Engine(ABC):
         ids, most = generation.token_ids, request.params.max_new_tokens
         if len(ids) > most:
             raise EngineError(f"{name} gave {len(ids)} tokens for max_new_tokens={most}")
-        if not all(issubclass(kind, int) for kind in set(map(type, ids))):
-            raise EngineError(f"{name} gave a token id that is no integer")
-        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
+        try:
+            low, high = generation.ids.least, generation.ids.greatest
+        except ConfigError as error:
+            raise EngineError(f"{name} gave a token id that is no integer") from error
+        if ids and not 0 <= low <= high < self.vocab_size:
+            wrong = low if low < 0 else high
             raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
-        numbers = all(issubclass(kind, float | int) for kind in set(map(type, generation.logprobs)))
-        if not numbers or not all(map(math.isfinite, generation.logprobs)):
+        if not _are_finite(generation):
             raise EngineError(f"{name} gave a log-probability that is not a finite number (NaN in the model?)")
         if not isinstance(generation.finish_reason, FinishReason):
             raise EngineError(f"{name} must end with a FinishReason, got {generation.finish_reason!r}")
         if generation.finish_reason is FinishReason.STOP and not ids:
             raise EngineError(f"{name} says that a stop token ended the turn, but gave no token")
+
+
+def _are_finite(generation: Generation) -> bool:
+    """Whether all log-probabilities are finite numbers."""
+    try:
+        array = generation.logprob_array
+    except ValueError:
+        return False
+    return not array.size or (array.ndim == 1 and array.dtype.kind in "fiu" and bool(np.isfinite(array).all()))
 
 
 def checked_version(version: object) -> str:

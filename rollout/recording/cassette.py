@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import io
 import json
 import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +40,7 @@ from typing import IO, Any, Self
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode_key import EpisodeKey, current_episode
+from toolgym.rollout.locked_file import clear, open_locked, replaced
 from toolgym.rollout.trajectory import Trajectory, plain
 from toolgym.tools import errors
 from toolgym.tools.concurrency import deadline
@@ -69,22 +71,34 @@ class CassetteWriter:
 
     Args:
         path: the file; an existing one is replaced.
+        finished: go on with the recording that is there, of a run that is resumed: what it holds of these episodes is
+            kept, and what it holds of others is removed, since they are played again. None: begin anew.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, another run is writing it, or it is no recording to go on with.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, finished: Collection[EpisodeKey] | None = None) -> None:
         self.path = Path(path)
         self._digest = ""
         self._prompts: dict[EpisodeKey | None, list[int]] = {}
         self._counts: Counter[str] = Counter()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = self.path.open("w", encoding="ascii", newline="\n")
+            if finished is None:
+                raw = open_locked(self.path)
+                clear(raw)
+                self._begin(raw, ())
+            else:
+                with replaced(self.path) as raw:
+                    self._begin(raw, _of_finished(self.path, finished))
         except OSError as error:
             raise ConfigError(f"cannot record to {str(self.path)!r}: {error}") from error
+
+    def _begin(self, raw: io.FileIO, values: Iterable[dict[str, Any]]) -> None:
+        self._file: IO[str] = io.TextIOWrapper(io.BufferedWriter(raw), encoding="ascii", newline="\n")
         self.write("header", format=FORMAT, version=FORMAT_VERSION, library=_library())
+        for value in values:
+            self.write(**value)
 
     def count(self, key: str) -> int:
         """Return how often this key was counted before, which tells equal requests apart."""
@@ -337,6 +351,24 @@ def _lines(path: Path, *, allow_edited: bool) -> Iterator[tuple[int, dict[str, A
             yield number, value
     if number == 0:
         raise ConfigError(f"{str(path)!r} is not a recording of toolgym: it has no whole line")
+
+
+def _of_finished(path: Path, finished: Collection[EpisodeKey]) -> Iterator[dict[str, Any]]:
+    """What a recording holds of episodes that have finished; the rest is written again by the run that goes on."""
+    for number, value in _lines(path, allow_edited=False):
+        if number == 1 and value["version"] != FORMAT_VERSION:
+            raise ConfigError(
+                f"{str(path)!r} has version {value['version']} of the format, and this library writes "
+                f"{FORMAT_VERSION}: only a recording that it began can be gone on with"
+            )
+        if value["kind"] == "trajectory":
+            key = (value["trajectory"]["task_index"], value["trajectory"]["sample_index"])
+        elif value["kind"] in ("generate", "tool") and value["episode"] is not None:
+            key = tuple(value["episode"])
+        else:
+            continue
+        if EpisodeKey(*key) in finished:
+            yield value
 
 
 def _library() -> str:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolgym.rollout.engines.base import (
-    Engine,
-    FinishReason,
-    Generation,
-    GenerationRequest,
-    PauseMode,
-    SamplingParams,
-    WeightSource,
-)
+from toolgym.rollout.engines.base import Engine, Generation, GenerationRequest, PauseMode, SamplingParams
+from toolgym.rollout.engines.wrapper import EngineWrapper
 from toolgym.rollout.episode_key import EpisodeKey, current_episode
 from toolgym.rollout.recording.cassette import (
     Cassette,
@@ -28,15 +19,12 @@ from toolgym.rollout.recording.cassette import (
     generate_key,
     shared_length,
 )
+from toolgym.rollout.recording.generations import generation_from_json, generation_to_json
 from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
-from toolgym.rollout.token_sequence import array_from_json, array_to_json
 from toolgym.tools.errors import EngineError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-class RecordingEngine(Engine):
+class RecordingEngine(EngineWrapper):
     """Passes everything on to the engine inside, and records each request with its outcome.
 
     Failures are recorded as well: an error, an abort, and the end of a request that was cancelled or overran its
@@ -53,35 +41,15 @@ class RecordingEngine(Engine):
     """
 
     def __init__(self, engine: Engine, cassette: CassetteWriter | str | Path, *, deadline: float | None = None) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self._own = not isinstance(cassette, CassetteWriter)
         self._cassette = cassette if isinstance(cassette, CassetteWriter) else CassetteWriter(cassette)
         self._deadline = deadline
         self._described = False
 
-    @property
-    def vocab_size(self) -> int:
-        return self.engine.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        return self.engine.context_length
-
-    @property
-    def weight_version(self) -> str:
-        return self.engine.weight_version
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return self.engine.tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self.engine.tokenizer = tokenizer
-
     async def start(self) -> None:
         try:
-            await self.engine.start()
+            await super().start()
             self.describe()
         except BaseException:  # an engine that did not start is not closed by its caller
             if self._own:
@@ -110,24 +78,15 @@ class RecordingEngine(Engine):
                 self.describe()
             self._cassette.generate(asked, params, number, **outcome)
 
-        return await record_outcome(call, self._deadline, _to_json, record)
+        return await record_outcome(call, self._deadline, generation_to_json, record)
 
     async def abort(self, request_id: str) -> None:
         await asyncio.sleep(0)  # a request that was made just now is passed on first: see `record_outcome`
-        await self.engine.abort(request_id)
-
-    async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
-        await self.engine.pause(mode)
-
-    async def resume(self) -> None:
-        await self.engine.resume()
-
-    async def update_weights(self, source: WeightSource, *, version: str) -> None:
-        await self.engine.update_weights(source, version=version)
+        await super().abort(request_id)
 
     async def close(self) -> None:
         try:
-            await self.engine.close()
+            await super().close()
         finally:
             if self._own:
                 self._cassette.close()
@@ -183,7 +142,7 @@ class CassetteEngine(Engine):
         found = self.cassette.find(key)
         if found is None:
             raise self.cassette.miss(self._explain(episode, list(prompt_ids), params, key))
-        generation = _from_json(await replay_outcome(self.cassette, found, "this request was on its way"))
+        generation = generation_from_json(await replay_outcome(self.cassette, found, "this request was on its way"))
         if generation.weight_versions:
             self._weight_version = generation.weight_versions[-1]
         return generation
@@ -238,26 +197,3 @@ def _differences(one: Recorded, prompt: list[int], params: SamplingParams) -> st
         if value != getattr(params, name):
             found.append(f"{name} {value!r} was recorded and {getattr(params, name)!r} is asked")
     return "; ".join(found) or "it is the same"
-
-
-def _to_json(generation: Generation) -> dict[str, Any]:
-    versions = [[version, len(list(group))] for version, group in itertools.groupby(generation.weight_versions)]
-    return {
-        "token_ids": list(generation.token_ids),
-        "logprobs": list(generation.logprobs),
-        "finish_reason": generation.finish_reason.value,
-        "weight_versions": versions,
-        "cached_tokens": generation.cached_tokens,
-        "aligned": {name: array_to_json(array) for name, array in generation.aligned.items()},
-    }
-
-
-def _from_json(reply: Mapping[str, Any]) -> Generation:
-    return Generation(
-        token_ids=tuple(reply["token_ids"]),
-        logprobs=tuple(reply["logprobs"]),
-        finish_reason=FinishReason(reply["finish_reason"]),
-        weight_versions=tuple(version for version, count in reply["weight_versions"] for _ in range(count)),
-        cached_tokens=reply["cached_tokens"],
-        aligned={name: array_from_json(array) for name, array in reply.get("aligned", {}).items()},
-    )

@@ -8,13 +8,14 @@ import enum
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.recording.cassette import CassetteWriter, redacted
 from toolgym.rollout.recording.engine import RecordingEngine
@@ -40,7 +41,12 @@ _log = logging.getLogger("toolgym.rollout")
 
 @contextlib.contextmanager
 def recorded(
-    runner: Runner, tasks: Sequence[Task], path: str | Path, *, tokenizer_source: str | None = None
+    runner: Runner,
+    tasks: Sequence[Task],
+    path: str | Path,
+    *,
+    tokenizer_source: str | None = None,
+    finished: Collection[EpisodeKey] | None = None,
 ) -> Iterator[Runner]:
     """Record a run to a file: requests to the engine, calls of tools, trajectories.
 
@@ -57,16 +63,25 @@ def recorded(
         tasks: what the run will play; written at the beginning.
         path: the file; an existing one is replaced.
         tokenizer_source: where a replay finds the tokenizer by itself: a folder, a name, or `tiny`.
+        finished: go on with the recording of a run that is resumed; the episodes that will not be played again. What
+            the file holds of others is removed. None: begin anew.
 
     Raises:
-        ConfigError: the file cannot be written, an argument of the env is not plain JSON, or a second run is played.
+        ConfigError: the file cannot be written, or is no recording to go on with; an argument of the env is not plain
+            JSON; a second run is played; or the run's episodes branch (`RunConfig.branching`).
         EngineError: the engine has not started.
     """
+    if runner.config.branching is not None:
+        raise ConfigError(
+            "a run whose episodes branch cannot be recorded: which branch of a group is which depends on time, so a "
+            "replay could not tell them apart; leave out RunConfig.branching"
+        )
     env_kwargs = _writable(runner.env.kwargs or {})
     run_config = runner.config.seeded()
     config, left_out = config_to_json(run_config)
-    cassette = CassetteWriter(path)
-    trajectories = _TrajectorySink(cassette, expected=len(tasks) * runner.config.group_size)
+    cassette = CassetteWriter(path, finished=finished)
+    expected = len(tasks) * runner.config.group_size - len(finished or ())
+    trajectories = _TrajectorySink(cassette, expected)
     try:
         engine = RecordingEngine(runner.engine, cassette, deadline=runner.config.limits.engine_timeout)
         engine.describe()
@@ -85,6 +100,7 @@ def recorded(
             engine,
             tokenizer=runner.tokenizer,
             sinks=[trajectories, *runner.sinks],
+            observers=runner.observers,
             config=run_config,
         )
     finally:
@@ -123,7 +139,7 @@ class _ToolRecorder:
             kind = type(env).__name__
             _log.warning("%s is no ToolEnv: what it does is not recorded, and done again by a replay", kind)
             return
-        inner.decorate_tools(lambda made: RecordedTool(made, self._cassette, inner.tool_timeout))
+        inner.decorate_tools(lambda made: RecordedTool(made, self._cassette, inner.tool_timeout, inner.score_timeout))
         if not self._described:
             self._described = True
             self._cassette.write("tools", tools=[made.get_openai_tool_schema() for made in inner.tools.values()])
@@ -212,7 +228,7 @@ def _parts(value: Any) -> Any:
 
 def _restored(name: str, value: Any) -> Any:
     """The value of a field of `RunConfig`, from its JSON; the field's default says of which type it should be."""
-    if name == "sampling":
+    if name in ("sampling", "validation_sampling") and value is not None:
         return SamplingParams(**{**value, "stop_token_ids": tuple(value["stop_token_ids"])})
     if name == "limits":
         return EpisodeLimits(**value)

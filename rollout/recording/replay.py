@@ -22,7 +22,7 @@ from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
-from toolgym.rollout.runner.scheduler import GroupsInOrder
+from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 

@@ -29,12 +29,15 @@ class RecordedTool(BaseTool):
         inside: the tool.
         cassette: where to record.
         deadline: wall seconds after which the env gives up a call.
+        score_deadline: the same for `calc_reward`.
     """
 
-    def __init__(self, inside: BaseTool, cassette: CassetteWriter, deadline: float) -> None:
+    stays_on_loop = True
+
+    def __init__(self, inside: BaseTool, cassette: CassetteWriter, deadline: float, score_deadline: float) -> None:
         super().__init__({}, inside.tool_schema)
         self.inside = inside
-        self._cassette, self._deadline = cassette, deadline
+        self._cassette, self._deadline, self._score_deadline = cassette, deadline, score_deadline
 
     async def create(self, instance_id: str | None = None, **create_kwargs: Any) -> str:
         call = self.inside.create(instance_id, **create_kwargs)
@@ -53,6 +56,9 @@ class RecordedTool(BaseTool):
 
     async def fork(self, instance_id: str) -> str:
         return await self._record("fork", None, {}, self.inside.fork(instance_id), lambda instance: None)
+
+    def session_of(self, instance_id: str) -> Any:
+        return self.inside.session_of(instance_id)
 
     async def release(self, instance_id: str, **release_kwargs: Any) -> None:
         await self.inside.release(instance_id, **release_kwargs)
@@ -75,7 +81,8 @@ class RecordedTool(BaseTool):
         def record(**outcome: Any) -> None:
             self._cassette.write("tool", episode=episode, number=number, **asked, **outcome)
 
-        return await record_outcome(call, self._deadline, to_json, record)
+        deadline = self._score_deadline if name == "calc_reward" else self._deadline
+        return await record_outcome(call, deadline, to_json, record)
 
 
 def _result_to_json(result: ToolResult) -> dict[str, Any]:
@@ -89,6 +96,8 @@ class ReplayedTool(BaseTool):
         tool_schema: the recorded tool's schema in the OpenAI shape.
         cassette: the recording.
     """
+
+    stays_on_loop = True
 
     def __init__(self, tool_schema: Mapping[str, Any], cassette: Cassette) -> None:
         super().__init__({}, tool_schema)

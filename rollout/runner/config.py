@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.runner.adaptive import Adaptive
+from toolgym.rollout.runner.branching import Branching
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 from toolgym.tools.parsers import Parser, get_parser
 
@@ -19,7 +21,16 @@ class RunConfig(EpisodeConfig):
 
     Attributes:
         group_size: episodes per task.
-        max_concurrent: most episodes in flight; each has an env of its own.
+        refills: how often an episode that the infrastructure broke off (its `stop_reason` is a failure that neither the
+            policy nor the user is to blame for) is played again, so that its group is not wasted. Each attempt has
+            sampling seeds of its own, and the failed ones are in the log, in what observers hear, and in `RunCounts`.
+        branching: where episodes branch into several continuations; None: nowhere. A branch is a member of its group on
+            top of `group_size`.
+        max_concurrent: most episodes in flight; each has an env of its own. A number, or `Adaptive`: then it follows
+            how full the engine's KV cache is, where the engine tells it (SGLang does), and is 64 where it does not.
+        max_generations: most requests to the engine at once. An episode counts only while the engine works for it,
+            not while it is in a tool. None: as many as the engine says that it generates at once, or any number.
+        max_tool_calls: most tool calls at once, those of all episodes together. None: 1,024 for each processor.
         seed: the same seed and `training_step` give the same tasks, envs and sampling seeds, another step gives others.
             None draws a seed for each run. The seed of the run and that of each turn are in the trajectory
             (`sampling["seed"]`, `Turn.seed`), so that the run can be repeated; an engine may honour them or not.
@@ -33,7 +44,11 @@ class RunConfig(EpisodeConfig):
     """
 
     group_size: int = 1
-    max_concurrent: int = 64
+    refills: int = 0
+    branching: Branching | None = None
+    max_concurrent: int | Adaptive = field(default_factory=Adaptive)
+    max_generations: int | None = None
+    max_tool_calls: int | None = None
     seed: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     parser: str | Parser | None = None
@@ -44,13 +59,24 @@ class RunConfig(EpisodeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sampling.seed is not None:
-            raise ConfigError(
-                "sampling.seed belongs to one request, and a run derives one for each from its own: give "
-                f"RunConfig(seed={self.sampling.seed!r}) instead"
-            )
+        for name in ("sampling", "validation_sampling"):
+            given = getattr(self, name)
+            if given is not None and given.seed is not None:
+                raise ConfigError(
+                    f"{name}.seed belongs to one request, and a run derives one for each from its own: give "
+                    f"RunConfig(seed={given.seed!r}) instead"
+                )
         require_whole_number("group_size", self.group_size, at_least=1)
-        require_whole_number("max_concurrent", self.max_concurrent, at_least=1)
+        require_whole_number("refills", self.refills, at_least=0)
+        if not isinstance(self.branching, Branching | None):
+            raise ConfigError(f"branching must be a Branching, such as Branching(at_turns(1)), got {self.branching!r}")
+        if self.max_concurrent is None:
+            raise ConfigError("max_concurrent must be Adaptive() or a whole number, at least 1, got None")
+        if not isinstance(self.max_concurrent, Adaptive):
+            require_whole_number("max_concurrent", self.max_concurrent, at_least=1)
+        for name in ("max_generations", "max_tool_calls"):
+            if getattr(self, name) is not None:
+                require_whole_number(name, getattr(self, name), at_least=1)
         if not isinstance(self.seed, int | None) or isinstance(self.seed, bool):
             raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
         if not isinstance(self.template_kwargs, Mapping):

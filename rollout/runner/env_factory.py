@@ -10,7 +10,7 @@ from typing import Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.registry import make, spec
 from toolgym.envs.tasks.sources import TaskSource
-from toolgym.rollout.runner.env_pool import close_env
+from toolgym.rollout.env_life import close_env
 from toolgym.tools.errors import ConfigError
 
 

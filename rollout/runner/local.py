@@ -5,30 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from toolgym.envs.base import BaseEnv
-from toolgym.envs.tasks.sources import TaskList, TaskSource
-from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.episode import Episode, never_played
-from toolgym.rollout.failures import FailureLog, require_one_that_played
+from toolgym.rollout.episode import Episode
+from toolgym.rollout.episode_observer import EpisodeObserver, GuardedObserver, checked_observers, observed_run
+from toolgym.rollout.episode_record import never_played
+from toolgym.rollout.failures import FailureLog
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.base import RunnerProtocol
+from toolgym.rollout.runner.branching import Brancher
+from toolgym.rollout.runner.carried import CarriedEpisodes, Suspended
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.env_pool import EnvPool
-from toolgym.rollout.runner.scheduler import GroupsInOrder, Scheduler
-from toolgym.rollout.runner.sinks import Sink
+from toolgym.rollout.runner.metrics.spans import spans_of_run
+from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.group import Group
+from toolgym.rollout.runner.scheduling.plan import GroupPlan
+from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
+from toolgym.rollout.runner.scheduling.tasks import Tasks
+from toolgym.rollout.runner.sinks import Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.rollout.trajectory_file import TrajectoryWriter
+from toolgym.tools.concurrency.loop_watch import watch_loop
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
+from toolgym.tools.concurrency.settled_heap import settled_heap
+from toolgym.tools.errors import ConfigError, EngineError, EpisodeError, named_keywords
 from toolgym.tools.schema import ToolSchema
 
 if TYPE_CHECKING:
@@ -39,6 +49,9 @@ _log = logging.getLogger("toolgym.rollout")
 
 class Runner(RunnerProtocol):
     """Plays many episodes at once in this process, on one event loop, each with an env of its own.
+
+    Only a run that carries stragglers over (`GroupPlan`) leaves something behind: then use `async with Runner(...)`, or
+    `await runner.close()` behind the last run. Anything else needs neither.
 
     Example:
         >>> import asyncio
@@ -57,7 +70,11 @@ class Runner(RunnerProtocol):
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
         env_kwargs: for `toolgym.make`, when `env` is an id.
         sinks: get each trajectory before the consumer does, in this order.
+        observers: hear of each episode while it is played.
         config: see `RunConfig`.
+
+    Attributes:
+        counts: what the last call did beside what its consumer got, or the present one so far.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
@@ -74,6 +91,7 @@ class Runner(RunnerProtocol):
         tokenizer: PreTrainedTokenizerBase | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
+        observers: Sequence[EpisodeObserver] = (),
         config: RunConfig | None = None,
     ) -> None:
         self.env = EnvFactory.of(env, env_kwargs)
@@ -86,47 +104,84 @@ class Runner(RunnerProtocol):
             raise ConfigError(f"config must be a RunConfig, got {config!r}")
         self.engine = engine
         self.tokenizer = _tokenizer(tokenizer, engine)
-        self.sinks = tuple(sinks)
-        for sink in self.sinks:
-            if not isinstance(sink, Sink):
-                raise ConfigError(f"a sink must have a method `write(trajectory)`, got {sink!r}")
+        self.sinks = checked_sinks(sinks)
+        self.observers = checked_observers(observers)
         self.config = config or RunConfig()
+        self.counts = RunCounts()
         self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
+        self._carried = CarriedEpisodes()
+        self._carried_groups: dict[bool, list[Group]] = {False: [], True: []}  # by `RunConfig.validate`
 
-    async def stream(self, tasks: Sequence[Task] | Scheduler) -> AsyncGenerator[Trajectory, None]:
-        scheduler = tasks if isinstance(tasks, Scheduler) else GroupsInOrder(tasks, self.config.seeded())
-        first = await scheduler.next()
-        if first is None:
-            return
-        _ = self.engine.vocab_size, self.engine.context_length  # raises where it has not started
-        envs = EnvPool(self.env)
-        failures = FailureLog()
-        try:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Free the episodes that were carried over and that no later run went on with. Only they need it."""
+        for groups in self._carried_groups.values():
+            groups.clear()
+        await self._carried.close()
+
+    async def stream(
+        self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
+    ) -> AsyncGenerator[Trajectory, None]:
+        scheduler = self.schedule(tasks, group_size=group_size, plan=plan)
+        self.counts = scheduler.counts
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(scheduler.close)
+            run = _Run(self, scheduler)
+            stack.push_async_callback(self._keep_carried, scheduler, run)
+            ready = scheduler.ready()
+            first = await run.next()
+            if first is None and not ready:
+                return
+            _ = self.engine.vocab_size, self.engine.context_length  # raises where it has not started
+            stack.push_async_callback(run.envs.close)
+            stack.callback(run.failures.warn)
+            await stack.enter_async_context(run.admission)
+            stack.enter_context(watch_loop())
+            stack.enter_context(settled_heap())
+            stack.enter_context(observed_run(run.observed_by))
             # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
-            env = envs.take()
+            env = await run.envs.take()
             self._renderer(env.tool_schemas)
-            envs.give_back(env)
-            run = _Run(self, scheduler, envs)
-            playing = asyncio.create_task(run.play(first))
-            broken: Exception | None = None
+            run.envs.give_back(env)
+            with run.admission.applied():
+                playing = asyncio.create_task(run.play(ready, first))
             try:
                 async for trajectory in run.finished:
-                    failures.add(trajectory)
-                    for sink in self.sinks:
-                        try:
-                            sink.write(trajectory)
-                        except Exception as error:  # noqa: BLE001  raised when the episodes that run have finished
-                            broken = broken or error
-                            run.stop()
+                    write_to_all(self.sinks, trajectory, run.break_off)
                     yield trajectory
-                if broken is not None:
-                    raise broken
+                if run.broken is not None:
+                    raise run.broken
             finally:
                 playing.cancel()
                 await asyncio.gather(playing, return_exceptions=True)
-        finally:
-            failures.warn()
-            await envs.close()
+
+    def schedule(
+        self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
+    ) -> Scheduler:
+        """The scheduler for one call of `stream`. It goes on with what earlier calls carried over; one that validates,
+        with what those that validate did.
+
+        Raises:
+            ConfigError: see `stream`.
+        """
+        carried = self._carried_groups[self.config.validate]
+        if carried and not isinstance(tasks, Scheduler):
+            plan = plan or GroupPlan()
+        scheduler = super().schedule(tasks, group_size=group_size, plan=plan)
+        if isinstance(scheduler, PlannedGroups) and scheduler is not tasks:
+            scheduler.go_on_with(carried)
+            carried.clear()
+        return scheduler
+
+    async def _keep_carried(self, scheduler: Scheduler, run: _Run) -> None:
+        if isinstance(scheduler, PlannedGroups):
+            self._carried_groups[run.config.validate] += scheduler.carried_groups
+        await self._carried.give(run.suspended, scheduler.carried())
 
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
         key = tuple(schema.canonical_json for schema in schemas)
@@ -140,26 +195,48 @@ class Runner(RunnerProtocol):
 class _Run:
     """One call of `Runner.stream`: starts the episodes and hands their trajectories to `finished`."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, envs: EnvPool) -> None:
-        self._runner, self._scheduler, self._envs = runner, scheduler, envs
-        self._admission = Admission(episodes=runner.config.max_concurrent)
-        self._playing = 0
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        self._runner, self._scheduler, self.config = runner, scheduler, runner.config
+        self.admission = Admission.of(runner.config, runner.engine)
+        self._episodes: dict[tuple[str, int], Episode] = {}
+        self._early_cuts: dict[tuple[str, int], Cut] = {}
+        self._giving = asyncio.Lock()
+        self._playing = self._without_env = 0  # episodes that run, and those of them that take an env yet
         self._stopping = False
-        self.finished: BoundedStream[Trajectory] = BoundedStream(runner.config.max_concurrent)
+        self.broken: Exception | None = None  # what a sink or an observer raised first
+        branching = runner.config.branching
+        brancher = Brancher(branching, self._branch_job, self._begin_branch) if branching else None
+        self._between_turns = brancher.between_turns if brancher is not None else None
+        self._tasks: asyncio.TaskGroup | None = None
+        self.envs = EnvPool(runner.env, runner.config.limits.env_timeout)
+        scheduler.on_cuts = self._cut
+        self.failures = FailureLog()
+        spans = spans_of_run(runner.env.env_id, str(runner.tokenizer.name_or_path), type(runner.engine).__name__)
+        self.observed_by = (*runner.observers, *spans)
+        self.observers = tuple(GuardedObserver(one, self.break_off) for one in self.observed_by)
+        self.suspended = runner._carried.take(scheduler.carried())
+        self.finished: BoundedStream[Trajectory] = BoundedStream(self.admission.episodes.limit)
 
-    async def play(self, job: Job | None) -> None:
-        """Play this job and all that follow, one whenever there is a lease, and end the stream; with an error where it
-        was not the runner who ended an episode."""
-        async with asyncio.TaskGroup() as episodes:
+    async def play(self, ready: Sequence[Trajectory], job: Job | None) -> None:
+        """Play this job and all that follow, one whenever there is a lease and room in the stream, and end the stream;
+        with an error where it was not the runner who ended an episode."""
+        async with asyncio.TaskGroup() as self._tasks:
             try:
-                lease = await self._admission.episodes.acquire()
+                await self._give(ready)
+                lease = await self.admission.episodes.acquire()
                 while job is not None and not self._stopping:
-                    self._playing += 1
-                    task = episodes.create_task(self._play(job, lease), name=f"toolgym episode of {job.key}")
-                    task.add_done_callback(self._on_done)
-                    lease = await self._admission.episodes.acquire()
-                    job = await self._scheduler.next()
+                    self._without_env += job.member not in self.suspended
+                    self._start(job, self._play(job, lease))
+                    await self.finished.room()  # a slow consumer gets no more episodes than wait for it
+                    lease = await self.admission.episodes.acquire()
+                    if self._between_turns is not None:
+                        lease.release()  # the scheduler may wait for branches, which need it
+                    job = await self.next()
+                    if not lease.held and job is not None:
+                        lease = await self.admission.episodes.acquire()
+                    self._cut()
                 lease.release()
+                self.envs.expect(self._without_env)
             except asyncio.CancelledError:
                 self.finished.end(EngineError("the run was cancelled from outside"))
                 raise
@@ -168,9 +245,40 @@ class _Run:
                 raise
         self.finished.end()
 
-    def stop(self) -> None:
-        """Start no further episode; the stream ends when those that run have finished."""
-        self._stopping = True
+    async def next(self) -> Job | None:
+        job = await self._scheduler.next()
+        if not isinstance(job, Job | None):
+            raise ConfigError(f"{type(self._scheduler).__name__}.next must give a Job or None, it gave {job!r}")
+        return job
+
+    def _start(self, job: Job, playing: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None
+        self._playing += 1
+        task = self._tasks.create_task(playing, name=f"toolgym episode of {job.key}")
+        task.add_done_callback(self._on_done)
+
+    def _branch_job(self, job: Job) -> Job:
+        if self._stopping:
+            raise EpisodeError("the run stops")
+        return self._scheduler.branch(job)
+
+    def _begin_branch(self, branch: Episode, job: Job) -> None:
+        """Let a branch stand still until it is admitted, as one does that was carried over."""
+        self.suspended[job.member] = Suspended(branch, branch.env)
+        self._start(job, self._play_branch(job))
+
+    async def _play_branch(self, job: Job) -> None:
+        lease = await self.admission.episodes.acquire()
+        if self._stopping:
+            self._playing -= 1
+            self._end_if_stopped()
+            lease.release()
+        else:
+            await self._play(job, lease)
+
+    def break_off(self, error: Exception) -> None:
+        """Start no further episode; the stream ends when those that run have finished, and the run raises `broken`."""
+        self.broken, self._stopping = self.broken or error, True
         self._end_if_stopped()
 
     def _end_if_stopped(self) -> None:
@@ -185,28 +293,89 @@ class _Run:
             self.finished.end(error)
 
     async def _play(self, job: Job, lease: Lease) -> None:
-        runner = self._runner
         try:
-            try:
-                env = self._envs.take()
-            except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
-                _log.debug("making an env failed", exc_info=True)
-                trajectory = never_played(job, runner.config, runner.env.env_id, error)
+            trajectory = await self._played(job)
+            given: Sequence[Trajectory] = ()
+            if trajectory is None:
+                self._scheduler.suspended(job)
             else:
-                episode = Episode(job, runner.config, env, runner.engine, runner._renderer, env_id=runner.env.env_id)
-                trajectory = await episode.run()
-                if trajectory.failed:  # the env's state is unknown: the next episode gets a fresh one
-                    await self._envs.discard(env)
-                else:
-                    self._envs.give_back(env)
-            for one in self._scheduler.finished(job, trajectory):
-                await self.finished.send(one)
-            if self._scheduler.over:
-                self.finished.end()
+                self.failures.add(trajectory)
+                given = self._scheduler.finished(job, trajectory)
+                if not isinstance(given, Sequence) or not all(isinstance(one, Trajectory) for one in given):
+                    name = type(self._scheduler).__name__
+                    raise ConfigError(f"{name}.finished must give a sequence of trajectories, it gave {given!r}")
+            self._episodes.pop(job.member, None)
+            self._early_cuts.pop(job.member, None)
+            self._cut()
+            await self._give(given)
         finally:
             self._playing -= 1
             self._end_if_stopped()
             lease.release()
+
+    async def _played(self, job: Job) -> Trajectory | None:
+        """Play an episode, or go on with one that stands still; None where it was suspended."""
+        runner = self._runner
+        if job.member in self.suspended:
+            episode, env = self.suspended.pop(job.member)
+            self.envs.adopt(env)
+        else:
+            self._without_env -= 1
+            try:
+                env = await self.envs.take()
+            except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
+                _log.debug("making an env failed", exc_info=True)
+                lost = never_played(job, self.config, runner.env.env_id, error)
+                for observer in self.observers:
+                    observer.ended(job, lost)
+                return lost
+            episode = Episode(
+                job,
+                self.config,
+                env,
+                runner.engine,
+                runner._renderer,
+                env_id=runner.env.env_id,
+                observers=self.observers,
+            )
+        self._episodes[job.member] = episode
+        if job.member in self._early_cuts:
+            _end(episode, self._early_cuts.pop(job.member))
+        trajectory = await episode.run(between_turns=self._between_turns)
+        if trajectory is None:
+            self.envs.release(env)
+            self.suspended[job.member] = Suspended(episode, env)
+        elif trajectory.failed or trajectory.stop_reason is StopReason.STRAGGLER:
+            await self.envs.discard(env)  # its state is unknown: the next episode gets a fresh one
+        else:
+            self.envs.give_back(env)
+        return trajectory
+
+    def _cut(self) -> None:
+        """End the episodes that the scheduler wants ended; one that has not begun yet, when it does."""
+        for cut in self._scheduler.cuts():
+            episode = self._episodes.get(cut.job.member)
+            if episode is None:
+                self._early_cuts[cut.job.member] = cut
+            else:
+                _end(episode, cut)
+
+    async def _give(self, trajectories: Sequence[Trajectory]) -> None:
+        """Hand trajectories to the consumer, one behind the other; then end the stream, if the scheduler says so."""
+        if not trajectories and not self._scheduler.over:
+            return
+        async with self._giving:
+            for one in trajectories:
+                await self.finished.send(one)
+            if self._scheduler.over:
+                self.finished.end()
+
+
+def _end(episode: Episode, cut: Cut) -> None:
+    if cut.how is Stragglers.CARRY:
+        episode.suspend()
+    else:
+        episode.cut()
 
 
 def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:
@@ -218,85 +387,3 @@ def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrai
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
         raise ConfigError(f"tokenizer must be a Hugging Face tokenizer (`load_tokenizer` loads one), got {tokenizer!r}")
     return tokenizer
-
-
-@named_keywords
-async def rollout(
-    env: str | Callable[[], BaseEnv] | EnvFactory,
-    engine: Engine,
-    tasks: Sequence[Task] | TaskSource | None = None,
-    *,
-    num_tasks: int | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    config: RunConfig | None = None,
-    out: str | Path | None = None,
-    progress: bool = False,
-) -> list[Trajectory]:
-    """Play tasks and return the trajectories, ordered by task and sample.
-
-    An interrupt (Ctrl-C, a notebook's stop button, a cancelled task) or an error loses no episode that has finished:
-    they are in the file `out`, and in the order that they finished, in the attribute `trajectories` of the exception
-    (`CancelledError`, ...) that leaves this function.
-
-    Example:
-        >>> import asyncio
-        >>> from toolgym.rollout import open_engine
-        >>> async def main():
-        ...     async with open_engine("tiny") as engine:
-        ...         return await rollout("CodeInterpreter-v0", engine, num_tasks=2)
-        >>> [trajectory.task_index for trajectory in asyncio.run(main())]
-        [0, 1]
-
-    Args:
-        env: an env id, a function that makes an env, or an `EnvFactory`.
-        engine: started; it stays the caller's to close.
-        tasks: the tasks, or a source of tasks; None: the source that the env itself draws from.
-        num_tasks: how many tasks to draw from a source. The same seed and training step of the config give the same
-            tasks, another step gives others; but to validate, each step gives the same. Of a sequence, how many to
-            play at most, in its order: a training step goes on where the one before ended.
-        tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
-        env_kwargs: for `toolgym.make`, when `env` is an id.
-        config: see `RunConfig`.
-        out: a JSON Lines file that gets each trajectory as soon as it has finished; `read_trajectories`
-            reads it. A file that holds an earlier run's is refused.
-        progress: show a progress bar on standard error, in a terminal or a notebook.
-
-    Raises:
-        UnknownNameError: no env has that id; names the nearest one.
-        ConfigError: an argument is of the wrong kind, `num_tasks` is missing for a source, or `out` cannot be written.
-        EngineError: the engine has not started.
-        RunFailedError: every episode failed at its first turn, and all in the same way. (Other failures are logged, one
-            warning for each kind, and stay in the trajectories.)
-    """
-    if not isinstance(out, str | Path | None):
-        raise ConfigError(f"out must be the name of a file, got {out!r}")
-    if out is not None and Path(out).is_file() and Path(out).stat().st_size:
-        raise ConfigError(f"{str(out)!r} holds the results of an earlier run: name another file as out, or remove it")
-    runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config)
-    runner.config = runner.config.seeded()  # one seed for the tasks and for their episodes
-    jobs = GroupsInOrder(await _chosen(tasks, num_tasks, runner), runner.config)
-    with contextlib.ExitStack() as stack:
-        if out is not None:
-            runner.sinks = (*runner.sinks, stack.enter_context(TrajectoryWriter(out)))
-        if progress:
-            from toolgym.rollout.runner.progress import ProgressBar
-
-            runner.sinks = (*runner.sinks, stack.enter_context(ProgressBar(jobs.count)))
-        trajectories = await runner.run(jobs)
-    require_one_that_played(trajectories)
-    return trajectories
-
-
-async def _chosen(tasks: Sequence[Task] | TaskSource | None, num_tasks: int | None, runner: Runner) -> Sequence[Task]:
-    if num_tasks is not None:
-        require_whole_number("num_tasks", num_tasks, at_least=1)
-    training_step = 0 if runner.config.validate else runner.config.training_step
-    if tasks is not None and not isinstance(tasks, TaskSource):
-        if num_tasks is None or not tasks:
-            return tasks
-        return TaskList(tasks).take(min(num_tasks, len(tasks)), training_step=training_step)
-    if num_tasks is None:
-        raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
-    source = await runner.env.tasks() if tasks is None else tasks
-    return source.take(num_tasks, seed=runner.config.seed, training_step=training_step)

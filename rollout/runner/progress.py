@@ -1,48 +1,239 @@
-"""`ProgressBar`: how far a run is, in a terminal or a notebook."""
+"""`Progress`: how far a run is, in a terminal, in a notebook, or as lines of a log."""
 
 from __future__ import annotations
 
-import warnings
-from types import TracebackType
-from typing import Self
+import asyncio
+import html
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import missing_extra
+from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
+from toolgym.rollout.runner.metrics.waiting import Wait
+from toolgym.tools.errors import missing_extra, shorten
 
 try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a notebook without ipywidgets gets the bar of terminals
-        from tqdm.auto import tqdm
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.spinner import Spinner
+    from rich.table import Table
+    from rich.text import Text
 except ImportError as error:
-    raise missing_extra("rollout", "A progress bar", error) from error
+    raise missing_extra("rollout", "Progress", error) from error
+
+TICK = 0.25
+"""Seconds between two looks of a terminal or a notebook."""
+
+LINES, SILENCE = 10, 60.0
+"""Lines of a log that a run prints as it goes on, and the seconds after which it prints one in any case."""
+
+_RECENT = 10.0
+"""Seconds that the rate of tokens is taken over."""
+
+_PLACES = {Phase.RESET: "in reset", Phase.ENGINE: "in the engine", Phase.CONTEXT: "in the context policies"}
+_MOST_PLACES = 3
 
 
-class ProgressBar:
-    """A sink that shows on standard error how many episodes have finished, their mean reward, and failed ones.
+class Progress(EpisodeObserver):
+    """Shows how far a run is: episodes, turns, tokens per second, the reward so far, failed episodes, and what the
+    slowest episodes wait for.
+
+    It reads the figures of a `RunMetrics` some times a second, so that an episode costs it nothing. Where the console
+    is neither a terminal nor a notebook it prints some ten lines.
 
     Args:
-        total: episodes of the run.
+        metrics: whose figures are shown; an observer of the same run, before this one.
+        total: episodes of the run; None where that is not known.
+        finished: episodes of the run that an earlier call finished; the figures are without them.
+        console: where to; None for standard error.
+        transient: remove what is shown when the run is over.
     """
 
-    def __init__(self, total: int) -> None:
-        self._bar = tqdm(total=total, desc="episodes", unit="episode")
-        self._rewards, self._counted, self._failed = 0.0, 0, 0
-
-    def write(self, trajectory: Trajectory) -> None:
-        if trajectory.counts:
-            self._rewards += trajectory.reward
-            self._counted += 1
-        self._failed += trajectory.failed
-        shown = {"reward": f"{self._rewards / self._counted:.2f}"} if self._counted else {}
-        if self._failed:
-            shown["failed"] = str(self._failed)
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self,
+        metrics: RunMetrics,
+        total: int | None,
+        *,
+        finished: int = 0,
+        console: Console | None = None,
+        transient: bool = False,
     ) -> None:
-        self._bar.close()
+        self._metrics, self._total, self._before = metrics, total, finished
+        self._console = console or Console(stderr=True, highlight=False)
+        self._started = time.monotonic()
+        self._tokens: deque[tuple[float, int]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._view: _Terminal | _Notebook | _Lines
+        if self._console.is_jupyter:
+            self._view = _Notebook()
+        elif self._console.is_terminal:
+            self._view = _Terminal(self._console, transient=transient)
+        else:
+            self._view = _Lines(self._console)
+
+    def run_began(self) -> None:
+        self._started = time.monotonic()
+        self._view.start()
+        self._tick()
+
+    def run_ended(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._view.show(self._now())
+        self._view.stop()
+
+    def _tick(self) -> None:
+        self._view.show(self._now())
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    def _now(self) -> _Moment:
+        counts, now = self._metrics.counts, time.monotonic()
+        self._tokens.append((now, counts.generated_tokens))
+        while len(self._tokens) > 2 and now - self._tokens[0][0] > _RECENT:
+            self._tokens.popleft()
+        since, before = self._tokens[0]
+        rate = max(0, counts.generated_tokens - before) / (now - since) if now > since else 0.0
+        rewards = counts.rewards
+        return _Moment(
+            finished=self._before + counts.episodes,
+            played=counts.episodes,
+            total=self._total,
+            seconds=now - self._started,
+            turns=counts.turns,
+            rate=rate,
+            reward=rewards.mean if rewards.count else None,
+            failed=counts.failed,
+            waiting=self._metrics.waiting,
+        )
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """How far a run is at one moment."""
+
+    finished: int
+    played: int
+    total: int | None
+    seconds: float
+    turns: int
+    rate: float
+    reward: float | None
+    failed: int
+    waiting: list[Wait]
+
+    @property
+    def episodes(self) -> str:
+        """Episodes, of how many."""
+        return f"{self.finished} episodes" if self.total is None else f"{self.finished} of {self.total} episodes"
+
+    @property
+    def clock(self) -> str:
+        """The time so far, and the time that is left if it goes on like this."""
+        if not self.total or not self.played or self.finished >= self.total:
+            return _time(self.seconds)
+        return f"{_time(self.seconds)}, {_time(self.seconds / self.played * (self.total - self.finished))} left"
+
+    @property
+    def figures(self) -> list[str]:
+        """The figures, each with its name."""
+        return [
+            *([f"reward {self.reward:.2f}"] if self.reward is not None else []),
+            *([f"{self.failed} failed"] if self.failed else []),
+            f"{self.turns} turn{'s' * (self.turns != 1)}",
+            *([f"{self.rate:,.0f} tokens/s"] if self.rate else []),
+        ]
+
+    @property
+    def waits(self) -> str:
+        """What the episodes wait for, the longest wait first; empty where none runs."""
+        return ", ".join(map(_wait, self.waiting[:_MOST_PLACES]))
+
+
+def _wait(wait: Wait) -> str:
+    what = "".join(character if character.isprintable() else "?" for character in wait.what)  # the model's own words
+    place = "standing still" if wait.phase is Phase.SUSPENDED else _PLACES.get(wait.phase, f"in {shorten(what, 40)}")
+    return f"{wait.episodes} {place if what or wait.phase is not Phase.ENV else 'in the env'} {_time(wait.longest)}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+class _Terminal:
+    """A bar, and two lines below it."""
+
+    def __init__(self, console: Console, *, transient: bool) -> None:
+        self._spinner = Spinner("dots")
+        self._live = Live(console=console, auto_refresh=False, transient=transient)
+
+    def start(self) -> None:
+        self._live.start()
+
+    def show(self, now: _Moment) -> None:
+        bar = ProgressBar(now.total, now.finished, width=40) if now.total else self._spinner
+        first = Table.grid(padding=(0, 1))
+        first.add_row(bar, Text(now.episodes, style="bold"), Text(now.clock, style="dim"))
+        lines = [Text(" · ".join(now.figures)), *([Text(now.waits, style="dim")] if now.waits else [])]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        self._live.update(Group(first, *lines), refresh=True)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+
+class _Notebook:
+    """The browser's own bar, and two lines below it: it needs no widgets."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def start(self) -> None:
+        self._handle = None
+
+    def show(self, now: _Moment) -> None:
+        from IPython.display import display
+
+        first = f"{now.episodes} · {now.clock}"
+        lines = [first, " · ".join(now.figures), *([now.waits] if now.waits else [])]
+        bar = f'<progress value="{now.finished}" max="{now.total}"></progress> ' if now.total else ""
+        shown = {"text/plain": "\n".join(lines), "text/html": bar + "<br>".join(map(html.escape, lines))}
+        if self._handle is None:
+            show: Callable[..., Any] = display  # which has no types
+            self._handle = show(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def stop(self) -> None:
+        self._handle = None
+
+
+class _Lines:
+    """A line at each tenth of the run, and where nothing was said for a while."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said, self._at = 0, time.monotonic()
+
+    def start(self) -> None:
+        self._said, self._at = 0, time.monotonic()
+
+    def show(self, now: _Moment) -> None:
+        tenth = now.finished * LINES // now.total if now.total else 0
+        if tenth > self._said or time.monotonic() - self._at > SILENCE:
+            self._said, self._at = tenth, time.monotonic()
+            self._console.print("; ".join(_parts(now)), highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        pass
+
+
+def _parts(now: _Moment) -> Iterator[str]:
+    yield ", ".join([now.episodes, *now.figures])
+    if now.waits:
+        yield f"waiting: {now.waits}"

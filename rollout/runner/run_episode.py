@@ -1,4 +1,4 @@
-"""`run_episode`: one episode for a loop that belongs to somebody else, tokens in and tokens out.
+"""`run_episode`: one episode for a loop of the caller's own, tokens in and tokens out.
 
 Trainers that own the loop over their prompts ask for one episode at a time and bring their own generation. This is the
 episode of the runner, with an engine made from a function.
@@ -15,13 +15,14 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.engines.callable import CallableEngine, Generate
-from toolgym.rollout.episode import Episode, RendererFactory, never_played
+from toolgym.rollout.episode import Episode, RendererFactory
 from toolgym.rollout.episode_config import EpisodeConfig
 from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.episode_record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import close_env
+from toolgym.rollout.runner.env_pool import EnvPool
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
@@ -102,16 +103,23 @@ async def run_episode(
         seed,
     )
     if isinstance(env, BaseEnv):
-        return await Episode(job, config, env, engine, make_renderer, env_id=type(env).__name__).run()
+        return await _played(Episode(job, config, env, engine, make_renderer, env_id=type(env).__name__))
     factory = EnvFactory.of(env, env_kwargs)
+    envs = EnvPool(factory, config.limits.env_timeout)
     try:
-        made = factory()
-    except Exception as error:  # noqa: BLE001  a trainer's step goes on without this episode
-        return never_played(job, config, factory.env_id, error)
-    try:
-        return await Episode(job, config, made, engine, make_renderer, env_id=factory.env_id).run()
+        try:
+            made = await envs.take()
+        except Exception as error:  # noqa: BLE001  a trainer's step goes on without this episode
+            return never_played(job, config, factory.env_id, error)
+        return await _played(Episode(job, config, made, engine, make_renderer, env_id=factory.env_id))
     finally:
-        await close_env(made)
+        await envs.close()
+
+
+async def _played(episode: Episode) -> Trajectory:
+    trajectory = await episode.run()
+    assert trajectory is not None  # nothing suspends it
+    return trajectory
 
 
 def _engine(

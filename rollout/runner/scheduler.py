@@ -2,25 +2,55 @@
 
 A runner plays jobs and knows nothing of groups. Everything that depends on how the episodes of a run belong together
 (more groups than are needed, groups that are dropped, failed episodes that are played again, jobs that an earlier run
-finished) is a scheduler of its own, and needs no other runner.
+finished) is a scheduler of its own, and needs no other runner. Those of the library are in
+`toolgym.rollout.runner.scheduling`.
 """
 
 from __future__ import annotations
 
-import uuid
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from toolgym.envs.tasks.task import Task
-from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.job import Job
-from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.run_counts import RunCounts
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 
+class Stragglers(enum.StrEnum):
+    """What becomes of episodes that a run does not wait for. The engine and the tools stop working for them."""
+
+    DROP = "drop"
+    """They are dropped."""
+    KEEP = "keep"
+    """They are kept as far as they got, with the stop reason `straggler`: trainable, and without a say in their group's
+    statistics."""
+    CARRY = "carry"
+    """They stand still, and the next call of the same runner goes on with them in mid-turn."""
+
+
+class Cut(NamedTuple):
+    """An episode to end now.
+
+    Attributes:
+        job: the episode's.
+        how: `CARRY` suspends it, the others cut it.
+    """
+
+    job: Job
+    how: Stragglers
+
+
 class Scheduler(ABC):
-    """Gives a runner its jobs, and takes their trajectories. One object serves one run, in one event loop."""
+    """Gives a runner its jobs, and takes their trajectories. One object serves one run, in one event loop.
+
+    Attributes:
+        on_cuts: set by the runner; to be called where `cuts` has something at a time when the runner does not ask.
+    """
+
+    on_cuts: Callable[[], None] | None = None
 
     @abstractmethod
     async def next(self) -> Job | None:
@@ -35,47 +65,51 @@ class Scheduler(ABC):
         """Take the trajectory of a job, in the order that episodes finish.
 
         Returns:
-            The trajectories that the run's consumer gets now: this one, none, or earlier ones with it.
+            The trajectories that the run's consumer gets now, one behind the other: this one, none, or earlier ones
+            with it.
         """
+
+    @property
+    def counts(self) -> RunCounts:
+        """What the run did so far beside what its consumer got; all 0 for a scheduler that counts nothing."""
+        return RunCounts()
 
     @property
     def over(self) -> bool:
         """Whether the consumer has all that it will get. The runner then cancels the episodes that still run."""
         return False
 
+    def ready(self) -> Sequence[Trajectory]:
+        """The trajectories that the consumer gets before anything is played; asked once, before the first `next`."""
+        return ()
 
-class GroupsInOrder(Scheduler):
-    """Each task `group_size` times, group after group; every trajectory goes to the consumer as it finishes.
+    def cuts(self) -> Sequence[Cut]:
+        """The running episodes to end now, each named once; asked after each `next`, `finished` and `suspended`.
 
-    Args:
-        tasks: the tasks; `task_index` is a task's place here.
-        config: says the size of a group, and the seed.
+        An episode that is cut comes back to `finished`, with the stop reason `straggler` if it was still running. One
+        that is suspended comes back to `suspended`, or to `finished` if it could not stand still.
+        """
+        return ()
 
-    Attributes:
-        count: how many jobs there are in all.
+    def suspended(self, job: Job) -> None:
+        """Hear that the episode of a job stands still, as a cut of this scheduler asked."""
 
-    Raises:
-        ConfigError: `tasks` is no sequence of tasks.
-    """
+    def carried(self) -> Sequence[Job]:
+        """The jobs whose episodes stand still and shall go on.
 
-    def __init__(self, tasks: Sequence[Task], config: RunConfig) -> None:
-        if not isinstance(tasks, Sequence):
-            raise ConfigError(f"tasks must be a sequence of toolgym Tasks, got {tasks!r}")
-        for number, task in enumerate(tasks):
-            if not isinstance(task, Task):
-                raise ConfigError(f"tasks must hold toolgym Tasks (see `Task.from_row`), got {task!r} at {number}")
-        self.count = len(tasks) * config.group_size
-        self._jobs = _jobs(tasks, config)
+        Asked before the run: the runner gives this run the episodes that an earlier one left, and goes on with each
+        when `next` gives its job. Asked behind the run: the runner keeps these for a later one, and frees the others.
+        """
+        return ()
 
-    async def next(self) -> Job | None:
-        return next(self._jobs, None)
+    def branch(self, job: Job) -> Job:
+        """A job of the same task and group, with the next free `sample_index`, for a branch of that job's episode. It
+        is played without `next`, and comes back to `finished`.
 
-    def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        return (trajectory,)
+        Raises:
+            ConfigError: this scheduler has no branches.
+        """
+        raise ConfigError(f"a {type(self).__name__} cannot branch episodes: it has no method `branch`")
 
-
-def _jobs(tasks: Sequence[Task], config: RunConfig) -> Iterator[Job]:
-    run_id = uuid.uuid4().hex
-    for task_index, task in enumerate(tasks):
-        for sample_index in range(config.group_size):
-            yield Job(task, EpisodeKey(task_index, sample_index), f"{run_id}-{task_index}", config.seed)
+    async def close(self) -> None:
+        """Free what it holds; called once, when the run is over, however it ends."""

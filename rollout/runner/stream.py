@@ -33,6 +33,12 @@ class BoundedStream(Generic[T]):
         self._items.append(item)
         self._news.set()
 
+    async def room(self) -> None:
+        """Wait until there is room, behind the producers that wait for it."""
+        if not self._ended:
+            await self._room.acquire()
+            self._room.release()
+
     def end(self, error: BaseException | None = None) -> None:
         """End the stream: the consumer gets the items that wait, then `error`, if any. Only the first call counts."""
         if not self._ended:

@@ -29,10 +29,22 @@ ROLES = ("system", "user", "assistant", "tool")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+_NAMES_OF_DICTS = frozenset(dir(dict))
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Remembers whether an attribute is safe: the sandbox decides by the object's type and the name alone."""
+    """Remembers whether an attribute is safe: the sandbox decides by the object's type and the name alone.
+
+    `message.role` is looked up as a key at once where a dict has no attribute of that name; the sandbox gets there by
+    way of an exception.
+    """
 
     answers: dict[tuple[type, str], bool]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _NAMES_OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         key = (type(obj), attr)
@@ -98,6 +110,7 @@ class ChatTemplate:
         self.uses_date = "strftime_now" in self.source
         self.special_tokens = dict(tokenizer.special_tokens_map)
         self._variables = {
+            **self._compiled.globals,  # given here: jinja2 would copy them anew at each rendering
             **self.special_tokens,
             "documents": None,
             "strftime_now": self._now.strftime,
@@ -127,24 +140,31 @@ class ChatTemplate:
         """
         shown = (self.tools or None) if tools is None else (list(tools) or self.fewest_tools)
         try:
-            text: str = self._compiled.render(
-                messages=[self._as_expected(message) for message in messages],
-                tools=shown,
-                add_generation_prompt=generation_prompt,
-                **self._variables,
-            )
+            text = self._text([self._as_expected(message) for message in messages], shown, generation_prompt)
         except Exception as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return text
 
     def _takes(self, tools: list[Mapping[str, Any]] | None) -> bool:
         """Whether the template renders a user's message with these tools."""
-        message = {"role": "user", "content": "x"}
+        message: dict[str, Any] = {"role": "user", "content": "x"}
         try:
-            self._compiled.render(messages=[message], tools=tools, add_generation_prompt=True, **self._variables)
+            self._text([message], tools, True)
         except Exception:  # noqa: BLE001  a template is a program of its own
             return False
         return True
+
+    def _text(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generation_prompt: bool
+    ) -> str:
+        variables = {
+            **self._variables,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": generation_prompt,
+        }
+        template = self._compiled
+        return "".join(template.root_render_func(template.new_context(variables, shared=True)))
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         changed: dict[str, Any] = {key: value for key, value in message.items() if value is not None}

@@ -208,14 +208,14 @@ class Summarize(ContextPolicy):
         return await self.callback([message.copy() for message in messages])
 
 
-def checked_messages(policy: ContextPolicy, messages: Any) -> list[Message]:
-    """What a policy returned, if it is a conversation.
+def checked_messages(giver: str, messages: Any) -> list[Message]:
+    """The messages that a context policy or an env gave, if they are a conversation in which the policy speaks next.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: they are not.
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise ConfigError(f"the context policy {policy.name} must return a list of messages, got {messages!r}")
+        raise ConfigError(f"{giver} must return a list of messages, got {messages!r}")
     for message in messages:
         if (
             not isinstance(message, dict)
@@ -223,12 +223,12 @@ def checked_messages(policy: ContextPolicy, messages: Any) -> list[Message]:
             or not isinstance(message.get("content"), str)
         ):
             raise ConfigError(
-                f"the context policy {policy.name} must return messages with a role out of {', '.join(ROLES)} and a "
+                f"{giver} must return messages with a role out of {', '.join(ROLES)} and a "
                 f"text content, got {message!r}"
             )
     if messages[-1]["role"] == "assistant":
         raise ConfigError(
-            f"the context policy {policy.name} returned a conversation that ends with the assistant's message; the "
+            f"{giver} returned a conversation that ends with the assistant's message; the "
             "policy speaks next, so it must end with another's"
         )
     return list(messages)

@@ -9,13 +9,14 @@ sequence is over and a new one begins with that rendering as its prompt. A turn 
 two calls at once) stays text. Where it refuses the whole (a result after a call that could not be read), an inference
 server could send nothing at all, and the sequence goes on by the delta.
 
-Context policies change the messages and go the same way. A sequence that has begun is never changed, so each is exactly
-what the engine was sent and produced.
+Context policies, and envs that begin the context anew, change the messages and go the same way. A sequence that has
+begun is never changed, so each is exactly what the engine was sent and produced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,6 +94,13 @@ class Conversation:
         self._requests = 0  # of all turns so far
         self._readings: list[_Reading] = []
 
+    def fork(self) -> Conversation:
+        """Return a conversation in the same state that goes on by itself. Both share the arrays of the ids so far."""
+        twin = copy.copy(self)
+        twin.messages, twin.view = [*self.messages], [*self.view]
+        twin._done, twin._segments, twin._readings = [*self._done], [*self._segments], [*self._readings]
+        return twin
+
     @property
     def number(self) -> int:
         """Number of the present sequence, counted from 0."""
@@ -120,10 +128,10 @@ class Conversation:
         if generation.token_ids:
             self._segments.append(
                 Segment.policy(
-                    generation.token_ids, generation.logprobs, generation.weight_versions, generation.aligned
+                    generation.ids.array, generation.logprob_array, generation.weight_versions, generation.aligned
                 )
             )
-            self.context = self.context.followed_by(generation.token_ids)
+            self.context = self.context.followed_by(generation.ids)
 
     def add_turn(self) -> str:
         """Keep the generations of this turn as an assistant message.
@@ -144,8 +152,9 @@ class Conversation:
     def add_env_tokens(self, token_ids: Sequence[int]) -> None:
         """Put ids after the context that the policy did not sample, such as the end of a turn that it left open."""
         if token_ids:
-            self._segments.append(Segment.env(token_ids))
-            self.context = self.context.followed_by(token_ids)
+            ids = TokenIds(token_ids)
+            self._segments.append(Segment.env(ids.array))
+            self.context = self.context.followed_by(ids)
 
     def parse_turn(self) -> ParsedTurn:
         """Read the turn, once; its calls are numbered on from those of the turns before.

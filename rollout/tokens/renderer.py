@@ -47,6 +47,9 @@ _OPENS_THINKING, _CLOSES_THINKING = "<think>", "</think>"
 _OPENING_IDS = 16
 """How many ids at the end of a context are looked at for what opens thinking: enough for a tag and white space."""
 
+_CLOSEST_IDS = 4
+"""How many of them are looked at first. Nearly always they are the template's, the same at each turn."""
+
 
 class ChatRenderer:
     """Turns messages into token ids, and generated ids into a `ParsedTurn`, for one chat template and set of tools.
@@ -131,6 +134,8 @@ class ChatRenderer:
         self._kept_prompt = functools.lru_cache(_PROMPTS)(
             lambda key, most: TokenIds(self.prompt([cast(Message, dict(pairs)) for pairs in key], most=most))
         )
+
+        self._end_of = functools.lru_cache(_PROMPTS)(self.decode)
 
     @property
     def added_ids(self) -> frozenset[int]:
@@ -299,7 +304,11 @@ class ChatRenderer:
 
         It may differ from `opens_thinking`: some templates open thinking for a user's message, and not for a result.
         """
-        return _opens_thinking(self.decode(context[-_OPENING_IDS:]))
+        for count in (_CLOSEST_IDS, _OPENING_IDS):
+            text = self._end_of(tuple(context[-count:])).rstrip()
+            if len(text) >= len(_OPENS_THINKING):
+                break
+        return _opens_thinking(text)
 
     # ------------------------------------------------------------------ text
 

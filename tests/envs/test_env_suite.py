@@ -210,5 +210,5 @@ async def test_whether_it_forks_can_be_demanded():
             raise ForkNotSupportedError("alone")
 
     await check_env(Alone(), ACTIONS)
-    with pytest.raises(ForkNotSupportedError):
+    with pytest.raises(ConformanceError, match="fork: ForkNotSupportedError: alone"):
         await check_env(Alone(), ACTIONS, forks=True)

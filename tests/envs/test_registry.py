@@ -126,3 +126,11 @@ def test_registered_is_a_view_that_cannot_be_altered(registry):
     assert known["CodeInterpreter-v0"].description
     with pytest.raises(TypeError):
         known["x"] = None
+
+
+def test_a_large_family_is_one_of_the_known_ids():
+    with pytest.raises(UnknownNameError, match=r"Known ids: .*ReasoningGym/\.\.\. \(106\)") as caught:
+        toolgym.make("zzz")
+    assert "ReasoningGym/gcd-v0" not in str(caught.value)
+    with pytest.raises(UnknownNameError, match=r"did you mean 'ReasoningGym/gcd-v0'"):
+        toolgym.make("ReasoningGym/gdc-v0")

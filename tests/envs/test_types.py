@@ -9,14 +9,14 @@ from toolgym.envs import Blame, StepResult, StopReason
 FAILED = {
     "env_create_failed", "reset_failed", "prompt_refused", "engine_failed", "engine_timeout", "env_failed",
     "env_timeout", "sandbox_failed", "tool_failed", "score_failed", "score_timeout", "context_failed",
-    "context_timeout", "episode_timeout",
+    "context_timeout", "turn_timeout", "episode_timeout", "worker_died",
 }  # fmt: skip
 
 
 def test_a_failure_is_never_trained_on_nor_counted():
     assert {one.value for one in StopReason if one.failed} == FAILED
     assert {one for one in StopReason if not one.trainable} == {one for one in StopReason if one.failed}
-    assert {one.value for one in StopReason if not one.counts} == FAILED | {"aborted"}
+    assert {one.value for one in StopReason if not one.counts} == FAILED | {"aborted", "straggler"}
     assert not any(one.blame is Blame.POLICY for one in StopReason if one.failed)
 
 

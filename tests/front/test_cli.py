@@ -43,13 +43,14 @@ def run_here(monkeypatch, capfd):
 def test_version_and_help(run_here):
     assert run_here("--version").stdout == f"toolgym {__version__}\n"
     shown = run_here("rollout", "--help").stdout
-    for option in ("--env", "--tasks", "--group-size", "--out", "--engine"):
+    for option in ("--env", "--tasks", "--group-size", "--out", "--engine", "--refills"):
         assert option in shown
 
 
 def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
     out = tmp_path / "out"
-    done = run("rollout", "--tasks", "4", "--group-size", "2", "--out", str(out), "--max-new-tokens", "96")
+    watched = ("--log", "tensorboard", "--metrics-port", "0")
+    done = run("rollout", "--tasks", "4", "--group-size", "2", "--out", str(out), "--max-new-tokens", "96", *watched)
     assert done.returncode == 0, done.stderr
     for word in (
         "reward",
@@ -71,8 +72,20 @@ def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
     assert len(trajectories) == len(batch) == 8
     assert sorted(batch.ids) == sorted(one.id for one in trajectories)
     assert "\x1b[" not in done.stdout  # no colours into a pipe
-    assert re.search(r"^8 of 8 episodes, reward \d\.\d\d$", done.stderr, re.M)  # nor a bar
+    assert re.search(r"^8 of 8 episodes, reward \d\.\d\d, \d+ turns, [\d,]+ tokens/s$", done.stderr, re.M)  # nor a bar
     assert "Traceback" not in done.stderr
+    assert re.search(r"^figures for Prometheus at http://127.0.0.1:\d+/metrics$", done.stderr, re.M)
+    [events] = (out / "tensorboard").iterdir()
+    for kept in (b"rollout/episodes/finished", b"config/text_summary", b"examples/7/text_summary", b"CodeInterpreter"):
+        assert kept in events.read_bytes()
+
+
+def test_a_logger_that_is_not_installed_is_told_before_the_engine_starts(tmp_path, run_here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    done = run_here("rollout", "--engine", "no-such-engine", "--log", "wandb", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "error: A WandbLogger needs the package 'wandb'" in done.stderr
+    assert "pip install wandb" in done.stderr
 
 
 def test_tasks_and_tools_from_files(tmp_path, run_here):
@@ -99,6 +112,18 @@ def test_tasks_from_plain_rows(tmp_path, run_here):
     assert done.returncode == 0, done.stderr
     [one] = read_trajectories(tmp_path / "out" / "trajectories.jsonl")
     assert (one.messages[0]["content"], one.ground_truth) == ("Compute 6*7.", "42")
+
+
+def test_arguments_of_the_env_with_wrappers(tmp_path, run_here):
+    limit = {"name": "toolgym.wrappers:TurnLimit", "kwargs": {"max_turns": 1}}
+    done = run_here(
+        "rollout", "--tasks", "1", "--group-size", "2", "--out", str(tmp_path / "out"), "--max-new-tokens", "96",
+        "--env-kwargs", json.dumps({"wrappers": [limit], "max_turns": 3}), "--record", str(tmp_path / "run.jsonl"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    played = list(read_trajectories(tmp_path / "out" / "trajectories.jsonl"))
+    assert [len(one.turns) for one in played] == [1, 1]
+    assert run_here("replay", str(tmp_path / "run.jsonl")).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -135,6 +160,8 @@ def test_tasks_from_plain_rows(tmp_path, run_here):
         (["--env", "no_such_modul:x"], "there is no module 'no_such_modul'"),
         (["--env", "Unknown"], "'module:Id' imports the module that registers an id first"),
         (["--tool-config", "{folder}/tools.yaml"], "expected a mapping"),
+        (["--env-kwargs", "max_turns=3"], "--env-kwargs: not JSON"),
+        (["--env-kwargs", '{{"wrappers": ["toolgym.wrappers:TurnLimit"]}}'], "give what else it takes"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_helps(tmp_path, run_here, arguments, said):
@@ -387,7 +414,7 @@ def test_failures_are_one_line_for_each_kind_and_told_once(tmp_path, run_here, m
     assert [line.partition(" with")[0] for line in lines] == ["2 of 4 episodes failed", "1 of 4 episodes failed"]
     assert "OSError: the dataset is not mounted" in lines[0]
     assert "3 of 4 episodes" in done.stdout
-    assert "failed" not in done.stderr
+    assert "failed with" not in done.stderr
 
 
 def test_a_full_disk_costs_no_episode_that_has_finished(tmp_path, run_here, monkeypatch):

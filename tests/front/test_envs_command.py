@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from toolgym.envs.ids import FAMILIES, OWN_ENVS
+
 SCRIPT = Path(sys.executable).with_name("toolgym")
 """What pip installs: unlike `python -m toolgym`, it does not have the current folder on its path by itself."""
 
@@ -27,11 +29,27 @@ def run(folder, *arguments, **env):
 
 def test_each_id_is_a_line_and_a_module_of_the_current_folder_adds_its_own(tmp_path):
     (tmp_path / "town_env.py").write_text(MODULE)
-    done = run(tmp_path, "envs", "--env", "town_env")
+    done = run(tmp_path, "envs", "--all", "--env", "town_env")
     assert done.returncode == 0, done.stderr
     names = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
-    assert sorted(names) == ["CodeInterpreter-v0", "town_env:Towns-v0"]
+    assert set(names) == {*OWN_ENVS, "town_env:Towns-v0"}
     assert names["town_env:Towns-v0"].endswith("Towns, by name.")
+
+
+def test_a_family_is_one_line_and_a_name_lists_its_ids(tmp_path):
+    lines = run(tmp_path, "envs").stdout.splitlines()
+    assert len(lines) == len({id.split("/")[0] for id in OWN_ENVS})
+    games = [id for id in OWN_ENVS if id.startswith("TextArena/")]
+    assert [line for line in lines if line.startswith("TextArena/*") and line.endswith(f"({len(games)} ids)")]
+    for name in ("TextArena/*", "textarena/"):
+        assert [line.split("  ")[0] for line in run(tmp_path, "envs", name).stdout.splitlines()] == sorted(games)
+    unknown = run(tmp_path, "envs", "chess")
+    assert unknown.returncode == 1
+    assert unknown.stderr == "error: no id has 'chess' in it; `toolgym envs --all` lists every id\n"
+
+
+def test_each_family_has_a_line():
+    assert {id.split("/")[0] for id in OWN_ENVS if "/" in id} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +84,9 @@ def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, cap
     ("words", "offered"),
     [
         ("toolgym ro", "rollout"),
-        ("toolgym rollout --env Cod", "CodeInterpreter-v0"),
+        ("toolgym rollout --env CodeI", "CodeInterpreter-v0"),
         ("toolgym serve sa", "sandbox"),
-        ("toolgym serve openenv Cod", "CodeInterpreter-v0"),
+        ("toolgym serve openenv CodeI", "CodeInterpreter-v0"),
     ],
 )
 def test_a_shell_completes_commands_and_ids(tmp_path, words, offered):
@@ -82,3 +100,7 @@ def test_completion_is_offered_by_the_command_and_not_by_its_parts(tmp_path):
     assert "--install-completion" in run(tmp_path, "--help").stdout
     for command in ("envs", "serve"):
         assert "completion" not in run(tmp_path, command, "--help").stdout
+
+
+def test_the_help_of_a_server_shows_its_defaults(tmp_path):
+    assert "[default: 127.0.0.1]" in run(tmp_path, "serve", "search", "--help").stdout

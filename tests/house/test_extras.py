@@ -45,6 +45,13 @@ def test_what_needs_torch_names_the_extra(name):
     assert "[rollout]'" in done.stderr
 
 
+def test_what_needs_ray_names_the_extra():
+    names = ("RayRunner", "RayEngine", "RayRateLimiter")
+    tries = "\n".join(f"try: toolgym.rollout.{name}\nexcept ImportError as error: print(error)" for name in names)
+    done = run(["ray"], f"import toolgym.rollout\n{tries}")
+    assert done.stdout.count("needs 'ray', which is not installed") == done.stdout.count("[ray]'") == len(names)
+
+
 @pytest.mark.parametrize(
     ("noted", "command"),
     [

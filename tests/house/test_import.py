@@ -18,6 +18,7 @@ import toolgym.rollout.engines
 import toolgym.testing
 import toolgym.tools
 import toolgym.tools.sandbox
+import toolgym.wrappers
 from toolgym.tools.errors import MissingExtraError
 
 HEAVY = {
@@ -51,6 +52,7 @@ LAYERS = [
     toolgym.testing,
     toolgym.tools,
     toolgym.tools.sandbox,
+    toolgym.wrappers,
 ]
 layers = pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
 

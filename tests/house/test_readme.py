@@ -82,9 +82,9 @@ def test_a_program_of_the_pages_on_trainers_runs(program, tmp_path):
 
 
 @pytest.mark.long
-def test_the_command_of_the_page_on_envs_runs(folder):
-    [command] = _blocks("docs/own_env.md", "bash")
-    _run(["bash", "-c", command.replace("../.venv/bin/python", sys.executable)], folder)
+def test_the_commands_of_the_page_on_envs_run(folder):
+    for command in _blocks("docs/own_env.md", "bash"):
+        _run(["bash", "-c", command.replace("../.venv/bin/python", sys.executable)], folder)
     assert (folder / "sums-out" / "batch.safetensors").exists()
 
 

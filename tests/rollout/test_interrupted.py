@@ -48,7 +48,9 @@ async def test_an_error_of_the_run_keeps_it_too(scripted, tmp_path, monkeypatch)
             if self.count == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("toolgym.rollout.runner.local.TrajectoryWriter", lambda path: _Entered(Interrupting()))
+    monkeypatch.setattr(
+        "toolgym.rollout.runner.rollout.TrajectoryWriter", lambda path, append: _Entered(Interrupting())
+    )
     with pytest.raises(KeyboardInterrupt) as interrupted:
         await rollout(env, scripted(slowly(0)), TASKS, config=CONFIG, out=tmp_path / "x")
     assert len(interrupted.value.trajectories) == 1
@@ -107,7 +109,6 @@ async def test_progress_is_shown_on_standard_error_when_asked(scripted, capsys):
     await rollout(env, scripted(slowly(0)), TASKS, config=CONFIG, progress=True)
     shown, errors = capsys.readouterr()
     assert shown == ""
-    assert "4/4" in errors
-    assert "reward=0.00" in errors
+    assert "4 of 4 episodes, reward 0.00, 4 turns" in errors
     await rollout(env, scripted(slowly(0)), TASKS, config=CONFIG)
     assert capsys.readouterr().err == ""

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
+from toolgym.envs.responses import End
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.tool_env import End
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, rollout
 from toolgym.rollout.engines.base import FinishReason
-from toolgym.rollout.episode import derive_seed
+from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
 from toolgym.tools import BaseTool, CodeInterpreterTool, ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, SandboxError, TemplateError, UnknownNameError
@@ -270,7 +270,7 @@ async def test_an_env_that_breaks_costs_one_trajectory_and_is_replaced(scripted,
         await other.step('<tool_call>{"name": "code_interpreter", "arguments": {"code": "1"}}</tool_call>')
         done = await play(
             scripted(compute_then_answer), tokenizer, questions,
-            env=Breaking, max_concurrent=1, limits=EpisodeLimits(env_timeout=6.0),
+            env=Breaking, max_concurrent=1, limits=EpisodeLimits(env_timeout=3.0),
         )  # fmt: skip
     assert [t.stop_reason for t in done] == ["reset_failed", "answered", "env_failed", "env_timeout", "answered"]
     assert [t.failed for t in done] == [True, False, True, True, False]

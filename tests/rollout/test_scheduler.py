@@ -20,7 +20,7 @@ from toolgym.rollout import (
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
-from toolgym.rollout.runner.scheduler import GroupsInOrder
+from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.tools.errors import ConfigError, EngineError
 
@@ -146,6 +146,23 @@ class Broken(GroupsInOrder):
 class BrokenLater(GroupsInOrder):
     def finished(self, job, trajectory):
         raise RuntimeError("a bug of the scheduler")
+
+
+class NoJob(GroupsInOrder):
+    async def next(self):
+        return "no job"
+
+
+class ForgetsToReturn(GroupsInOrder):
+    def finished(self, job, trajectory):
+        super().finished(job, trajectory)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("kind", "said"), [(NoJob, "NoJob.next must give a Job"), (ForgetsToReturn, "gave None")])
+async def test_a_scheduler_that_gives_something_else_is_told(scripted, kind, said):
+    with pytest.raises(ConfigError, match=said):
+        await Runner(env, scripted(lambda *_: "done"), config=config()).run(kind(tasks("a", "b"), config()))
 
 
 @pytest.mark.parametrize("kind", [Broken, BrokenLater])

@@ -68,6 +68,31 @@ async def test_to_validate_is_to_draw_the_same_tasks_at_every_step(scripted):
     assert runs[0][1] != runs[1][1]
 
 
+async def test_validation_has_its_own_sampling_and_the_record_says_which_it_was(scripted, tmp_path, tokenizer):
+    own = SamplingParams(max_new_tokens=7, temperature=0.0)
+    given = {"sampling": SamplingParams(max_new_tokens=20, top_p=0.9), "seed": 1}
+    for config, expected in [
+        (RunConfig(**given, validation_sampling=own), given["sampling"]),
+        (RunConfig(**given, validation_sampling=own, validate=True), own),
+        (RunConfig(**given, validate=True), given["sampling"]),
+    ]:
+        engine = scripted(lambda *_: "done")
+        with recorded(Runner(env, engine, config=config), listed(1), tmp_path / f"{id(config)}.jsonl") as runner:
+            [one] = await runner.run(listed(1))
+        [(_, sent)] = engine.seen.values()
+        for name in ("max_new_tokens", "temperature", "top_p"):
+            assert getattr(sent, name) == getattr(expected, name) == one.sampling[name]
+        assert one.validate == config.validate
+        assert sent.seed == one.turns[0].seed
+        assert (await replay(tmp_path / f"{id(config)}.jsonl", tokenizer, env=env)).equal
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0}, 0.0, SamplingParams(max_new_tokens=4, seed=5)])
+def test_a_wrong_validation_sampling_is_refused(wrong):
+    with pytest.raises(ConfigError, match="validation_sampling"):
+        RunConfig(validation_sampling=wrong)
+
+
 async def test_a_sequence_goes_on_where_the_step_before_ended(scripted):
     steps = [(await played(scripted, listed(5), num_tasks=3, training_step=step))[0] for step in range(3)]
     assert steps == [["0", "1", "2"], ["3", "4", "0"], ["1", "2", "3"]]

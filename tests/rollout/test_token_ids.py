@@ -50,6 +50,16 @@ def test_grown_ids_are_read_as_a_tuple_is():
     assert prompt != [*prompt], "as a tuple is no list"
 
 
+def test_it_tells_whether_it_begins_with_others():
+    prompt = TokenIds([1, 2, 3])
+    grown = prompt.followed_by([4, 5])
+    for ids in (grown.followed_by([6]), TokenIds([1, 2, 3, 4, 5, 6])):
+        assert ids.begins_with(prompt)
+        assert ids.begins_with(grown)
+        assert not ids.begins_with(prompt.followed_by([5]))
+        assert not grown.begins_with(ids)
+
+
 @pytest.mark.parametrize("wrong", [[1.0], ["1"], [None]])
 def test_what_is_no_whole_number_is_refused_also_behind_others(wrong):
     with pytest.raises(ConfigError, match="integers"):

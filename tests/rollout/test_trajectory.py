@@ -441,3 +441,15 @@ def test_without_texts_they_are_empty():
     bare = {one.name: getattr(trajectory(), one.name) for one in dataclasses.fields(Trajectory)}
     del bare["prompt_text"], bare["response_text"]
     assert (Trajectory(**bare).prompt_text, Trajectory.prompt_text) == ("", "")
+
+
+def test_retries_are_written_where_there_were_some():
+    """So that versions of the library that know nothing of them read the other files."""
+    turn = trajectory().turns[0]
+    again = dataclasses.replace(turn, tool_calls=(dataclasses.replace(turn.tool_calls[0], retries=2),))
+    written = [trajectory(turns=(one,)).to_json()["turns"][0]["tool_calls"][0] for one in (turn, again)]
+    assert "retries" not in written[0]
+    assert written[1]["retries"] == 2
+    for one in (turn, again):
+        made = trajectory(turns=(one,))
+        assert Trajectory.from_json(json.loads(json.dumps(made.to_json()))) == made

@@ -14,6 +14,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout import (
     EpisodeLimits,
     RunConfig,
+    RunMetrics,
     Runner,
     SamplingParams,
     SGLangServer,
@@ -26,6 +27,8 @@ from toolgym.rollout import (
     summarize,
     tiny_policy_path,
 )
+from toolgym.rollout.episode_observer import checked_observers
+from toolgym.rollout.runner.sinks import checked_sinks
 from toolgym.tools import ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, UnknownArgumentError
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox
@@ -82,7 +85,7 @@ async def test_an_opening_that_was_not_awaited_is_no_engine():
 # ---------------------------------------------------------------------- tasks
 
 
-@pytest.mark.parametrize("tasks", [[ROW], [TASK, ROW], "tasks.jsonl", TASK, {"q": TASK}, 3, iter([TASK])])
+@pytest.mark.parametrize("tasks", [[ROW], [TASK, ROW], "tasks.jsonl", TASK, {"q": TASK}, 3, iter([ROW])])
 async def test_what_are_no_tasks(scripted, tasks):
     for given in ({}, {"num_tasks": 2}):
         with pytest.raises(ConfigError, match="task"):
@@ -169,6 +172,11 @@ def plain(text: str) -> str:
         (lambda: ToolEnv([], [TASK], scorer=lambda a, b, c: 1.0), "a scorer takes an Outcome, or a text and a Task"),
         (lambda: ToolEnv([], [TASK], scorer=1.0), "which cannot be called"),
         (lambda: RunConfig(group_size="4"), "group_size must be a whole number, at least 1, got '4'"),
+        (lambda: RunConfig(max_concurrent=None), r"max_concurrent must be Adaptive\(\) or a whole number, at least 1"),
+        (lambda: checked_observers(RunMetrics()), "observers must be a list of observers, got"),
+        (lambda: checked_observers([3]), "an observer must be an EpisodeObserver, got 3"),
+        (lambda: checked_sinks(RunMetrics()), "sinks must be a list of sinks, got"),
+        (lambda: checked_sinks([3]), r"a sink must have a method `write\(trajectory\)`, got 3"),
         (lambda: RunConfig(seed="x"), "seed must be a whole number or None, got 'x'"),
         (lambda: RunConfig(sampling={}), "sampling must be of type SamplingParams"),
         (lambda: EpisodeLimits(engine_timeout="5"), "engine_timeout must be a positive number of seconds, got '5'"),

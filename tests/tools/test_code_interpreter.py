@@ -268,3 +268,11 @@ def test_wrong_options_are_named(config, said):
 def test_a_schema_without_code_is_refused():
     with pytest.raises(ConfigError, match="argument 'code'"):
         CodeInterpreterTool({}, ToolSchema("x"))
+
+
+def test_the_environment_names_servers_where_the_configuration_names_no_sandbox(monkeypatch):
+    monkeypatch.setenv("TOOLGYM_SANDBOX_URLS", "http://a:1, http://b:2")
+    assert CodeInterpreterTool({}).sandbox.urls == ("http://a:1", "http://b:2")
+    assert CodeInterpreterTool({"sandbox_url": "http://c:3"}).sandbox.urls == ("http://c:3",)
+    with pytest.raises(ConfigError, match="leave it out beside the environment variable TOOLGYM_SANDBOX_URLS"):
+        CodeInterpreterTool({"isolation": "landlock"})

@@ -95,7 +95,15 @@ async def test_a_sandboxfusion_server_is_refused_where_state_is_demanded(fusion)
     await tool.close()
 
 
-@pytest.mark.parametrize("where", ["here", "ours", "fusion", "fusion_url"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("here", marks=pytest.mark.matrix),
+        "ours",
+        "fusion",
+        pytest.param("fusion_url", marks=pytest.mark.matrix),
+    ],
+)
 async def test_the_model_reads_the_same_wherever_it_runs(where, ours, fusion):
     places = {
         "here": {},

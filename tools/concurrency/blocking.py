@@ -106,6 +106,7 @@ class BlockingPool:
         self.queue_timeout = queue_timeout
         self._places = LocalRateLimiter(max_threads)
         self._idle: list[DaemonThread] = []
+        self._closed = False
         self._left: dict[Future[Any], str] = {}
         self._logs: dict[str, OverrunLog] = {}
         self._lock = threading.RLock()  # re-entrant: a garbage collection inside it may end a forgotten call
@@ -147,6 +148,13 @@ class BlockingPool:
         finally:
             place.release()
 
+    def close(self) -> None:
+        """End the threads that are idle, and each of the others with its function."""
+        with self._lock:
+            self._closed = True
+            while self._idle:
+                self._idle.pop().shutdown(wait=False)
+
     def _thread(self) -> DaemonThread:
         with self._lock:
             if self._idle:
@@ -170,7 +178,7 @@ class BlockingPool:
 
     def _on_done(self, thread: DaemonThread, future: Future[Any]) -> None:
         with self._lock:
-            if self._left.pop(future, None) is None:
+            if self._left.pop(future, None) is None and not self._closed:
                 self._idle.append(thread)
             else:
                 thread.shutdown(wait=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from toolgym.tools.concurrency.eager_task import begin
 from toolgym.tools.errors import ToolgymError
 
 T = TypeVar("T")
@@ -28,6 +30,9 @@ LOG_INTERVAL = 10.0
 
 _log = logging.getLogger("toolgym.tools")
 _left_behind: set[asyncio.Task[Any]] = set()
+
+_UNINTERRUPTED = 0.001
+"""Seconds that a call may take, before it has waited for anything, until the calls inside of it let others go on."""
 
 _LEAST_WAIT = 0.05
 """Seconds between two looks at a clock that stands still, and the most by which a deadline passes late for it."""
@@ -63,33 +68,50 @@ class _Clock:
     The context that carries a clock follows the code into other event loops, so several threads may stop one clock.
     """
 
+    __slots__ = ("_exempt", "_lock", "_queued", "_queues", "_ran", "_since", "began", "outer", "overran")
+
     def __init__(self, outer: _Clock | None) -> None:
         self.outer = outer
+        self.began: float | None = None  # while the code takes its first step
         self.overran = False
-        self._started = time.monotonic()
-        self._queued = 0.0
-        self._queues = 0
-        self._since = 0.0
+        self._ran = self._queued = 0.0
+        self._queues = self._exempt = 0
+        self._since = time.monotonic()
         self._lock = threading.Lock()
 
-    def queue(self) -> None:
+    def queue(self, count: int) -> None:
+        """Add so many waits to those that are under way; -1: one is over."""
         with self._lock:
-            if not self._queues:
-                self._since = time.monotonic()
-            self._queues += 1
+            self._settle()
+            self._queues += count
 
-    def go_on(self) -> None:
+    def exempt(self, count: int) -> None:
+        """Add so many blocks of `own_deadline` to those that run; -1: one is over."""
         with self._lock:
-            self._queues -= 1
-            if not self._queues:
-                self._queued += time.monotonic() - self._since
+            self._settle()
+            self._exempt += count
 
     def read(self) -> tuple[float, float, bool]:
-        """Seconds that the code ran, seconds that it queued, and whether it queues now."""
+        """Seconds that the code ran, seconds that it queued, and whether the clock stands still now."""
         with self._lock:
-            now = time.monotonic()
-            queued = self._queued + (now - self._since if self._queues else 0.0)
-            return now - self._started - queued, queued, self._queues > 0
+            self._settle()
+            return self._ran, self._queued, self._queues > 0 or self._exempt > 0
+
+    @property
+    def exempted(self) -> bool:
+        """Whether the code is inside of `own_deadline` now."""
+        return self._exempt > 0
+
+    def _settle(self) -> None:
+        """Count the seconds since the last change as what they were."""
+        now = time.monotonic()
+        seconds, self._since = now - self._since, now
+        if self._exempt:
+            return
+        if self._queues:
+            self._queued += seconds
+        else:
+            self._ran += seconds
 
 
 _clock: ContextVar[_Clock | None] = ContextVar("toolgym_deadline", default=None)
@@ -98,18 +120,54 @@ _clock: ContextVar[_Clock | None] = ContextVar("toolgym_deadline", default=None)
 @contextlib.contextmanager
 def queueing() -> Iterator[None]:
     """Stop the deadlines of `with_deadline` inside the block: there the caller waits for its turn."""
-    clocks = []
-    clock = _clock.get()
-    while clock is not None:
-        clocks.append(clock)
-        clock = clock.outer
+    clocks = _clocks()
     for one in clocks:
-        one.queue()
+        one.queue(1)
     try:
         yield
     finally:
         for one in clocks:
-            one.go_on()
+            one.queue(-1)
+
+
+@contextlib.contextmanager
+def own_deadline() -> Iterator[None]:
+    """Stop the deadlines of `with_deadline` around the block, which has a deadline of its own inside."""
+    clocks = _clocks()
+    for one in clocks:
+        one.exempt(1)
+    try:
+        yield
+    finally:
+        for one in clocks:
+            one.exempt(-1)
+
+
+class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
+    """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, for the reasons
+    of `toolgym.tools.assigned.assigned`."""
+
+    __slots__ = ("_around", "_token")
+
+    def __enter__(self) -> Callable[[], bool]:
+        self._around = _Clock(_clock.get())
+        self._token = _clock.set(self._around)
+        return self._is_inside
+
+    def __exit__(self, *_: object) -> None:
+        _clock.reset(self._token)
+
+    def _is_inside(self) -> bool:
+        return self._around.exempted
+
+
+def _clocks() -> list[_Clock]:
+    """Return the clocks around the caller, the nearest first."""
+    clocks, clock = [], _clock.get()
+    while clock is not None:
+        clocks.append(clock)
+        clock = clock.outer
+    return clocks
 
 
 @contextlib.contextmanager
@@ -125,14 +183,13 @@ def queue_clock() -> Iterator[Callable[[], float]]:
 
 def overran() -> bool:
     """Whether a deadline of `with_deadline` around the caller has passed: cancelled code was cancelled for that."""
-    clock = _clock.get()
-    while clock is not None and not clock.overran:
-        clock = clock.outer
-    return clock is not None
+    return any(clock.overran for clock in _clocks())
 
 
-async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, queue: float | None = None) -> T:
-    """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing`.
+async def with_deadline(
+    coroutine: Coroutine[Any, Any, T], seconds: float, *, queue: float | None = None, name: str = ""
+) -> T:
+    """Await a coroutine for at most `seconds`, not counting what it spends inside of `queueing` or `own_deadline`.
 
     `asyncio.wait_for` waits for the cancelled code to end, however long that takes; foreign code may never end. Here
     it gets `CANCEL_GRACE` seconds and is then left behind, with a line in the log (at most one in `LOG_INTERVAL`).
@@ -141,6 +198,7 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, qu
         coroutine: the code.
         seconds: wall seconds that it may run.
         queue: wall seconds that it may queue. None: as long as it runs.
+        name: what the log calls the code.
 
     Raises:
         DeadlineError: a deadline passed.
@@ -149,48 +207,59 @@ async def with_deadline(coroutine: Coroutine[Any, Any, T], seconds: float, *, qu
             passed on, it would look like the caller's own cancellation, and a waiter would never get an answer.
     """
     queue = seconds if queue is None else queue
-    clock = _Clock(_clock.get())
+    outer = _clock.get()
+    clock = _Clock(outer)
+    clock.began = time.monotonic()
     token = _clock.set(clock)
-    task = asyncio.ensure_future(_contained(coroutine))  # takes a copy of the context
-    _clock.reset(token)
-    left, queue_left, queues = seconds, queue, False
+    try:
+        first, task = begin(_contained(coroutine))  # takes a copy of the context
+    finally:
+        clock.began = None
+        _clock.reset(token)
+    if first.ended:
+        # Others have their turn at each call, however quick it was. Inside of a call that has not waited for anything
+        # yet, which does the same at its end, that would only make it wait.
+        if outer is None or outer.began is None or time.monotonic() - outer.began > _UNINTERRUPTED:
+            await asyncio.sleep(0)
+        return _outcome(first.result)
+    loop = asyncio.get_running_loop()
+    left, queue_left, stopped = seconds, queue, False
     while left > 0 and queue_left > 0:
         # Queueing may begin and end at any time, so the clock is read again when the nearer deadline could have passed.
-        timeout = max(_LEAST_WAIT, min(left, queue_left)) if queues else min(left, max(_LEAST_WAIT, queue_left))
+        timeout = max(_LEAST_WAIT, min(left, queue_left)) if stopped else min(left, max(_LEAST_WAIT, queue_left))
+        # As `asyncio.wait` for one task, in half of its time, and here, as a coroutine of its own takes 0.5 kB.
+        waiter: asyncio.Future[None] = loop.create_future()
+        wake = functools.partial(_wake, waiter)
+        timer = loop.call_later(timeout, wake)
+        task.add_done_callback(wake)
         try:
-            done = await _ended(task, timeout)
+            await waiter
         except asyncio.CancelledError:
-            await _stop(task)
+            await _stop(task, name)
             raise
-        if done:
-            if task.cancelled():
-                raise SelfCancelledError("the code awaited something that had been cancelled")
-            return task.result()
-        ran, queued, queues = clock.read()
+        finally:
+            timer.cancel()
+            task.remove_done_callback(wake)
+        if task.done():
+            return _outcome(task.result)
+        ran, queued, stopped = clock.read()
         left, queue_left = seconds - ran, queue - queued
     clock.overran = True
-    stuck = not await _stop(task)
+    stuck = not await _stop(task, name)
     overdue = queue_left <= 0 < left
     raise DeadlineError(queue if overdue else seconds, stuck=stuck, queued=overdue)
 
 
-async def _ended(task: asyncio.Task[Any], seconds: float) -> bool:
-    """Wait until a task has ended, for so many seconds at most: `asyncio.wait` for one task, in half of its time."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    timer = loop.call_later(seconds, wake)
-    task.add_done_callback(wake)
+def _outcome(result: Callable[[], T]) -> T:
     try:
-        await waiter
-    finally:
-        timer.cancel()
-        task.remove_done_callback(wake)
-    return task.done()
+        return result()
+    except asyncio.CancelledError as error:
+        raise SelfCancelledError("the code awaited something that had been cancelled") from error
+
+
+def _wake(waiter: asyncio.Future[None], *_: object) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -222,7 +291,7 @@ async def shielded(awaitable: Awaitable[T]) -> T:
     return task.result()
 
 
-async def _stop(task: asyncio.Task[Any]) -> bool:
+async def _stop(task: asyncio.Task[Any], name: str) -> bool:
     """Cancel a task and wait a little for it. Returns whether it ended."""
     _left_behind.add(task)  # asyncio itself refers to tasks weakly, and this wait may be cancelled too
     task.add_done_callback(_forget)
@@ -231,7 +300,7 @@ async def _stop(task: asyncio.Task[Any]) -> bool:
         await asyncio.wait({task}, timeout=CANCEL_GRACE / _GRACE_PARTS)
         if task.done():
             return True
-    _stuck_log.add(f"code that ignores cancellation: {task!r}")
+    _stuck_logs.setdefault(name, OverrunLog()).add(f"{name or 'code'}, which ignores cancellation: {task!r}")
     return False
 
 
@@ -255,7 +324,8 @@ class OverrunLog:
         _log.warning("overran its deadline and was left behind: %s%s", what, more)
 
 
-_stuck_log = OverrunLog()
+_stuck_logs: dict[str, OverrunLog] = {}
+"""By what the log calls the code, so that a tool's line is not missing because of another one's."""
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

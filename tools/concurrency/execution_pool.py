@@ -16,13 +16,14 @@ import pickle
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import cloudpickle
 
 from toolgym.tools.concurrency.blocking import DaemonThread, contained, in_thread
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
+from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.errors import ConfigError, SandboxError
 
 T = TypeVar("T")
@@ -158,14 +159,17 @@ def init_execution_pool(
     enable_global_rate_limit: bool = True,
     rate_limit: int = 10,
     mode: PoolMode = PoolMode.ThreadMode,
+    rate_limit_scope: LimitScope = "process",
 ) -> ExecutionPool:
     """Make a pool.
 
     Args:
         num_workers: functions that this pool runs at once.
-        enable_global_rate_limit: whether all pools of the process together are limited.
+        enable_global_rate_limit: whether all pools of the process, or of the cluster, together are limited.
         rate_limit: functions that they run at once.
         mode: threads or processes.
+        rate_limit_scope: `process`, or `cluster` for all pools of the job on the Ray cluster that the process is
+            connected to.
 
     Raises:
         ConfigError: a number is not positive, or another pool of the process has another `rate_limit`.
@@ -174,7 +178,9 @@ def init_execution_pool(
         raise ConfigError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     if not isinstance(mode, PoolMode):
         raise ConfigError(f"mode must be PoolMode.ThreadMode or PoolMode.ProcessMode, got {mode!r}")
-    limiter = global_limiter(POOL_LIMIT_NAME, rate_limit) if enable_global_rate_limit else None
+    if rate_limit_scope not in get_args(LimitScope):
+        raise ConfigError(f"rate_limit_scope must be 'process' or 'cluster', got {rate_limit_scope!r}")
+    limiter = named_limiter(POOL_LIMIT_NAME, rate_limit, rate_limit_scope) if enable_global_rate_limit else None
     return ExecutionPool(num_workers, limiter, mode)
 
 

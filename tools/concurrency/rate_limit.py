@@ -86,12 +86,18 @@ class LocalRateLimiter(RateLimiter):
 
     Args:
         limit: how many permits there are.
+
+    Attributes:
+        limit: how many there are now; see `resize`.
+        granted: how many permits were given so far.
+
+    Raises:
+        ConfigError: the limit is not a whole number of at least 1.
     """
 
     def __init__(self, limit: int) -> None:
-        if not isinstance(limit, int) or limit < 1:
-            raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
-        self.limit = limit
+        self.limit = _checked(limit)
+        self.granted = 0
         self._free = limit
         # Re-entrant: a garbage collection inside it may find a forgotten waiter, which gives its permit back.
         self._lock = threading.RLock()
@@ -112,6 +118,7 @@ class LocalRateLimiter(RateLimiter):
             if self.full:
                 return None
             self._free -= 1
+            self.granted += 1
             return Lease(self._hand_on)
 
     @property
@@ -146,23 +153,47 @@ class LocalRateLimiter(RateLimiter):
         """Take a permit at once. Where none is free, the next one that is given back goes to no waiter."""
         with self._lock:
             self._free -= 1
+            self.granted += 1
         return Lease(self._hand_on)
 
-    def _hand_on(self) -> None:
-        """Give a permit to the first waiter, or back to the free ones."""
+    def resize(self, limit: int) -> None:
+        """Change how many permits there are. Where fewer are left than are held, none is taken away: those that are
+        given back go to no waiter until the limit holds again.
+
+        Raises:
+            ConfigError: the limit is not a whole number of at least 1.
+        """
         with self._lock:
-            here = running_loop() if self._waiters else None
-            while self._waiters and self._free >= 0:
-                loop, future = self._waiters.popleft()
-                if loop is here:  # it is awake: no need for the system call that wakes it up
-                    _wake(future)
-                    return
+            self._free += _checked(limit) - self.limit
+            self.limit = limit
+            self._serve()
+
+    def _hand_on(self) -> None:
+        """Give a permit back: to the first waiter, or to the free ones."""
+        with self._lock:
+            self._free += 1
+            self._serve()
+
+    def _serve(self) -> None:
+        """Hand the free permits to the first waiters."""
+        here = running_loop() if self._waiters else None
+        while self._waiters and self._free > 0:
+            loop, future = self._waiters.popleft()
+            if loop is here:  # it is awake: no need for the system call that wakes it up
+                _wake(future)
+            else:
                 try:
                     loop.call_soon_threadsafe(_wake, future)
                 except RuntimeError:  # that waiter's event loop has been closed
                     continue
-                return
-            self._free += 1
+            self._free -= 1
+            self.granted += 1
+
+
+def _checked(limit: int) -> int:
+    if not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"a rate limit must be a whole number of at least 1, got {limit!r}")
+    return limit
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import tenacity
 
 from toolgym.tools.errors import ConfigError, ToolgymError
+from toolgym.tools.retry_count import count_retry
 
 T = TypeVar("T")
 
@@ -138,7 +139,13 @@ async def repeat(
         sleep=asyncio.sleep, retry=tenacity.retry_if_exception(is_safe), stop=is_last, wait=pause, reraise=True
     )
 
+    made = 0
+
     async def once() -> T:  # tenacity awaits what it recognises as a coroutine function
+        nonlocal made
+        if made:
+            count_retry()
+        made += 1
         return await attempt()
 
     return await schedule(once)

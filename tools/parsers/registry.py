@@ -21,6 +21,7 @@ _PARSERS = {
     "glm45": "glm:parse_glm",
     "kimi_k2": "kimi:parse_kimi",
     "gpt_oss": "gpt_oss:parse_gpt_oss",
+    "search_r1": "search_r1:parse_search_r1",
 }
 _ALIASES = {
     "qwen": "hermes",
@@ -58,6 +59,7 @@ def get_parser(name: str) -> Parser:
             | `glm45` | GLM 4.5, 4.6, 4.7 | `glm`, `glm47` |
             | `kimi_k2` | Kimi K2, K2 Thinking, K2.5 | |
             | `gpt_oss` | gpt-oss | `gpt-oss` |
+            | `search_r1` | those trained with `<search>query</search>`, as Search-R1 | |
 
     Raises:
         UnknownNameError: no parser has that name.

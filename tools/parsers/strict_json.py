@@ -31,8 +31,47 @@ class Json(NamedTuple):
     problem: str
 
 
+class _OddError(Exception):
+    """The value needs a closer look."""
+
+
+def _plain_pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(found)
+    if len(made) != len(found):
+        raise _OddError
+    return made
+
+
+def _plain_decimal(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise _OddError
+    return number
+
+
+def _no_constant(_: str) -> None:
+    raise _OddError
+
+
+# Not strict: raw control characters may stand in strings.
+_PLAIN = json.JSONDecoder(
+    strict=False, object_pairs_hook=_plain_pairs, parse_constant=_no_constant, parse_float=_plain_decimal
+)
+
+
 def read_json(text: str, at: int) -> Json:
     """Read the JSON value that begins at `at`. Never raises."""
+    try:
+        value, end = _PLAIN.raw_decode(text, at)
+    except (_OddError, ValueError, RecursionError):
+        return _looked_at(text, at)
+    if text.count("{", at, end) + text.count("[", at, end) >= MAX_DEPTH and is_deep(value):
+        return Json(None, end, f"nested more than {MAX_DEPTH} levels deep")
+    return Json(value, end, "")
+
+
+def _looked_at(text: str, at: int) -> Json:
+    """As `read_json`, in three times the time: it says what is wrong."""
     problems: list[str] = []
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -52,7 +91,6 @@ def read_json(text: str, at: int) -> Json:
             problems.append(f"the number {digits[:40]} is too large")
         return number
 
-    # Not strict: raw control characters may stand in strings.
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=pairs, parse_constant=constant, parse_float=decimal)
     try:
         value, end = decoder.raw_decode(text, at)

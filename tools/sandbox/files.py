@@ -142,6 +142,55 @@ class SessionFiles(ABC):
         (found,) = await self._act("stat", check_path(path), {})
         return found
 
+    async def walk(self, path: str = ".") -> Sequence[FileInfo]:
+        """Return all below a folder, a folder before what is in it. The names are relative to it; links stay links.
+
+        Raises:
+            SandboxError: a name leads outside. Programs of the session may have made up what is there.
+        """
+        found = await self._act("walk", check_path(path), {})
+        for one in found:
+            _check_below(one.name)
+        return found
+
+    async def read_files(self, path: str, files: Sequence[FileInfo]) -> Mapping[str, bytes]:
+        """Read files below a folder that `walk` listed, many at once; by name. One that cannot be read is left out."""
+        found: dict[str, bytes] = {}
+        for batch in _groups(files):
+            if len(batch) == 1 and batch[0].size > BATCH:
+                contents: Sequence[bytes | None] = [await self.read_file(f"{path.rstrip('/')}/{batch[0].name}")]
+            else:
+                contents = await self._pack(check_path(path), [one.name for one in batch])
+            found |= {one.name: data for one, data in zip(batch, contents, strict=True) if data is not None}
+        return found
+
+    async def write_rows(self, path: str, rows: Sequence[Row], contents: Sequence[bytes]) -> None:
+        """Make what the rows say below a folder, in their order, many at once.
+
+        Args:
+            path: the folder; it is made.
+            rows: folders before what is in them.
+            contents: of the rows that are files, in their order.
+        """
+        await self.mkdir(path, parents=True, exist_ok=True)
+        left = iter(contents)
+        batch: list[Row] = []
+        parts: list[bytes] = []
+        size = 0
+        for row in rows:
+            data = next(left) if row.kind == "file" else b""
+            if len(data) > BATCH:  # a large file by itself
+                await self.write_file(f"{path.rstrip('/')}/{row.name}", data)
+                row, data = row._replace(kind="mode"), b""
+            batch.append(row)
+            parts += [data] if row.kind == "file" else []
+            size += len(data)
+            if size > BATCH or len(batch) >= BATCH_FILES:
+                await self._unpack(path, batch, b"".join(parts))
+                batch, parts, size = [], [], 0
+        if batch:
+            await self._unpack(path, batch, b"".join(parts))
+
     async def exists(self, path: str) -> bool:
         """Return whether there is a file, folder or link of that name."""
         try:
@@ -211,9 +260,7 @@ class SessionFiles(ABC):
             OSError: something cannot be written here.
         """
         root = Path(local)
-        found = await self._act("walk", check_path(path), {})
-        for one in found:
-            _check_below(one.name)
+        found = await self.walk(path)
         await in_thread(_make_folders, root, [one for one in found if one.kind == "folder"])
         left = max_bytes
         for batch in _groups([one for one in found if one.kind == "file"]):

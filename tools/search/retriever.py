@@ -16,11 +16,24 @@ class Passage(NamedTuple):
         title: of the document.
         text: without the title.
         score: the higher, the better it fits; None where the retriever does not say.
+        id: of the passage in its corpus; empty where the retriever does not say.
     """
 
     title: str
     text: str
     score: float | None = None
+    id: str = ""
+
+    @property
+    def contents(self) -> str:
+        """Title and text as Search-R1 writes them: the first line is the title."""
+        return f"{self.title}\n{self.text}" if self.text else self.title
+
+    @classmethod
+    def of_contents(cls, contents: str, *, score: float | None = None, id: str = "") -> Passage:
+        """Return the passage that `contents` says."""
+        title, _, text = contents.partition("\n")
+        return cls(title, text, score, id)
 
 
 class Retriever(AsyncCloseable):

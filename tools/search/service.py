@@ -1,17 +1,21 @@
-"""`RetrievalService`: passages from a retrieval server, in the protocol of Search-R1.
+"""`RetrievalService`: passages from a retrieval server, in the protocol of Search-R1 or the older one of KILT.
 
-The request is `POST {"queries": [...], "topk": 3, "return_scores": true}`, to the very address that is given. The
-answer is `{"result": [[{"document": {"contents": "title\\ntext"}, "score": 0.5}, ...], ...]}`, one list for each query;
-a document may also stand there by itself. (Source: `search_r1/search/retrieval_server.py` of Search-R1, and the search
-tool that verl had until 0.8, `verl/tools/utils/search_r1_like_utils.py`.)
+Search-R1: the request is `POST {"queries": [...], "topk": 3, "return_scores": true}`, to the very address that is
+given. The answer is `{"result": [[{"document": {"contents": "title\\ntext"}, "score": 0.5}, ...], ...]}`, one list for
+each query; a document may also stand there by itself. (Source: `search_r1/search/retrieval_server.py` of Search-R1, and
+the search tool that verl had until 0.8, `verl/tools/utils/search_r1_like_utils.py`.)
+
+KILT: the request is `POST {"content": query, "translate": false}` for each query, to the address that ends in
+`/observation_kilt/`; the answer is `[{"content": "title\\ntext"}, ...]`, as many as the server likes. (Source: the
+description of the sandbox server that verl's former multi-turn branch asked.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, get_args
 
 from toolgym.tools.errors import ConfigError, RetrievalError, check_seconds, shorten
 from toolgym.tools.http.addresses import check_address
@@ -19,15 +23,19 @@ from toolgym.tools.http.client import (
     CallError,
     ClientClosedError,
     GarbledError,
-    HttpClient,
     Request,
     excerpt,
     json_body,
 )
-from toolgym.tools.http.replicas import Replica
+from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
-from toolgym.tools.http.session import HttpSession, Reply
+from toolgym.tools.http.session import Reply
 from toolgym.tools.search.retriever import Passage, Retriever
+
+T = TypeVar("T")
+
+Protocol = Literal["search-r1", "kilt"]
+"""What a retrieval server speaks."""
 
 MAX_ANSWER = 32 * 1024 * 1024
 """Most bytes of one answer."""
@@ -45,9 +53,10 @@ class RetrievalService(Retriever):
         patience: seconds for a call with all its attempts.
         max_connections: connections at once, to all servers.
         token: sent as a bearer token; None: nothing is sent.
+        protocol: what the servers speak.
 
     Raises:
-        ConfigError: an address or a time cannot be used; says which.
+        ConfigError: an address, a time or the protocol cannot be used; says which.
     """
 
     def __init__(
@@ -58,18 +67,26 @@ class RetrievalService(Retriever):
         patience: float = 120.0,
         max_connections: int = 120,
         token: str | None = None,
+        protocol: Protocol = "search-r1",
     ) -> None:
+        if protocol not in get_args(Protocol):
+            raise ConfigError(f"protocol must be one of {', '.join(get_args(Protocol))}, got {protocol!r}")
+        self.protocol = protocol
         given = [urls] if isinstance(urls, str) else urls
         if not isinstance(given, Sequence) or not given:
             raise ConfigError(f"a RetrievalService needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(check_address(url, "a retrieval server") for url in given))
+        self.urls = tuple(dict.fromkeys(map(_address, given)))
         check_seconds(timeout=timeout, patience=patience)
-        self._retries = Retries(attempt_margin=timeout, patience=patience)
-        self._max_connections = max_connections
-        self._token = token
-        self._client: HttpClient[Replica] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        # A health check asks the same address: any answer to a GET will do, also that it takes none.
+        self._client = LazyClient(
+            self,
+            self.urls,
+            Retries(attempt_margin=timeout, patience=patience),
+            token=token,
+            max_connections=max_connections,
+            max_answer=MAX_ANSWER,
+            health_path="",
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
@@ -81,53 +98,71 @@ class RetrievalService(Retriever):
             RetrievalError: no server answered properly in time, or the service is closed.
             ConfigError: another event loop uses it already.
         """
-        body = json_body({"queries": list(queries), "topk": topk, "return_scores": True})
+        if self.protocol == "kilt":
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._kilt(query)) for query in queries]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            return [task.result()[:topk] for task in tasks]
+        message = {"queries": list(queries), "topk": topk, "return_scores": True}
+        return await self._call(message, lambda answer: _read(answer, len(queries)))
+
+    async def _kilt(self, query: str) -> list[Passage]:
+        return await self._call({"content": query, "translate": False}, _read_kilt)
+
+    async def _call(self, message: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        request = Request("POST", "", json_body(message))
         try:
-            found, _ = await self._connected().call(Request("POST", "", body), lambda reply: _read(reply, len(queries)))
+            found, _ = await self._client.connected().call(request, lambda reply: read(_json(reply)))
         except (CallError, ClientClosedError) as error:
             raise RetrievalError(str(error)) from error
         return found
 
     async def close(self) -> None:
-        self._closed = True
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.close()
-
-    def _connected(self) -> HttpClient[Replica]:
-        here = asyncio.get_running_loop()
-        if self._closed:
-            raise ClientClosedError("the retrieval service is closed")
-        if self._client is None or self._loop is None or self._loop.is_closed():
-            session = HttpSession(self._token, self._max_connections, self._retries.connect_timeout, MAX_ANSWER)
-            # A health check asks the same address: what it answers a GET, be it that it takes none, will do.
-            self._client = HttpClient([Replica(url) for url in self.urls], self._retries, session, health_path="")
-            self._loop = here
-        if self._loop is not here:
-            raise ConfigError(f"{self!r} belongs to another event loop: make one for each")
-        return self._client
+        await self._client.close()
 
 
-def _read(reply: Reply, queries: int) -> list[list[Passage]]:
+def _address(url: object) -> str:
+    """Return a checked address; a slash at its end is kept, since `/observation_kilt/` is another path without it."""
+    checked = check_address(url, "a retrieval server")
+    return f"{checked}/" if str(url).strip().endswith("/") else checked
+
+
+def _json(reply: Reply) -> Any:
     if reply.status >= 500:
         raise GarbledError(f"it answered {reply.status}: {excerpt(reply.body)}")  # it may be better the next time
     if reply.status != 200:
         raise CallError(f"the retrieval server answered {reply.status}: {excerpt(reply.body)}")
     try:
-        answer = json.loads(reply.body)
-    except ValueError as error:
+        return json.loads(reply.body)
+    except (ValueError, RecursionError) as error:
         raise GarbledError(f"the answer is no JSON: {error}") from None
+
+
+def _read(answer: Any, queries: int) -> list[list[Passage]]:
     results = answer.get("result") if isinstance(answer, Mapping) else None
     if not isinstance(results, list) or len(results) != queries or not all(isinstance(one, list) for one in results):
         raise GarbledError(f"expected 'result' with a list for each of {queries} queries, got {shorten(repr(answer))}")
     return [[_passage(one) for one in found] for found in results]
 
 
+def _read_kilt(answer: Any) -> list[Passage]:
+    contents = (
+        [one.get("content") if isinstance(one, Mapping) else None for one in answer]
+        if isinstance(answer, list)
+        else [None]
+    )
+    if not all(isinstance(one, str) for one in contents):
+        raise GarbledError(f"expected a list of passages with a text 'content', got {shorten(repr(answer))}")
+    return [Passage.of_contents(str(one)) for one in contents]
+
+
 def _passage(item: Any) -> Passage:
     document = item.get("document", item) if isinstance(item, Mapping) else None
     contents = document.get("contents") if isinstance(document, Mapping) else None
-    if not isinstance(contents, str):
+    if not isinstance(document, Mapping) or not isinstance(contents, str):
         raise GarbledError(f"a passage needs a text 'contents', got {shorten(repr(item))}")
-    title, _, text = contents.partition("\n")
-    score = item.get("score")
-    return Passage(title, text, float(score) if isinstance(score, int | float) else None)
+    score, id = item.get("score"), document.get("id")
+    known = isinstance(score, int | float) and not isinstance(score, bool)
+    return Passage.of_contents(contents, score=float(score) if known else None, id="" if id is None else str(id))

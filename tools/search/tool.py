@@ -4,6 +4,8 @@
 - class_name: toolgym.tools.SearchTool
   config: {retrieval_service_url: "http://10.0.0.7:8000/retrieve", topk: 3}
 ```
+
+or without a server, `config: {corpus: passages.jsonl, topk: 3}`.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.deadline import queue_clock
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
+from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, RetrievalError
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.search.retriever import Passage, Retriever
-from toolgym.tools.search.service import RetrievalService
+from toolgym.tools.search.service import Protocol, RetrievalService
 
 GLOBAL_LIMIT_NAME = "search"
-"""Name under which all search tools of a process share their rate limit."""
+"""Name under which all search tools of a process, or of a cluster, share their rate limit."""
 
 SEARCH_FAILED = "[The search failed; your queries are not to blame]"
 """What the model reads where the retriever failed. The reason, with its hosts, is in the call's metrics."""
@@ -39,10 +42,16 @@ class SearchConfig(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
 
     retrieval_service_url: str | list[str] | None = None
-    """Address of the retrieval server with its path, or of several equal ones, see `RetrievalService`. Needed unless
-    the tool is given a retriever."""
+    """Address of the retrieval server with its path, or of several equal ones, see `RetrievalService`. This or
+    `corpus` is needed, unless the tool is given a retriever."""
+    protocol: Protocol = "search-r1"
+    """What the servers speak: `search-r1` (`/retrieve`), or `kilt` (`/observation_kilt/`)."""
     retrieval_token: pydantic.SecretStr | None = None
     """Bearer token for these servers."""
+    corpus: str | None = None
+    """A file of passages in JSON Lines, which is searched with BM25 in this process, see `BM25Retriever`."""
+    index: str | None = None
+    """Folder of its index; None: beside the file. `":memory:"`: it is not written."""
     topk: int = pydantic.Field(default=3, ge=1)
     """Most passages for each query."""
     num_workers: int = pydantic.Field(default=120, ge=1)
@@ -51,6 +60,9 @@ class SearchConfig(pydantic.BaseModel):
     """Calls that all search tools of the process make at once, first come, first served."""
     enable_global_rate_limit: bool = True
     """Whether `rate_limit` applies."""
+    rate_limit_scope: LimitScope = "process"
+    """Whose calls `rate_limit` counts: those of the process, or, with `cluster`, of all processes of the job on the Ray
+    cluster that the process is connected to."""
     timeout: float = pydantic.Field(
         default=30.0, gt=0, validation_alias=pydantic.AliasChoices("timeout", "default_timeout")
     )
@@ -59,6 +71,8 @@ class SearchConfig(pydantic.BaseModel):
     """Seconds for a call with all its attempts."""
     max_result_chars: int = pydantic.Field(default=16384, ge=64)
     """Characters that the model sees of one call; what is beyond is cut at the end, and the text says so."""
+    result_tag: str | None = pydantic.Field(default=None, pattern=r"^[A-Za-z_]+$")
+    """A tag that the result stands in, such as Search-R1's `information`; None: it stands alone."""
     type: str = "native"
     """Kept so that verl's tool files load; only "native" exists."""
 
@@ -79,6 +93,7 @@ class SearchTool(BaseTool):
         ConfigError: an option is unknown or out of range, or there is nothing to search with.
     """
 
+    stays_on_loop = True
     default_schema = ToolSchema(
         name="search",
         description="Search for passages about each of the queries.",
@@ -108,10 +123,10 @@ class SearchTool(BaseTool):
         if "query_list" not in self.tool_schema.parameters.get("properties", {}):
             raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'query_list'")
         self._owns_retriever = retriever is None
-        self.retriever = retriever if retriever is not None else _service(options)
+        self.retriever = retriever if retriever is not None else _retriever(options)
         self._limiters: list[RateLimiter] = [LocalRateLimiter(options.num_workers)]
         if options.enable_global_rate_limit:
-            self._limiters.append(global_limiter(GLOBAL_LIMIT_NAME, options.rate_limit))
+            self._limiters.append(named_limiter(GLOBAL_LIMIT_NAME, options.rate_limit, options.rate_limit_scope))
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         """Search for `parameters["query_list"]`; a task's `execute_kwargs` may have another `topk`."""
@@ -128,11 +143,15 @@ class SearchTool(BaseTool):
                 found = await self.retriever.search(queries, int(execute_kwargs.get("topk", self.options.topk)))
             except RetrievalError as error:
                 metrics |= {"status": "search_failed", "infra_failure": True, "error": str(error)}
-                return ToolResult(SEARCH_FAILED, 0.0, metrics)
+                return ToolResult(self._tagged(SEARCH_FAILED), 0.0, metrics)
         metrics["total_results"] = sum(map(len, found))
         if not metrics["total_results"]:
             metrics["status"] = "no_results"
-        return ToolResult(render_passages(found, self.options.max_result_chars), 0.0, metrics)
+        return ToolResult(self._tagged(render_passages(found, self.options.max_result_chars)), 0.0, metrics)
+
+    def _tagged(self, text: str) -> str:
+        tag = self.options.result_tag
+        return text if tag is None else f"<{tag}>{text}</{tag}>"
 
     async def fork(self, instance_id: str) -> str:
         """Another instance: there is nothing to copy."""
@@ -162,9 +181,17 @@ def render_passages(found: Sequence[Sequence[Passage]], max_chars: int = 16384) 
     return text if len(text) <= max_chars else f"{text[:max_chars]}\n... [{len(text) - max_chars} characters cut]"
 
 
-def _service(options: SearchConfig) -> RetrievalService:
-    if options.retrieval_service_url is None:
-        raise ConfigError("search: give the option 'retrieval_service_url', or the tool a retriever")
+def _retriever(options: SearchConfig) -> Retriever:
+    if (options.retrieval_service_url is None) == (options.corpus is None):
+        raise ConfigError(
+            "search: give one of the options 'retrieval_service_url' (a server) and 'corpus' (a file), or the tool a "
+            "retriever"
+        )
+    if options.corpus is not None:
+        from toolgym.tools.search.bm25 import BM25Retriever
+
+        return BM25Retriever(options.corpus, index=options.index, timeout=options.timeout)
+    assert options.retrieval_service_url is not None
     token = options.retrieval_token
     return RetrievalService(
         options.retrieval_service_url,
@@ -172,4 +199,5 @@ def _service(options: SearchConfig) -> RetrievalService:
         patience=options.patience,
         max_connections=options.num_workers,
         token=None if token is None else token.get_secret_value(),
+        protocol=options.protocol,
     )

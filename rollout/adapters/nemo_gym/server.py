@@ -14,8 +14,8 @@ from typing import Any
 from toolgym.envs.server.catalog import Place, ServedEnv, load_env
 from toolgym.envs.server.session import EnvSession, FailedError, NoSessionError, Timeouts
 from toolgym.envs.server.sessions import Sessions
+from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout.adapters.task_rows import read_task
 from toolgym.tools.errors import ConfigError, EpisodeError, missing_package, shorten
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.serving.admission import BusyError, Gate
@@ -211,7 +211,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
             self._sessions.find(name)
             return  # a seed that is repeated
         try:
-            task = read_task(row)
+            task = Task.from_row(row)
             session = self._sessions.open(served, name)
         except ConfigError as error:
             raise HTTPException(422, str(error)) from error

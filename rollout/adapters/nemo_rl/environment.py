@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from toolgym.envs.server.catalog import Place, ServedEnv, load_env
 from toolgym.envs.server.session import EnvSession, FailedError, Timeouts
 from toolgym.envs.server.sessions import Sessions
-from toolgym.rollout.adapters.task_rows import read_task
+from toolgym.envs.tasks.task import Task
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields, shorten
@@ -176,7 +176,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             return _Turn(_over(error.stop_reason), "", self._settings.failure_reward, True)
 
     async def _begin(self, metadata: Mapping[str, Any]) -> EnvSession:
-        task = read_task(metadata)
+        task = Task.from_row(metadata)
         assert self._served is not None
         session = self._sessions.open(self._served)
         try:

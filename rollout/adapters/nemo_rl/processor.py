@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolgym.rollout.adapters.task_rows import read_task, task_column, tools_of
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.task_rows import task_column, tools_of
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import named_keywords
 from toolgym.tools.schema import ToolSchema
@@ -74,7 +75,7 @@ class TaskProcessor:
         """
         import torch
 
-        task = read_task(datum_dict)
+        task = Task.from_row(datum_dict)
         if self._renderer is None or self._renderer.tokenizer is not tokenizer:
             self._renderer = ChatRenderer(
                 tokenizer, list(map(ToolSchema.from_openai, self._tools)), self._template_kwargs

@@ -18,10 +18,10 @@ from toolgym.rollout.engines.base import FinishReason, Generation, GenerationReq
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
+from toolgym.rollout.env_life import close_env
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import close_env
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from toolgym.envs.base import require_growing_context
 from toolgym.envs.registry import make, spec
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.verl_rows import task_of
@@ -57,6 +58,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         self._row = dict(extras or {})
         turns = self._row.pop("max_turns", 1)
         self._env = make(env_id, **{**({"max_turns": turns} if turns > 1 else {}), **(env_kwargs or {})})
+        require_growing_context(self._env, "SkyRL's loop")
         self._metrics: dict[str, Any] = {"turns": 0, "tool_calls": 0, "tool_errors": 0}
 
     def init(self, prompt: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -16,15 +16,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolgym.envs.as_tools.episode import TASK_COLUMN
 from toolgym.envs.as_tools.tool_class import ToolEnvironment, finish_all, tool_class
 from toolgym.envs.base import BaseEnv
+from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
 from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
-from toolgym.rollout.episode import derive_seed
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.failures import require_one_that_played
 from toolgym.rollout.job import Job
@@ -34,6 +33,7 @@ from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.scheduler import Scheduler
 from toolgym.rollout.runner.sinks import Sink
+from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer

@@ -28,7 +28,9 @@ class ToolgymHarnessConfig(vf.HarnessConfig):
     """The TOML table `[env.agent.harness]` with `id = "toolgym-v1"`."""
 
     id: str = "toolgym-v1"
-    limits: dict[Literal["engine_timeout", "env_timeout", "episode_timeout"], float] = Field(default_factory=dict)
+    limits: dict[Literal["engine_timeout", "env_timeout", "turn_timeout", "episode_timeout", "score_grace"], float] = (
+        Field(default_factory=dict)
+    )
     """Deadlines in seconds; see `EpisodeLimits`."""
 
 

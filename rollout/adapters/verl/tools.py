@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from toolgym import tools
 from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.tools.errors import missing_extra
+from toolgym.tools.gsm8k import Gsm8kRewardTool
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
 try:
@@ -27,6 +28,8 @@ except ImportError as error:
 
 WORSE = -0.05
 """Reward of a call of `Gsm8kTool` whose answer is no better than the trajectory's best."""
+
+_GSM8K = Gsm8kRewardTool.default_schema
 
 Answer = tuple[ToolResponse, float, dict[str, Any]]
 """What verl's loop wants of a call: the response, its reward, its metrics."""
@@ -156,17 +159,6 @@ class Gsm8kTool(BaseTool):  # type: ignore[misc]
         """Free the instance."""
         self._truths.pop(instance_id, None)
         self._best.pop(instance_id, None)
-
-
-_GSM8K = ToolSchema(
-    name="calc_gsm8k_reward",
-    description="Find out whether an answer is right.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string", "description": "The answer: a number."}},
-        "required": ["answer"],
-    },
-)
 
 
 def _checked(parameters: Any, schema: ToolSchema) -> ToolCall | ToolCallError:

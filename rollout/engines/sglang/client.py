@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.engines.base import (
     Engine,
+    EngineLoad,
     Generation,
     GenerationRequest,
     PauseMode,
@@ -33,6 +34,7 @@ from toolgym.rollout.engines.sglang.aligned import (
     payload_fields,
     read_payloads,
 )
+from toolgym.rollout.engines.sglang.load import TIMEOUT, read_load
 from toolgym.rollout.engines.sglang.messages import ServerInfo, parse_metrics, read_generation, request_body
 from toolgym.rollout.engines.sglang.requests import NOTHING, InFlightRequests
 from toolgym.rollout.engines.sglang.transport import ClientState, InFlightRequest, ReplicaError, SGLangTransport
@@ -245,6 +247,12 @@ class SGLangClient(Engine):
         else:
             await self.update_weights_from_tensors(source, version=version)
 
+    async def load(self) -> EngineLoad | None:
+        """How busy SGLang is; None while this engine pauses it: what it then says is no sign of what it can take."""
+        answers = await self._query("/v1/loads", min(TIMEOUT, self._control_timeout))
+        loads = {name: one["loads"] for name, one in answers.items()}
+        return read_load(loads) if self.paused is None else None
+
     async def close(self) -> None:
         """Abort what runs, and free the connections, or SGLang's processes where it runs in this one."""
         if self._closed:
@@ -434,9 +442,9 @@ class SGLangClient(Engine):
         fields = body if load_format is None else {**body, "load_format": load_format}
         await self._transport.command(path, fields, timeout=self._weights_timeout, all_required=all_required)
 
-    async def _query(self, path: str) -> dict[str, Any]:
+    async def _query(self, path: str, timeout: float | None = None) -> dict[str, Any]:
         self._require_open()
-        return await self._transport.query(path, timeout=self._control_timeout)
+        return await self._transport.query(path, timeout=timeout or self._control_timeout)
 
     async def _abort_all(self, before: PauseMode | None) -> None:
         requests = await self._in_flight.end_queued()

@@ -372,7 +372,7 @@ class HttpTransport:
                 one.failed(str(outcome))
                 lost.append(outcome)
             elif isinstance(outcome, Exception):
-                if isinstance(outcome, NoAnswerError) and len(group.all) > 1:
+                if isinstance(outcome, NoAnswerError) and method == "POST" and len(group.all) > 1:
                     one.failed(str(outcome))  # what it did is not known: `_readmit` asks before it is used again
                 failed[one.url] = outcome
             elif isinstance(outcome, BaseException):

@@ -30,7 +30,7 @@ class Dice(GemBase):
 
 
 async def test_gem_draws_from_a_generator_of_its_own():
-    await check_env(wrap(Dice), ["1", "2", "stop"])
+    await check_env(wrap(Dice), ["1", "2", "stop"], silent_reward=16.0, full_reward=100.0)
     async with wrap(Dice) as env, wrap(Dice) as other:
         stories = []
         for one in (env, other):

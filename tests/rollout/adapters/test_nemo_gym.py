@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.rollout.adapters import nemo_gym_parts
 from toolgym.envs import ArithmeticTasks
+from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.rollout.adapters.nemo_gym import to_rows
 from toolgym.tools.errors import ConfigError, MissingExtraError
 
@@ -116,13 +118,18 @@ async def test_the_envs_turns_are_the_agents(nemo_gym, row):
     assert "over" in rollout.outputs[-1][1]
 
 
-async def test_what_breaks_off_is_masked(nemo_gym, row):
+async def test_what_breaks_off_is_masked(nemo_gym, row, monkeypatch):
     slow = nemo_gym_parts.Model(lambda outputs: "#### 6" if outputs else "import time; time.sleep(9)")
     rollout = Rollout(server_of(step_timeout=0.3), slow)
     answer = await rollout.play(row)
     assert (answer.reward, answer.mask_sample, answer.failure_kind) == (0.0, True, "toolgym:env_timeout")
     assert rollout.outputs[0][0] == 503
-    rollout = Rollout(server_of(reset_timeout=1e-6), nemo_gym_parts.Model(six))
+
+    async def hangs(env, **kwargs):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(CodeInterpreterEnv, "reset", hangs)
+    rollout = Rollout(server_of(reset_timeout=0.1), nemo_gym_parts.Model(six))
     answer = await rollout.play(row)
     assert (answer.mask_sample, answer.failure_kind) == (True, "toolgym:reset_failed")
     assert rollout.outputs[0][0] == 503

@@ -123,6 +123,7 @@ class StandIn:
     running: set[str] = field(default_factory=set)
     inside: set[str] = field(default_factory=set)
     scheduler_paused: bool = False
+    loads: list[dict[str, Any]] | None = None
     going: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def model_info(self, request: web.Request) -> web.Response:
@@ -233,6 +234,11 @@ class StandIn:
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()
 
+    async def say_loads(self, request: web.Request) -> web.Response:
+        if self.loads is None:
+            await asyncio.sleep(60)
+        return web.json_response({"version": "0.5.23", "loads": self.loads})
+
 
 def _refused(message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=400)
@@ -252,6 +258,7 @@ async def stand_in(path: Path) -> AsyncIterator[StandIn]:
             "POST /continue_generation": server.resume,
             "POST /update_weight_version": server.new_version,
             "GET /health": server.health,
+            "GET /v1/loads": server.say_loads,
         }
         async with serving(routes) as url:
             server.url = url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,9 @@ async def test_a_subclass_sees_a_checked_request_and_its_good_answer_is_returned
     assert generation is engine.answer
     assert engine.asked == [GenerationRequest((3, 4), TWO, "a", "t")]
     assert all(type(one) is int for one in engine.asked[0].prompt_ids)
+    copy = pickle.loads(pickle.dumps(generation))
+    assert copy == generation
+    assert "ids" not in vars(copy), "what was made of the ids while they were checked stays here"
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from toolgym.rollout import (
     SamplingParams,
     Summarize,
     make_batch,
+    turn_sampling,
 )
-from toolgym.rollout import episode as episode_room
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_check import byte_tokenizer
@@ -365,7 +365,7 @@ def test_every_sampled_token_is_in_one_sequence_and_each_is_what_the_engine_saw(
             return "done"
         return said[number]
 
-    episode_room.RESUME_WAIT, kept = (0.0, 0.0), episode_room.RESUME_WAIT
+    turn_sampling.RESUME_WAIT, kept = (0.0, 0.0), turn_sampling.RESUME_WAIT
     try:
         engine = scripted_engine(tokenizer, script, context_length=2000)
         one = asyncio.run(
@@ -379,7 +379,7 @@ def test_every_sampled_token_is_in_one_sequence_and_each_is_what_the_engine_saw(
             )
         )
     finally:
-        episode_room.RESUME_WAIT = kept
+        turn_sampling.RESUME_WAIT = kept
     assert one.error is None
     exact(engine, one)
     if history == "append" and not context:

@@ -86,6 +86,27 @@ async def test_as_many_run_at_once_as_there_are_threads_and_threads_are_used_aga
     assert set(again) == set(first)
 
 
+async def test_closing_ends_idle_threads_now_and_others_with_their_function(over):
+    pool, before, begun = BlockingPool(2), set(threading.enumerate()), threading.Event()
+
+    def wait():
+        begun.set()
+        return over.wait(60)
+
+    waiting = asyncio.create_task(pool.run(wait, name="wait"))
+    while not begun.is_set():  # or it might get the thread that the other function has left
+        await asyncio.sleep(0.001)
+    await pool.run(int, name="short")
+    own = set(threading.enumerate()) - before
+    assert len(own) == 2
+    pool.close()
+    over.set()
+    assert await waiting
+    for thread in own:
+        await in_thread(thread.join, 30)
+    assert not any(thread.is_alive() for thread in own)
+
+
 async def test_a_call_waits_for_a_thread_no_longer_than_its_deadline(over):
     pool = BlockingPool(1, queue_timeout=0.1)
     held = asyncio.create_task(pool.run(over.wait, name="held"))

@@ -12,7 +12,13 @@ import pytest
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import BaseTool, ToolResult, ToolSchema
 from toolgym.tools.concurrency import deadline
-from toolgym.tools.concurrency.deadline import DeadlineError, queueing, with_deadline
+from toolgym.tools.concurrency.deadline import (
+    DeadlineError,
+    own_deadline,
+    queueing,
+    watch_own_deadline,
+    with_deadline,
+)
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter, RateLimiter
 
 
@@ -125,6 +131,53 @@ async def test_queueing_outside_of_a_deadline_is_nothing():
         assert await with_deadline(asyncio.sleep(0, 7), 1) == 7
 
 
+# ---------------------------------------------------------------------- blocks with a deadline of their own
+
+
+async def test_a_block_with_a_deadline_of_its_own_counts_towards_no_other_one():
+    async def inner():
+        with own_deadline():
+            await with_deadline(asyncio.sleep(0.5), 5)
+            with queueing():  # counts for the deadline inside alone
+                await asyncio.sleep(0.1)
+        return 3
+
+    async def outer():
+        return await with_deadline(inner(), 0.3)
+
+    assert await with_deadline(outer(), 0.3) == 3
+
+
+async def test_the_deadline_inside_of_such_a_block_holds():
+    async def inner():
+        with own_deadline():
+            await with_deadline(asyncio.sleep(60), 0.1)
+
+    with pytest.raises(DeadlineError, match=r"0\.1 seconds"):
+        await with_deadline(inner(), 60)
+
+
+async def test_the_outer_deadline_goes_on_after_such_a_block():
+    async def inner():
+        with own_deadline():
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(60)
+
+    with pytest.raises(DeadlineError, match=r"0\.3 seconds"):
+        await with_deadline(inner(), 0.3)
+
+
+async def test_whether_code_is_in_such_a_block_can_be_watched():
+    async def inner():
+        with own_deadline():
+            return inside()
+
+    with watch_own_deadline() as inside:
+        assert not inside()
+        assert await with_deadline(inner(), 5)
+        assert not inside()
+
+
 # ---------------------------------------------------------------------- cancelled code and its grace
 
 
@@ -147,7 +200,7 @@ class Endless:
 
 @pytest.fixture
 def stuck_log(monkeypatch):
-    monkeypatch.setattr(deadline, "_stuck_log", deadline.OverrunLog())
+    monkeypatch.setattr(deadline, "_stuck_logs", {"": deadline.OverrunLog()})
     monkeypatch.setattr(deadline, "CANCEL_GRACE", 0.1)
 
 
@@ -176,10 +229,42 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_said_once(c
     assert {error.stuck for error in done} == {True}
     [line] = caplog.messages
     assert "was left behind" in line
-    monkeypatch.setattr(deadline._stuck_log, "_not_before", 0.0)  # as some seconds later
+    monkeypatch.setattr(deadline._stuck_logs[""], "_not_before", 0.0)  # as some seconds later
     codes.append(Endless(turns=10**9))
     with pytest.raises(DeadlineError):
         await with_deadline(codes[-1].run(), 0.01)
     assert caplog.messages[1].endswith("(and 49 more since the last such line)")
     for code in codes:
         code.turns = 0
+
+
+async def instant():
+    return "done"
+
+
+async def test_quick_calls_inside_of_a_call_wait_for_nothing():
+    """The outer one lets others go on, once for all of them."""
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def many():
+        return [await with_deadline(instant(), 1.0) for _ in range(3)]
+
+    counting = asyncio.create_task(count())
+    assert await with_deadline(many(), 1.0) == ["done"] * 3
+    assert turns == 1
+    counting.cancel()
+
+
+async def test_quick_calls_without_an_end_let_others_go_on_and_are_stopped():
+    async def forever():
+        while True:
+            await with_deadline(instant(), 1.0)
+
+    with pytest.raises(DeadlineError):
+        await with_deadline(forever(), 0.05)

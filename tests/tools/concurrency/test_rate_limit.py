@@ -108,6 +108,44 @@ async def test_a_lease_gives_back_once():
 def test_a_limit_is_a_positive_whole_number(limit):
     with pytest.raises(ConfigError):
         LocalRateLimiter(limit)
+    limiter = LocalRateLimiter(2)
+    with pytest.raises(ConfigError):
+        limiter.resize(limit)
+    assert (limiter.limit, limiter.in_use) == (2, 0)
+
+
+async def test_more_permits_go_to_those_that_wait():
+    limiter = LocalRateLimiter(1)
+    first = await limiter.acquire()
+    waiting = [asyncio.create_task(limiter.acquire()) for _ in range(3)]
+    await asyncio.sleep(0)
+    limiter.resize(3)
+    leases = await asyncio.gather(*waiting[:2])
+    assert (limiter.in_use, limiter.waiting, waiting[2].done()) == (3, 1, False)
+    first.release()
+    leases.append(await asyncio.wait_for(waiting[2], 1))
+    for lease in leases:
+        lease.release()
+    assert limiter.in_use == 0
+
+
+async def test_fewer_permits_take_none_away_and_hold_as_soon_as_they_can():
+    limiter = LocalRateLimiter(4)
+    leases = [await limiter.acquire() for _ in range(4)]
+    waiting = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(0)
+    limiter.resize(2)
+    assert (limiter.in_use, limiter.limit, limiter.full) == (4, 2, True)
+    for lease in leases[:2]:
+        lease.release()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    leases[2].release()
+    last = await asyncio.wait_for(waiting, 1)
+    assert limiter.in_use == 2
+    last.release()
+    leases[3].release()
+    assert (limiter.in_use, limiter.try_acquire() is not None) == (0, True)
 
 
 def test_a_permit_on_its_way_to_a_loop_that_was_closed_is_not_lost():

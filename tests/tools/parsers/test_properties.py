@@ -15,6 +15,7 @@ from toolgym.tools.parsers.scan import MAX_REQUESTS
 from toolgym.tools.schema import CallProblem, ToolSchema
 
 FORMATS = [
+    "search_r1",
     "hermes",
     "qwen3_coder",
     "llama3",
@@ -43,6 +44,7 @@ MARKERS = [
     *["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>functions.f:0"],
     *["<|tool_call_argument_begin|>", "<|tool_call_end|>"],
     *["<|start|>assistant", "<|channel|>analysis", "<|channel|>commentary to=functions.f", "<|message|>"],
+    *["<search>", "</search>"],
     *["<|call|>", "<|end|>", "<|return|>", "<|constrain|>json"],
     *[
         '{"a": 1}',
@@ -259,6 +261,7 @@ def test_no_more_than_so_many_requests_are_read_of_one_turn(name):
         "deepseekv32": lambda calls: TEXT_RENDERERS["deepseekv32"]("f", {}),
         "deepseekv4": lambda calls: TEXT_RENDERERS["deepseekv32"]("f", {}),
         "pythonic": lambda calls: "\n[f()]\n",
+        "search_r1": lambda calls: "<search>f</search>",
     }[name]([("f", {})])
     parsed = get_parser(name)(piece * (MAX_REQUESTS + 50))
     assert len(parsed.calls) == MAX_REQUESTS

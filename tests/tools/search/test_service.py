@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 
 import pytest
 from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
 from toolgym.tools.errors import ConfigError, RetrievalError, is_infrastructure
+from toolgym.tools.search import service as service_module
 from toolgym.tools.search.retriever import Passage
 from toolgym.tools.search.service import RetrievalService
 
 FOUND = {"document": {"id": "7", "contents": '"Paris"\nIt is the capital\nof France.'}, "score": 0.5}
-PARIS = Passage('"Paris"', "It is the capital\nof France.", 0.5)
+PARIS = Passage('"Paris"', "It is the capital\nof France.", 0.5, "7")
 
 
 async def asked(handler, queries=("a", "b"), **options):
@@ -120,3 +123,92 @@ def test_a_loop_of_its_own():
 def test_what_cannot_be_used_is_refused(given, expected):
     with pytest.raises(ConfigError, match=expected):
         RetrievalService(**given)
+
+
+# ---------------------------------------------------------------------- KILT
+
+
+async def asked_kilt(handler, queries=("a", "b"), topk=2, **options):
+    """What a service finds whose one server has this handler for the older protocol."""
+    async with (
+        serving({"POST /observation_kilt/": handler}) as url,
+        RetrievalService(f"{url}/observation_kilt/", protocol="kilt", **options) as service,
+    ):
+        return await service.search(queries, topk)
+
+
+async def test_it_speaks_the_older_protocol_a_request_for_each_query():
+    bodies = []
+
+    async def observe(request):
+        bodies.append(await request.json())
+        return web.json_response(
+            [{"content": f"{bodies[-1]['content']}\nOf France."}, {"content": "x"}, {"content": "y"}]
+        )
+
+    assert await asked_kilt(observe) == [
+        [Passage("a", "Of France."), Passage("x", "")],
+        [Passage("b", "Of France."), Passage("x", "")],
+    ]
+    assert sorted(bodies, key=lambda body: body["content"]) == [
+        {"content": "a", "translate": False},
+        {"content": "b", "translate": False},
+    ]
+
+
+@pytest.mark.parametrize("answer", [{"content": "x"}, [{"contents": "x"}], ["x"], [None], 5])
+async def test_an_answer_of_another_shape_is_an_error_there_too(answer):
+    async def observe(request):
+        return web.json_response(answer)
+
+    with pytest.raises(RetrievalError, match="expected a list of passages with a text 'content'"):
+        await asked_kilt(observe, patience=0.4)
+
+
+# ---------------------------------------------------------------------- what servers do
+
+
+@pytest.mark.parametrize("protocol", ["search-r1", "kilt"])
+async def test_a_huge_answer_is_not_read_to_its_end(protocol, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_ANSWER", 10_000)
+
+    async def endless(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"[" * 5000)
+        return response
+
+    asks = asked if protocol == "search-r1" else asked_kilt
+    with pytest.raises(RetrievalError, match="more than 10000 bytes"):
+        await asks(endless, ["a"], patience=0.6)
+
+
+async def test_a_full_server_is_asked_again_when_it_says():
+    asked_at = []
+
+    async def retrieve(request):
+        asked_at.append(time.monotonic())
+        if len(asked_at) == 1:
+            return web.Response(status=429, headers={"Retry-After": "1"})
+        return web.json_response({"result": [[FOUND]]})
+
+    assert await asked(retrieve, ["a"]) == [[PARIS]]
+    assert asked_at[1] - asked_at[0] >= 1
+
+
+async def test_a_server_that_stays_full_is_given_up():
+    async def retrieve(request):
+        return web.Response(status=429, headers={"Retry-After": "30"})
+
+    with pytest.raises(RetrievalError, match=r"no server answered within 0\.4 s \(at last: .* is full"):
+        await asked(retrieve, ["a"], patience=0.4)
+
+
+async def test_deeply_nested_json_is_an_error():
+    async def retrieve(request):
+        return web.Response(text="[" * 100_000)
+
+    with pytest.raises(RetrievalError, match="is no JSON"):
+        await asked(retrieve, ["a"], patience=0.4)

@@ -121,7 +121,10 @@ def test_it_is_made_from_a_file_of_verl_s_shape():
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({}, "give the option 'retrieval_service_url'"),
+        ({}, "give one of the options 'retrieval_service_url'"),
+        ({"corpus": "c.jsonl", "retrieval_service_url": "http://a/retrieve"}, "give one of the options"),
+        ({"corpus": "nosuch.jsonl"}, "nosuch.jsonl"),
+        ({"protocol": "rest"}, "option 'protocol'"),
         ({"retrieval_service_url": "no address"}, "address of a retrieval server"),
         ({"topkk": 3}, "unknown option 'topkk', did you mean 'topk'"),
         ({"topk": 0}, "option 'topk'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -44,18 +45,10 @@ from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
-from toolgym.tools.serving.transport import RefusedError, answer
+from toolgym.tools.serving.transport import answer
 
-DATASET_PATHS = {
-    "/list_datasets": "GET",
-    "/list_ids": "POST",
-    "/get_prompts": "POST",
-    "/get_prompt_by_id": "POST",
-    "/submit": "POST",
-    "/get_metrics": "POST",
-    "/get_metrics_function": "POST",
-}
-"""Paths of SandboxFusion's online judge. This server answers 501 there: the judge needs data sets."""
+EVALUATION = "toolgym.tools.judge.server.api"
+"""Where SandboxFusion's evaluation endpoints are answered: a higher room, which judges with this server's sandbox."""
 
 PACK = (
     "Read several small files: 4 bytes of length (little endian), their sizes in JSON (-1: it cannot be read), and "
@@ -129,6 +122,8 @@ class SandboxApp(HttpApp):
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions)
         self._programs = ProcessApi(config, gate, metrics, self._sessions, self._api)
         self._languages = sorted(languages)
+        evaluation = importlib.import_module(EVALUATION).EvaluationApi(sandbox, config, gate, metrics)
+        self._evaluation: list[Route] = evaluation.routes()
         self.add_routes(self._table())
 
     async def start(self) -> None:
@@ -316,7 +311,7 @@ class SandboxApp(HttpApp):
                 while_draining=True,
             ),
         ]
-        return routes + [Route(path, {method: Operation(self._no_datasets)}) for path, method in DATASET_PATHS.items()]
+        return routes + self._evaluation
 
     # ------------------------------------------------------------------ handlers
 
@@ -356,10 +351,6 @@ class SandboxApp(HttpApp):
         if not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
             return None
         return None if int(number) == self._worker else int(number)
-
-    async def _no_datasets(self, call: Call) -> web.Response:
-        detail = "this server runs code and has no data sets; for SandboxFusion's online judge use SandboxFusion itself"
-        raise RefusedError(501, detail, reason="no_datasets")
 
     async def _ping(self, call: Call) -> web.Response:
         return answer("pong")

@@ -70,6 +70,8 @@ class ServerConfig(ServingConfig):
         python: interpreter that runs Python programs; None: the server's.
         packages: a folder with packages for programs, a subfolder for each language; None: there is none.
         languages: those that are offered; None: all that are installed.
+        datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only
+            those that requests bring.
     """
 
     workers: int = Field(default_factory=lambda: max(1, processors.available() // 4), ge=1, le=256)
@@ -90,6 +92,7 @@ class ServerConfig(ServingConfig):
     python: str | None = None
     packages: str | None = None
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    datasets: str | None = None
 
     @pydantic.field_validator("python")
     @classmethod
@@ -102,6 +105,13 @@ class ServerConfig(ServingConfig):
     @classmethod
     def _existing_folder(cls, folder: str | None) -> str | None:
         return None if folder is None else check(folder)
+
+    @pydantic.field_validator("datasets")
+    @classmethod
+    def _existing_datasets(cls, folder: str | None) -> str | None:
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError("there is no such folder")
+        return folder
 
     @pydantic.field_validator("languages")
     @classmethod

@@ -31,7 +31,7 @@ def test_the_options_of_its_file_exist_and_its_table_names_them_all():
         LoopOptions(**entry)
     for option in (*dataclasses.fields(LoopOptions), *dataclasses.fields(ManagerOptions)):
         assert f"\n| `{option.name}` |" in PAGE, option.name
-    for name in ("engine_timeout", "env_timeout", "episode_timeout", "max_resumes"):
+    for name in ("engine_timeout", "env_timeout", "episode_timeout", "score_grace", "max_resumes"):
         assert f"`{name}` {getattr(EpisodeLimits(), name):g}" in PAGE
 
 

@@ -19,9 +19,22 @@ SAME_CHILDREN = {
 """Files on what confined children do. Behind a server and behind handles they are the same ones, and what those pass on
 is in test_suite.py; these tests show the rest of it."""
 
+WAITING = {
+    "test_one_that_hangs_does_not_hold_up_the_others",
+    "test_the_deadline_keeps_what_was_printed",
+    "test_files_come_back_after_a_timeout",
+    "test_limits_of_one_session",
+    "test_a_launcher_that_does_not_kill_in_time_costs_its_session",
+}
+"""Tests that wait for a deadline. `make test` runs them once, on the strongest sandbox of this machine."""
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
+        if item.path.parent == Path(__file__).parent and item.originalname in WAITING:
+            given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            if {"remote", "process"} & {value for value in given if isinstance(value, str)}:
+                item.add_marker(pytest.mark.matrix)
         passes_on = SAME_CHILDREN.get(item.path.name) if item.path.parent == Path(__file__).parent else None
         if passes_on is not None and item.originalname not in passes_on:
             given = item.callspec.params.values() if hasattr(item, "callspec") else ()

@@ -275,14 +275,6 @@ async def test_other_pages(shared_url, http):
         assert {"python", "bash"} <= set(health["languages"])
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "list_datasets"), ("POST", "get_prompts"), ("POST", "submit")])
-async def test_the_online_judge_is_not_here_and_that_is_said(shared_url, http, method, path):
-    async with http.request(method, f"{shared_url}/{path}", json={} if method == "POST" else None) as response:
-        answer = await response.json()
-    assert (response.status, answer["reason"]) == (501, "no_datasets")
-    assert "has no data sets" in answer["detail"]
-
-
 async def test_the_description_covers_sandboxfusions_fields(shared_url, http):
     async with http.get(f"{shared_url}/openapi.json") as response:
         description = await response.json()

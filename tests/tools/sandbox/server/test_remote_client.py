@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from toolgym.tools.sandbox import ExecutionStatus, RemoteSandbox, Retries
 
 QUICK = Retries(attempts=3, first_delay=0.01, connect_timeout=5)
 
 
+@pytest.mark.matrix  # of several workers; those of one are in test_sessions.py
 async def test_sessions_over_several_workers(command):
     server = command("--workers", "2", "--isolation", "landlock")
     async with RemoteSandbox(server.url, retries=QUICK) as sandbox:

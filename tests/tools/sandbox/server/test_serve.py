@@ -91,6 +91,7 @@ async def test_drain_finishes_what_runs(command, settings, http):
     assert "WARNING" not in log
 
 
+@pytest.mark.long  # that a drain finishes what runs is tested beside it
 async def test_drain_has_an_end(command, settings, http):
     server = command("--config", settings("drain_timeout: 0.5\n"))
     body = {"code": "import time; time.sleep(60)", "language": "python", "run_timeout": 60}

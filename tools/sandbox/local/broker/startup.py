@@ -21,7 +21,7 @@ from toolgym.tools.sandbox.local.child import program
 from toolgym.tools.sandbox.local.kernel import fork_mounts, jail, seccomp, syscalls, users
 from toolgym.tools.sandbox.local.kernel.child_cgroups import ChildCgroups
 from toolgym.tools.sandbox.local.kernel.harden import TERMINALS, Hardening
-from toolgym.tools.sandbox.local.kernel.landlock import SCOPED_SINCE, Ruleset, abi
+from toolgym.tools.sandbox.local.kernel.landlock import SCOPED_SINCE, Ruleset, abi, around
 from toolgym.tools.sandbox.local.kernel.syscall_batch import high_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec, Zygote
@@ -72,7 +72,11 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         network = config["network"] == "host"
         jailed = jail.enter(
-            config["read_only"], network=network, folders=config["folders"], first_uid=config["first_uid"]
+            config["read_only"],
+            network=network,
+            folders=config["folders"],
+            hidden=config["hidden"],
+            first_uid=config["first_uid"],
         )
         if jailed.pid:
             host.close()
@@ -275,11 +279,14 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
     limits = config["limits"]
     ruleset = None
     if abi():
-        readable = ["/"] if namespaces else config["read_only"]
+        readable, listed = ["/"], list[str]()
+        if not namespaces:
+            readable, listed = around(config["read_only"], config["hidden"])
         ruleset = Ruleset(
             readable,
             [f"/dev/{name}" for name in (*jail.DEVICES, *(("tty",) if namespaces else ()))],
             [os.path.dirname(fork_mounts.BASE)] if namespaces else (),
+            listed,
         )
     child_filter = None
     if seccomp.supported():

@@ -40,6 +40,8 @@ _ETC = {
 }
 _OWN_FOLDERS = ("/dev/shm", "/dev/pts", "/tmp", "/w/new", "/proc", "/etc")
 
+_EMPTY = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
+
 _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/run", "/tmp")
 """Folders to build the new root on. Any will do: the mount hides it from this process alone."""
 
@@ -62,13 +64,21 @@ class Jailed:
     host_proc: int
 
 
-def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = (), first_uid: int = 0) -> Jailed:
+def enter(
+    read_only: Iterable[str],
+    *,
+    network: bool,
+    folders: Iterable[str] = (),
+    hidden: Iterable[str] = (),
+    first_uid: int = 0,
+) -> Jailed:
     """Fork a process into new namespaces with a private root. Must be called single-threaded.
 
     Args:
         read_only: files and folders to bind, and nothing else; see `SYSTEM_PATHS`.
         network: whether to keep the host's network.
         folders: absolute names of further folders that children mount something on; see `part_of_world`.
+        hidden: folders below those of `read_only` that are empty inside.
         first_uid: first of `users.SPAN` user ids outside that are `users.FIRST_INSIDE` and following in the jail, where
             root starts it; 0: the jail knows one user alone.
 
@@ -95,7 +105,7 @@ def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = (
     if built:
         # Bound while root can still traverse every folder; afterwards only what is bound exists.
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-        _build(root, _opened(paths), folders)
+        _build(root, _opened(paths), folders, hidden)
     if is_root:
         handles = _enter_as_another(flags, () if built else paths, first_uid)
     else:
@@ -118,7 +128,7 @@ def enter(read_only: Iterable[str], *, network: bool, folders: Iterable[str] = (
     syscalls.libc.sethostname(b"sandbox", 7)
     if not built:
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-        _build(root, handles, folders)
+        _build(root, handles, folders, hidden)
     else:
         # Mounts that came along are locked in a new user namespace; a root to pivot to must not be.
         syscalls.mount(root, root, None, syscalls.MS_BIND | syscalls.MS_REC)
@@ -206,13 +216,16 @@ def _opened(paths: Iterable[str]) -> dict[str, int]:
     return {path: os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths}
 
 
-def _build(root: str, handles: Mapping[str, int], folders: Iterable[str]) -> None:
+def _build(root: str, handles: Mapping[str, int], folders: Iterable[str], hidden: Iterable[str]) -> None:
     """Mount a new tmpfs and fill it. `handles` are of the paths to bind, and get closed; `folders` stay empty."""
     syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=2m,mode=755")
     os.umask(0o022)
     for path, handle in handles.items():
         _bind(handle, root + path)
         os.close(handle)
+    for folder in hidden:
+        if os.path.isdir(root + folder):
+            syscalls.mount("tmpfs", root + folder, "tmpfs", _EMPTY, "size=4k,mode=755")
     for folder in (*_OWN_FOLDERS, *folders):
         os.makedirs(f"{root}{folder}", exist_ok=True)
     for name in (*DEVICES, "tty"):

@@ -52,6 +52,22 @@ def separate() -> None:
         os.close(ruleset)
 
 
+def around(read_only: Iterable[str], hidden: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split what may be read so that it leaves hidden folders out: a rule holds for all that is below its path.
+
+    Returns:
+        What may be read, and the folders above the hidden ones, which may be listed alone.
+    """
+    readable, listed = [os.path.realpath(path) for path in read_only], list[str]()
+    for folder in filter(os.path.isdir, map(os.path.realpath, hidden)):
+        while above := next((path for path in readable if f"{folder}/".startswith(f"{path}/")), None):
+            readable.remove(above)
+            if above != folder and above not in listed:  # else it is another name, such as lib64 for lib
+                listed.append(above)
+                readable += [os.path.realpath(f"{above}/{name}") for name in os.listdir(above)]
+    return readable, listed
+
+
 class Ruleset:
     """A set of rules, prepared once and applied in many children.
 
@@ -59,15 +75,23 @@ class Ruleset:
         read_only: files and folders that may be read and executed.
         devices: files that may be read and written.
         writable: folders where everything but devices may be made, changed and removed; devices there may be used.
+        listed: folders whose entries may be listed, and no more.
     """
 
-    def __init__(self, read_only: Iterable[str], devices: Iterable[str] = (), writable: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        read_only: Iterable[str],
+        devices: Iterable[str] = (),
+        writable: Iterable[str] = (),
+        listed: Iterable[str] = (),
+    ) -> None:
         self._abi = abi()
         self._handled = _ALL.get(self._abi, _ALL_SINCE_5)
         self._writable = self._handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV)
         self._rules = []
         with_devices = self._writable | _IOCTL_DEV
-        for paths, access in ((read_only, READ_ONLY), (devices, DEVICE), (writable, with_devices)):
+        kinds = ((read_only, READ_ONLY), (devices, DEVICE), (writable, with_devices), (listed, READ_DIR))
+        for paths, access in kinds:
             for path in paths:
                 if not os.path.exists(path):
                     continue

@@ -1,0 +1,107 @@
+"""`InFlight`: calls of single envs that run on an event loop's thread, taken back in the order in which they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from toolgym.tools.concurrency.event_loop_thread import SLICE, EventLoopThread, LoopTimeoutError
+from toolgym.tools.errors import EpisodeError
+
+T = TypeVar("T")
+
+
+class InFlight(Generic[T]):
+    """The calls of a vector env's single envs that have begun and were not taken back, at most one per env.
+
+    Args:
+        bridge: where they run.
+    """
+
+    def __init__(self, bridge: EventLoopThread) -> None:
+        self._bridge = bridge
+        self._landed: queue.SimpleQueue[tuple[int, Future[T | BaseException]]] = queue.SimpleQueue()
+        self._results: dict[int, T] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._out: set[int] = set()
+
+    @property
+    def indices(self) -> list[int]:
+        """The envs whose calls were not taken back, in order."""
+        return sorted(self._out)
+
+    def begin(self, index: int, call: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """Begin an env's call, and return at once.
+
+        Raises:
+            EpisodeError: the event loop is closed.
+        """
+        future = self._bridge.submit(_settled(call))
+        self._out.add(index)
+        future.add_done_callback(partial(_put, self._landed, index))
+
+    def take(self, count: int, timeout: float | None) -> tuple[dict[int, T], dict[int, BaseException]]:
+        """Take back the first calls that finished.
+
+        Args:
+            count: how many; so many must be out.
+            timeout: most seconds to wait; None: as long as it takes.
+
+        Returns:
+            So many results by env, in the order in which they finished, and no errors. Where a call has raised, the
+            errors alone; the results that are there wait for the next time.
+
+        Raises:
+            LoopTimeoutError: fewer finished in time. What finished waits for the next time.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            while not self._landed.empty():
+                self._land(*self._landed.get_nowait())
+            if self._errors:
+                errors, self._errors = self._errors, {}
+                self._out -= errors.keys()
+                return {}, errors
+            if len(self._results) >= count:
+                taken = {index: self._results.pop(index) for index in list(self._results)[:count]}
+                self._out -= taken.keys()
+                return taken, {}
+            left = SLICE if deadline is None else min(SLICE, deadline - time.monotonic())
+            if left <= 0:
+                raise LoopTimeoutError(
+                    f"{len(self._results)} of {count} envs were ready within {timeout:g} seconds; they can be received "
+                    "with another call"
+                )
+            try:  # in slices, as in `EventLoopThread`: an interrupt must get through
+                self._land(*self._landed.get(timeout=left))
+            except queue.Empty:
+                continue
+
+    def _land(self, index: int, future: Future[T | BaseException]) -> None:
+        try:
+            result = future.result()
+        except CancelledError:
+            result = EpisodeError("the call was cancelled: the envs were closed before it finished")
+        if isinstance(result, BaseException):
+            self._errors[index] = result
+        else:
+            self._results[index] = result
+
+
+def _put(landed: queue.SimpleQueue[tuple[int, Future[Any]]], index: int, future: Future[Any]) -> None:
+    landed.put((index, future))
+
+
+async def gather(calls: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> list[T | BaseException]:
+    """Run calls at the same time; what they return or raise, in their order."""
+    return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+
+
+async def _settled(call: Callable[[], Coroutine[Any, Any, T]]) -> T | BaseException:
+    [result] = await gather([call])
+    return result

@@ -1,0 +1,149 @@
+"""What the env takes from the package `bfcl-eval`: entries, documentation of functions, classes and the checker.
+
+`bfcl-eval` pins NumPy and some 25 clients of services. None of them is needed here, so it is installed without its
+dependencies, or its wheel is read as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import importlib.resources
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, MissingExtraError, missing_file, missing_package
+from toolgym.tools.schema import ToolSchema
+
+VERSION = "2026.3.23"
+"""What the envs were tested with."""
+
+_EVAL = "bfcl_eval.eval_checker.multi_turn_eval"
+
+_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+"""The documentation's own names of types, as JSON Schema has them."""
+
+
+def require_package(wheel: str | Path | None) -> None:
+    """Make sure that `bfcl_eval` can be imported, from a wheel or a folder where one is given.
+
+    Raises:
+        MissingExtraError: it is not installed; says how to install it.
+        UnknownNameError: there is no such wheel or folder; names the nearest one.
+        ConfigError: another copy was imported before.
+    """
+    if wheel is not None:
+        path = Path(wheel).resolve()
+        if not path.exists():
+            raise missing_file("wheel or folder with bfcl_eval", path)
+        if "bfcl_eval" not in sys.modules and str(path) not in sys.path:
+            sys.path.insert(0, str(path))
+            importlib.invalidate_caches()
+    try:
+        found = importlib.import_module("bfcl_eval")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"The BFCL envs need the package 'bfcl-eval' ({error}). Install it without its dependencies, which toolgym "
+            f"does not need: {sys.executable} -m pip install --no-deps bfcl-eval=={VERSION}. Or give wheel=PATH, "
+            "its wheel or the folder that it was unpacked in",
+            name="bfcl_eval",
+        ) from error
+    if wheel is not None and not str(found.__file__).startswith(f"{path}/"):
+        raise ConfigError(f"wheel={str(wheel)!r} was given, but bfcl_eval was imported from {found.__file__} before")
+
+
+@functools.cache
+def entries(category: str) -> Mapping[str, Mapping[str, Any]]:
+    """The entries of a category by id, each with its `ground_truth`; do not change them."""
+    name = f"BFCL_v4_{category}.json"
+    truths = {one["id"]: one["ground_truth"] for one in _lines("data", "possible_answer", name)}
+    return {one["id"]: {**one, "ground_truth": truths[one["id"]]} for one in _lines("data", name)}
+
+
+@functools.cache
+def schemas(class_name: str) -> tuple[ToolSchema, ...]:
+    """The functions of a class, as its documentation has them."""
+    files = _import("bfcl_eval.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    return tuple(_schema(one) for one in _lines("data", "multi_turn_func_doc", files[class_name]))
+
+
+@functools.cache
+def api_class(class_name: str) -> type:
+    """The class that carries the functions out.
+
+    A default that is a list would be shared by all episodes of the process (`post_tweet` has two), so each call gets a
+    new one.
+    """
+    paths = _import("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
+    found: type = getattr(_import(paths[class_name]), class_name)
+    for name, function in list(vars(found).items()):
+        if inspect.isfunction(function) and any(isinstance(one, list | dict) for one in function.__defaults__ or ()):
+            setattr(found, name, _with_new_defaults(function))
+    return found
+
+
+def _with_new_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for name, parameter in signature.parameters.items():
+            if isinstance(parameter.default, list | dict):
+                bound.arguments.setdefault(name, copy.copy(parameter.default))
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def added_functions_prompt() -> str:
+    """What the user says when functions were added; `{functions}` stands for their documentation."""
+    found: str = _import("bfcl_eval.constants.default_prompts").DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
+    return found
+
+
+def checker() -> Callable[..., dict[str, Any]]:
+    """`multi_turn_checker`."""
+    found: Callable[..., dict[str, Any]] = _import(f"{_EVAL}.multi_turn_checker").multi_turn_checker
+    return found
+
+
+def executor_globals() -> dict[str, Any]:
+    """Where the checker keeps the objects that it calls, under names that begin with its argument `model_name`."""
+    found: dict[str, Any] = vars(_import(f"{_EVAL}.multi_turn_utils"))
+    return found
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing_package(error.name or name, f"bfcl-eval's {name}", error) from error
+
+
+def _lines(*path: str) -> list[dict[str, Any]]:
+    text = importlib.resources.files("bfcl_eval").joinpath(*path).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _schema(doc: Mapping[str, Any]) -> ToolSchema:
+    return ToolSchema(doc["name"], doc["description"], _json_schema(doc["parameters"]))
+
+
+def _json_schema(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema of the documentation as a JSON Schema. The default "None" means that the argument is left out."""
+    found = dict(value)
+    if "type" in found:
+        found["type"] = _TYPES.get(found["type"], found["type"])
+    if found.get("default") == "None":
+        del found["default"]
+    if "properties" in found:
+        found["properties"] = {name: _json_schema(one) for name, one in found["properties"].items()}
+    if "items" in found:
+        found["items"] = _json_schema(found["items"])
+    return found

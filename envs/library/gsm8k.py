@@ -1,0 +1,123 @@
+"""`Gsm8kEnv`: solve a word problem, check the answer with a tool, refine it, and answer with `#### answer`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toolgym.envs.base import Action
+from toolgym.envs.library.embedded import embedded_rows
+from toolgym.envs.library.optional_tools import tools_of
+from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools.base import BaseTool
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.final_answer import score_final_answer
+from toolgym.tools.function import ToolFunction
+from toolgym.tools.gsm8k import Gsm8kRewardTool, gsm8k_truth
+from toolgym.tools.message import assistant, system, tool_call, user
+
+TOOL = "calc_gsm8k_reward"
+
+SYSTEM_PROMPT = (
+    "Solve the problem step by step. Before your final answer, check it with the tool `calc_gsm8k_reward` at least "
+    "once, and correct it where it earns nothing. Then end with `#### <answer>`."
+)
+"""What the embedded tasks begin with."""
+
+
+class Gsm8kEnv(ToolEnv):
+    """An env for word problems whose answers are numbers, with a tool that checks an answer.
+
+    Args:
+        tasks: where tasks come from. None: word problems written for it (`gsm8k_tasks`). verl's rows of `openai/gsm8k`
+            load as they are; a row without `tools_kwargs` gives the tool its own ground truth.
+        step_penalty: what a check costs whose answer is no better than the episode's best so far.
+        code_interpreter: whether the policy has a code interpreter too.
+        tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
+        tools: further tools, which stay the caller's to close. One called `calc_gsm8k_reward`, as from a tool file of
+            verl's, takes the place of the env's.
+        env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `scorer`.
+
+    The reward is 1 for a final answer equal to the ground truth, else 0; less `step_penalty` for each check that did
+    not improve.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind or out of range; at `reset`: the task has no ground truth, or one
+            that no answer equals.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with toolgym.make("GSM8K-v0") as env:
+        ...         obs, info = await env.reset(seed=0)
+        ...         call = '{"name": "calc_gsm8k_reward", "arguments": {"answer": "-1"}}'
+        ...         result = await env.step(f"<tool_call>{call}</tool_call>")
+        ...         return result.obs[0]["content"], result.reward
+        >>> asyncio.run(main())
+        ("The answer '-1' earns 0.", -0.05)
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        *,
+        step_penalty: float = 0.05,
+        code_interpreter: bool = False,
+        tool_config: Mapping[str, Any] | None = None,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] = (),
+        **env_kwargs: Any,
+    ) -> None:
+        own = [Gsm8kRewardTool({"step_penalty": step_penalty})]
+        every, owned = tools_of(own, tools, code_interpreter=code_interpreter, tool_config=tool_config)
+        env_kwargs.setdefault("scorer", _score)
+        super().__init__(every, tasks if tasks is not None else gsm8k_tasks(), owns_tools=owned, **env_kwargs)
+
+    def prepare(self, task: Task) -> Task:
+        """Return the task with the ground truth for the tool, where its row does not give it."""
+        if task.ground_truth is None:
+            raise ConfigError(f"task {task.id!r} has no ground truth, which GSM8K-v0 needs")
+        kwargs = task.tools_kwargs.get(TOOL, {})
+        if (kwargs.get("create_kwargs") or {}).get("ground_truth") is not None:
+            return task
+        create = {**(kwargs.get("create_kwargs") or {}), "ground_truth": task.ground_truth}
+        return replace(task, tools_kwargs={**task.tools_kwargs, TOOL: {**kwargs, "create_kwargs": create}})
+
+    def gold_actions(self) -> list[Action] | None:
+        """One check of the right answer, and the answer."""
+        truth = None if self.task is None else gsm8k_truth(self.task.ground_truth)
+        if truth is None:
+            return None
+        first = truth[0] if isinstance(truth, list | tuple) else truth
+        answer = first if isinstance(first, str) else json.dumps(first)
+        return [assistant("", [tool_call(TOOL, {"answer": answer})]), f"#### {answer}"]
+
+
+@functools.cache
+def gsm8k_tasks() -> TaskList:
+    """Return 30 word problems in the form of GSM8K, written for toolgym, each with a worked solution in its row."""
+    tasks = []
+    for number, given in enumerate(embedded_rows("gsm8k")):
+        truth = gsm8k_truth(given["answer"])
+        row = {
+            "prompt": [system(SYSTEM_PROMPT), user(given["question"])],
+            "data_source": "toolgym/gsm8k",
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {
+                "index": number,
+                **given,
+                "need_tools_kwargs": True,
+                "tools_kwargs": {TOOL: {"create_kwargs": {"ground_truth": truth}}},
+            },
+        }
+        tasks.append(Task.from_row(row))
+    return TaskList(tasks)
+
+
+def _score(text: str, task: Task) -> float:
+    return score_final_answer(text, gsm8k_truth(task.ground_truth))

@@ -1,0 +1,93 @@
+r"""`MathEnv`: solve a problem of mathematics, and answer with `\boxed{answer}`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.base import Action
+from toolgym.envs.library.embedded import embedded_rows
+from toolgym.envs.library.optional_tools import tools_of
+from toolgym.envs.rewards.answer import truth_texts
+from toolgym.envs.rewards.math_answer import same_value
+from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools.base import BaseTool
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.function import ToolFunction
+from toolgym.tools.message import system, user
+
+SYSTEM_PROMPT = "Solve the problem step by step. Put your final answer in \\boxed{}."
+"""What the embedded tasks begin with."""
+
+
+class MathEnv(ToolEnv):
+    r"""An env for problems whose answers are mathematics, in LaTeX or not.
+
+    Args:
+        tasks: where tasks come from. None: problems written for it (`math_tasks`). A ground truth is LaTeX, a plain
+            expression or a number, or a list of these, any of which is right.
+        code_interpreter: whether the policy has a code interpreter.
+        tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
+        tools: further tools, which stay the caller's to close.
+        env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `scorer`.
+
+    The reward is 1 for an answer equal to the ground truth, as `toolgym.envs.rewards.same_value` compares them, else 0.
+
+    Raises:
+        MissingExtraError: the extra `math` is not installed.
+        ConfigError: an argument is of the wrong kind; at `reset`: the task has no ground truth, or one that is no text,
+            number or list of these.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> task = toolgym.Task(({"role": "user", "content": "1/4 + 1/4?"},), ground_truth="\\frac{1}{2}")
+        >>> async def main():
+        ...     async with toolgym.make("Math-v0") as env:
+        ...         await env.reset(options={"task": task})
+        ...         return (await env.step("It is \\boxed{0.5}.")).reward
+        >>> asyncio.run(main())
+        1.0
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        *,
+        code_interpreter: bool = False,
+        tool_config: Mapping[str, Any] | None = None,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] = (),
+        **env_kwargs: Any,
+    ) -> None:
+        every, owned = tools_of([], tools, code_interpreter=code_interpreter, tool_config=tool_config)
+        if env_kwargs.get("scorer") is None:
+            env_kwargs["scorer"] = same_value()
+        super().__init__(every, tasks if tasks is not None else math_tasks(), owns_tools=owned, **env_kwargs)
+
+    def prepare(self, task: Task) -> Task:
+        if not truth_texts(task.ground_truth):
+            raise ConfigError(f"task {task.id!r} has no ground truth, which Math-v0 needs")
+        return task
+
+    def gold_actions(self) -> list[Action] | None:
+        """The right answer, without a call."""
+        truths = [] if self.task is None else truth_texts(self.task.ground_truth)
+        return [f"\\boxed{{{truths[0]}}}"] if truths else None
+
+
+@functools.cache
+def math_tasks() -> TaskList:
+    """Return 40 problems with answers in LaTeX, written for toolgym."""
+    tasks = []
+    for number, given in enumerate(embedded_rows("math")):
+        row = {
+            "prompt": [system(SYSTEM_PROMPT), user(given["problem"])],
+            "data_source": "toolgym/math",
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": given["answer"]},
+            "extra_info": {"index": number},
+        }
+        tasks.append(Task.from_row(row))
+    return TaskList(tasks)

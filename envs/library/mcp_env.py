@@ -1,0 +1,196 @@
+"""`McpEnv`: the tools of an MCP server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.base import Action
+from toolgym.envs.library.stock import StockTasks, gold_turns, make_server
+from toolgym.envs.rewards.base import Scorer
+from toolgym.envs.rewards.final_answer import score_final_answer
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import ResetInfo
+from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest
+from toolgym.tools.function import ToolFunction
+from toolgym.tools.mcp.connection import McpConnection
+from toolgym.tools.mcp.server import McpServer, McpTarget
+from toolgym.tools.message import Message
+from toolgym.tools.schema import ToolSchema
+
+
+class McpEnv(ToolEnv):
+    """An env whose tools are those of an MCP server, with a session for each episode.
+
+    The tools are asked for when an episode begins, and stay the same until its end; a server that announces others is
+    asked again at the next. Where `tool_schemas` is read before the first `reset`, the server is asked at once, and the
+    caller waits. Sessions cannot be forked.
+
+    Args:
+        server: a URL; a command as a list, or as `{"command", "args", "env", "cwd"}`, which is started for each
+            episode; or a function that makes an `mcp.server.MCPServer`. None: the embedded server, a shop's stock.
+        tasks: where tasks come from. None: questions about the embedded server's stock.
+        headers: sent with each request to a URL.
+        only: names of the tools that the policy has. None: all.
+        tools: further tools, beside the server's. They stay the caller's to close.
+        scorer: as for `ToolEnv`. None: the final answer after `####` equals the ground truth.
+        connect_timeout: wall seconds until the server is ready, and for its list of tools.
+        env_kwargs: the other arguments of `ToolEnv`; `tool_timeout` bounds each call.
+
+    Raises:
+        ConfigError: tasks without a server or the other way round, or a server of another kind.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with toolgym.make("MCP-v0") as env:
+        ...         await env.reset(seed=0)
+        ...         call = '<tool_call>{"name": "find_articles", "arguments": {"kind": "lamp"}}</tool_call>'
+        ...         return (await env.step(call)).obs[0]["content"]
+        >>> asyncio.run(main())
+        'A2, A9, A16, A23'
+    """
+
+    def __init__(
+        self,
+        server: McpTarget | None = None,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        only: Sequence[str] | None = None,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] | None = None,
+        scorer: Scorer | None = None,
+        connect_timeout: float = 60.0,
+        **env_kwargs: Any,
+    ) -> None:
+        if (server is None) != (tasks is None):
+            raise ConfigError("give a server and the tasks for it, or neither: MCP-v0 then has a server of its own")
+        if isinstance(only, str) or not isinstance(only, Sequence | None):
+            raise ConfigError(f"only must be a list of names of tools, got {only!r}")
+        check_seconds(connect_timeout=connect_timeout)
+        self.server = McpServer(make_server if server is None else server, headers)
+        super().__init__(tools or [], StockTasks() if tasks is None else tasks, scorer=scorer or _score, **env_kwargs)
+        self.only = None if only is None else tuple(only)
+        self.connect_timeout = connect_timeout
+        self._further = dict(self.tools)
+        self._decorators: list[Callable[[BaseTool], BaseTool]] = []
+        self._connection: McpConnection | None = None
+        self._known = False
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        """The tools of the server, and the further ones; see `McpEnv` for when the server is asked.
+
+        Raises:
+            McpError: the server does not answer.
+        """
+        if not self._known:
+            bridge = EventLoopThread(name="toolgym-mcp-schemas")
+            try:
+                self._take(bridge.run(self._ask()))
+            finally:
+                bridge.close()
+        return super().tool_schemas
+
+    def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
+        super().decorate_tools(decorate)
+        self._further = {name: self.tools[name] for name in self._further}
+        self._decorators.append(decorate)
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        """Begin an episode with a session of its own. See `BaseEnv.reset`.
+
+        Raises:
+            McpError: the server cannot be reached; an `OSError`, so the episode's failure is not the policy's.
+        """
+        self._over = True
+        await self._release()
+        self._connection = await McpConnection.open(self.server, self.connect_timeout)
+        try:
+            self._take(await self._connection.schemas(self.connect_timeout))
+            return await self._begin(seed, options)
+        except BaseException:  # cancelled or not, the session is ended
+            await self._release()
+            raise
+
+    async def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> tuple[list[Message], ResetInfo]:
+        connection, self._connection = self._connection, None  # the reset below ends what is under way
+        try:
+            return await super().reset(seed=seed, options=options)
+        finally:
+            self._connection = connection
+
+    def gold_actions(self) -> list[Action] | None:
+        """The calls that find the answer, and the answer, for the embedded tasks."""
+        return gold_turns(self.task) if self.task is not None and isinstance(self.tasks, StockTasks) else None
+
+    def _take(self, schemas: Sequence[ToolSchema]) -> None:
+        """Make the server's tools those of the env."""
+        names = [one.name for one in schemas]
+        for name in self.only or ():
+            if name not in names:
+                raise UnknownNameError(
+                    f"the MCP server {self.server.name!r} has no tool {name!r}{nearest(name, names) or ';'} "
+                    f"it has {', '.join(names) or 'none'}"
+                )
+        tools: dict[str, BaseTool] = {}
+        for schema in schemas:
+            if schema.name in tools or schema.name in self._further:
+                raise ConfigError(f"tools of one env need unique names, got two called {schema.name!r}")
+            if self.only is None or schema.name in self.only:
+                tool: BaseTool = _McpTool(self, self._same(schema))
+                for decorate in self._decorators:
+                    tool = decorate(tool)
+                tools[schema.name] = tool
+        self.tools = {**tools, **self._further}
+        self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
+        self._known = True
+
+    def _same(self, schema: ToolSchema) -> ToolSchema:
+        """The schema that is known already, where this is equal: what was made of it need not be made again."""
+        known = self._schemas.get(schema.name)
+        return known if known is not None and known.canonical_json == schema.canonical_json else schema
+
+    async def _ask(self) -> list[ToolSchema]:
+        connection = await McpConnection.open(self.server, self.connect_timeout)
+        try:
+            return await connection.schemas(self.connect_timeout)
+        finally:
+            await connection.close()
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool of the server in the episode's session. See `McpConnection.call`."""
+        assert self._connection is not None
+        return await self._connection.call(name, arguments)
+
+    async def _release(self) -> None:
+        connection, self._connection = self._connection, None
+        try:
+            await super()._release()
+        finally:
+            if connection is not None:
+                await shielded(connection.close())
+
+
+class _McpTool(BaseTool):
+    """A tool of the server."""
+
+    stays_on_loop = True
+
+    def __init__(self, env: McpEnv, schema: ToolSchema) -> None:
+        super().__init__(None, schema)
+        self._env = env
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        return await self._env.call(self.name, parameters)
+
+
+def _score(text: str, task: Task) -> float:
+    return score_final_answer(text, task.ground_truth)

@@ -1,0 +1,1 @@
+"""The generators of reasoning-gym as envs: `ReasoningGym/NAME-v0`."""

@@ -1,0 +1,176 @@
+"""`SearchQAEnv`: answer a question with the help of a search, and give the answer between `<answer>` tags."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from toolgym.envs.base import Action
+from toolgym.envs.library.embedded import DATA, embedded_rows
+from toolgym.envs.rewards.qa import AnswerScorer, Measure, gold_answers
+from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import ResetInfo
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message, assistant, tool_call, user
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.search.retriever import Retriever
+from toolgym.tools.search.tool import SearchTool
+
+Convention = Literal["tools", "tags"]
+"""How the policy asks for a search: by a tool call as its model writes them, or as `<search>query</search>`."""
+
+CORPUS = DATA / "search_qa_corpus.jsonl"
+"""The embedded passages, in Search-R1's shape."""
+
+INSTRUCTIONS: Mapping[Convention, str] = {
+    "tools": (
+        "Answer the question. Think first, and look up what you do not know with the tool `search`, as often as you "
+        "need: what one search finds may be what the next one asks for. At the end give the answer alone, in a few "
+        "words, between tags: <answer>your answer</answer>."
+    ),
+    "tags": (
+        "Answer the question. Think first, between <think> and </think>. To look something up, write "
+        "<search>your query</search> and stop: what was found then comes between <information> and </information>. "
+        "Search as often as you need: what one search finds may be what the next one asks for. At the end give the "
+        "answer alone, in a few words, between tags: <answer>your answer</answer>."
+    ),
+}
+"""What stands before the question in each convention."""
+
+
+class SearchQAEnv(ToolEnv):
+    """An env whose policy answers questions and has a search.
+
+    Args:
+        tasks: where questions come from, see `load_questions`. None: 42 questions about an invented archipelago, over
+            128 passages; each needs two searches.
+        tool_config: options of the search, see `toolgym.tools.search.tool.SearchConfig`: `corpus` for a file of
+            passages, or `retrieval_service_url` for a server. Without either it searches the embedded passages.
+        retriever: search with this one instead; it stays the caller's to close.
+        reward: what the reward is made of: `em`, exact match, or `f1`, of words.
+        format_weight: the part of the reward that is for the form of the answer alone, from 0 to 1.
+        convention: how the policy asks for a search. With `tags` the chat template is given no tool, actions that are
+            text are read by the parser `search_r1` (a runner needs `RunConfig(parser="search_r1")`), and what was found
+            stands between `<information>` tags.
+        env_kwargs: the other arguments of `ToolEnv`, such as `max_turns` and `tool_timeout`.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with toolgym.make("SearchQA-v0", tool_config={"topk": 1}) as env:
+        ...         obs, info = await env.reset(seed=0)
+        ...         result = await env.step(
+        ...             '<tool_call>{"name": "search", "arguments": {"query_list": ["tern money"]}}</tool_call>'
+        ...         )
+        ...         return result.obs[0]["content"]
+        >>> print(asyncio.run(main()))  # doctest: +ELLIPSIS
+        Doc 1 (Title: "The Tern (currency)")
+        The tern is the money of the archipelago. One tern is divided into twelve feathers. ...
+
+    Raises:
+        ConfigError: an argument cannot be used; says which. `reset` raises it for a task without right answers.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        *,
+        tool_config: Mapping[str, Any] | None = None,
+        retriever: Retriever | None = None,
+        reward: Measure = "em",
+        format_weight: float = 0.0,
+        convention: Convention = "tools",
+        **env_kwargs: Any,
+    ) -> None:
+        _check_convention(convention)
+        self.convention = convention
+        env_kwargs.setdefault("scorer", AnswerScorer.checked(reward, format_weight))
+        config = dict(tool_config or {})
+        if retriever is None and not {"corpus", "retrieval_service_url"} & set(config):
+            config |= {"corpus": str(CORPUS), "index": ":memory:"}
+        if convention == "tags":
+            config.setdefault("result_tag", "information")
+            env_kwargs.setdefault("parser", "search_r1")
+        search = SearchTool(config, retriever=retriever)
+        env_kwargs["owns_tools"] = True
+        super().__init__([search], tasks if tasks is not None else _embedded(convention), **env_kwargs)
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        """The search; nothing where the prompt says how to ask for one."""
+        return super().tool_schemas if self.convention == "tools" else []
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        begun = await super().reset(seed=seed, options=options)
+        if self.task is not None:
+            gold_answers(self.task)  # a row without answers is an error now, and not when it is scored
+        return begun
+
+    def gold_actions(self) -> list[Action] | None:
+        """The searches that the task names in `extra_info.searches`, and the first right answer."""
+        if self.task is None:
+            return None
+        searches = self.task.extra_info.get("searches") or ()
+        answer = f"<answer>{gold_answers(self.task)[0]}</answer>"
+        if self.convention == "tags":
+            return [*(f"<search>{query}</search>" for query in searches), answer]
+        return [*(_search(number, query) for number, query in enumerate(searches)), assistant(answer)]
+
+
+def load_questions(source: str | Path | Iterable[Mapping[str, Any]], *, convention: Convention = "tools") -> TaskList:
+    """Read questions, and put the instructions of `SearchQA-v0` before each.
+
+    Args:
+        source: a file or rows, as `load_tasks` takes them, with the columns `question` and `golden_answers`: those of
+            FlashRAG, and those of Search-R1. (Search-R1's have verl's columns too: `load_tasks` keeps their own prompt,
+            which goes with the convention `tags`.)
+        convention: how the policy asks for a search.
+
+    Raises:
+        UnknownNameError: there is no such file or column.
+        ConfigError: the file or a row cannot be read, or a question has no right answers; names the row.
+    """
+    _check_convention(convention)
+    loaded = load_tasks(source, columns={"prompt": "question", "ground_truth": "golden_answers"})
+    tasks = []
+    for task in map(loaded.task, range(loaded.size)):
+        gold_answers(task)
+        tasks.append(replace(task, messages=(_asked(task.messages[0]["content"], convention),)))
+    return TaskList(tasks)
+
+
+@functools.cache
+def _embedded(convention: Convention) -> TaskList:
+    """Return the questions that come with the library."""
+    tasks = []
+    for row in embedded_rows("search_qa"):
+        made = {
+            "data_source": "toolgym/search_qa",
+            "prompt": [_asked(row["question"], convention)],
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": {"target": row["answers"]}},
+            "extra_info": {"index": row["id"], **{name: row[name] for name in ("question", "searches", "supports")}},
+        }
+        tasks.append(Task.from_row(made))
+    return TaskList(tasks)
+
+
+def _asked(question: str, convention: Convention) -> Message:
+    return user(f"{INSTRUCTIONS[convention]}\n\nQuestion: {question}")
+
+
+def _check_convention(convention: Convention) -> None:
+    if convention not in get_args(Convention):
+        raise ConfigError(f"convention must be one of {', '.join(get_args(Convention))}, got {convention!r}")
+
+
+def _search(number: int, query: str) -> Message:
+    return assistant("", [tool_call("search", {"query_list": [query]}, id=f"call_{number}")])

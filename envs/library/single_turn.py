@@ -1,0 +1,108 @@
+"""`SingleTurnEnv`: one question, one answer, no tool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toolgym.envs.actions import read_action
+from toolgym.envs.base import Action, StepResult
+from toolgym.envs.library.gsm8k import gsm8k_tasks
+from toolgym.envs.rewards.answer import exact, last_number, marked_answer, numeric, truth_texts
+from toolgym.envs.rewards.base import Outcome, OutcomeScorer
+from toolgym.envs.rewards.math_answer import same_value
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import system
+from toolgym.tools.parsers import ParsedTurn
+
+MATHEMATICS = ("math", "aime", "amc", "olympiad", "minerva", "numina")
+"""A task's source that has one of these in its name is compared as mathematics."""
+
+SYSTEM_PROMPT = "Solve the problem step by step. Then end with `#### <answer>`."
+"""What the embedded tasks begin with."""
+
+
+class SingleTurnEnv(ToolEnv):
+    """An env whose episodes are one turn: the policy's first turn is its answer, whatever it writes.
+
+    Args:
+        tasks: where tasks come from. None: word problems written for `GSM8K-v0`.
+        scorer: what an answer is worth. None: `score_by_source`.
+        env_kwargs: the other arguments of `ToolEnv`.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind. At `reset`, without a scorer: the task has no ground truth, or an
+            object.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> task = toolgym.Task(({"role": "user", "content": "The capital of France?"},), ground_truth="Paris")
+        >>> async def main():
+        ...     async with toolgym.make("SingleTurn-v0") as env:
+        ...         await env.reset(options={"task": task})
+        ...         return (await env.step("Paris")).reward
+        >>> asyncio.run(main())
+        1.0
+    """
+
+    def __init__(
+        self, tasks: TaskSource | Sequence[Task] | None = None, *, scorer: Any = None, **env_kwargs: Any
+    ) -> None:
+        self._by_source = scorer is None
+        if scorer is None:
+            scorer = score_by_source()
+        super().__init__([], tasks if tasks is not None else _embedded(), scorer=scorer, **env_kwargs)
+
+    async def step(self, action: Action) -> StepResult:
+        """Take the answer. What looks like a call of a tool is text: there are none."""
+        turn = read_action(action, lambda text: ParsedTurn(text, text, [], []))
+        if turn.requests:
+            turn = ParsedTurn(turn.text, turn.text, [], [], turn.reasoning)
+        return await super().step(turn)
+
+    def prepare(self, task: Task) -> Task:
+        if self._by_source and not truth_texts(task.ground_truth):
+            raise ConfigError(f"task {task.id!r} has no ground truth: give it one, or the env a scorer")
+        return task
+
+    def gold_actions(self) -> list[Action] | None:
+        """The right answer."""
+        truths = [] if self.task is None else truth_texts(self.task.ground_truth)
+        return [f"#### {marked_answer(truths[0]) or truths[0]}"] if truths else None
+
+
+def score_by_source() -> OutcomeScorer:
+    """Return a scorer that compares as the task's source and ground truth want it.
+
+    As mathematics (`same_value`, which needs the extra `math`) where the source's name says so, see `MATHEMATICS`; as
+    numbers (`numeric`) where the ground truth is one, or GSM8K's solution that ends with one; else as text (`exact`,
+    without regard to case).
+    """
+    as_number, as_text = numeric(), exact(ignore_case=True)
+    as_mathematics: list[OutcomeScorer] = []  # made when it is needed, since it needs an extra
+
+    def score(outcome: Outcome) -> Any:
+        source, truths = outcome.task.source.lower(), truth_texts(outcome.task.ground_truth)
+        if any(name in source for name in MATHEMATICS):
+            if not as_mathematics:
+                as_mathematics.append(same_value())
+            return as_mathematics[0](outcome)
+        return (as_number if all(map(_is_number, truths)) else as_text)(outcome)
+
+    return score
+
+
+def _is_number(truth: str) -> bool:
+    marked = marked_answer(truth)
+    text = (truth if marked is None else marked).strip().lstrip("$").rstrip(".")
+    return last_number(text) is not None and all(one in "0123456789.,+-/eE " for one in text)
+
+
+def _embedded() -> list[Task]:
+    return [
+        Task((system(SYSTEM_PROMPT), task.messages[-1]), task.ground_truth, source=task.source, id=task.id)
+        for task in gsm8k_tasks().tasks
+    ]

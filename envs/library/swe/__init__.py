@@ -1,0 +1,1 @@
+"""Repositories to repair: the task, its sandboxed folder, and the verdict of its tests."""

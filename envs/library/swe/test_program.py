@@ -1,0 +1,200 @@
+"""The program that runs hidden tests beside the policy's files, and says how each one ended.
+
+It stands alone: `verdict` passes its source to the sandbox's Python. What it reports goes to the standard output that
+it was started with, each line behind a token that it read from its standard input. Whatever the tests and the files of
+the policy print goes to standard error. It imports what it needs before the policy's folder is on the path. Beside the
+hidden tests it runs controls, which fail unless something has changed what a test is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+import unittest
+from typing import Any, NoReturn
+
+CONTROLS: dict[str, tuple[Any, ...]] = {
+    "assertEqual": (1, 2),
+    "assertNotEqual": (1, 1),
+    "assertTrue": (False,),
+    "assertFalse": (True,),
+    "assertIs": (None, 1),
+    "assertIsNone": (1,),
+    "assertIn": (1, ()),
+    "assertAlmostEqual": (1.0, 2.0),
+    "assertGreater": (1, 2),
+    "assertListEqual": ([1], [2]),
+    "assertDictEqual": ({}, {1: 1}),
+    "assertRaises": (ValueError, int),
+    "fail": (),
+}
+"""Methods of a unittest case, with arguments for which they fail."""
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.readline())
+    report = Report(os.dup(1), request["token"], request["tests"])
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = ["tests"]
+    sys.dont_write_bytecode = True
+    try:
+        os.chdir(request["folder"])
+        run = run_unittest if request["kind"] == "unittest" else run_pytest(importlib.import_module("pytest"))
+    except (OSError, ImportError) as error:
+        report(None, str(error))
+        leave()
+    report(None, "started")
+    try:
+        run(request, report)
+    except BaseException:  # noqa: BLE001  the policy's files may raise anything, SystemExit too
+        traceback.print_exc()
+    leave()
+
+
+def leave() -> NoReturn:
+    """Exit at once, without the exit handlers and threads of the policy's files."""
+    os._exit(0)
+
+
+class Report:
+    """Writes one line for each test: a wanted one by its place, since what can be printed is bounded."""
+
+    def __init__(self, fd: int, token: str, tests: list[str]) -> None:
+        self._fd, self._token, self._write, self._dumps = fd, token, os.write, json.dumps
+        self._places = {test: place for place, test in enumerate(tests)}
+
+    def __call__(self, test: str | None, outcome: str) -> None:
+        name = test if test is None else self._places.get(test, test)
+        line = f"\n{self._token} {self._dumps([name, outcome])}\n".encode("ascii")
+        while line:
+            line = line[self._write(self._fd, line) :]
+
+
+# ---------------------------------------------------------------------- unittest
+
+
+class Result(unittest.TestResult):
+    """Reports a test when it has ended."""
+
+    def __init__(self, report: Report, control: str) -> None:
+        super().__init__()
+        self._report, self._control = report, control
+        self._outcome = ""
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self._outcome = ""
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        self._outcome = self._outcome or "passed"
+
+    def addError(self, test: Any, err: Any) -> None:
+        self._failed(test, "error", err)
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self._failed(test, "failed", err)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        if err is not None:
+            self._failed(subtest, "failed", err)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self._outcome = self._outcome or "skipped"
+
+    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self._outcome = self._outcome or "expected failure"
+
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+        self._outcome = self._outcome or "unexpected success"
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        self._report(test.id(), self._outcome or "error")
+
+    def _failed(self, test: Any, how: str, err: Any) -> None:
+        self._outcome = how
+        if self._control not in test.id():
+            print(f"{how.upper()}: {test}", file=sys.stderr)
+            traceback.print_exception(*err)
+
+
+def control_case(name: str) -> type[unittest.TestCase]:
+    """Return a test case in which every test fails."""
+
+    def control(method: str, arguments: tuple[Any, ...]) -> Any:
+        return lambda case: getattr(case, method)(*arguments)
+
+    def raises(case: unittest.TestCase) -> None:
+        raise AssertionError
+
+    tests = {f"test_{method}": control(method, arguments) for method, arguments in CONTROLS.items()}
+    return type(name, (unittest.TestCase,), {**tests, "test_raises": raises, "__module__": name})
+
+
+def run_unittest(request: dict[str, Any], report: Report) -> None:
+    """Run the wanted tests and the controls."""
+    sys.path[:0] = [os.path.abspath(path) for path in request["paths"]]
+    loader = unittest.TestLoader()
+    suite = unittest.TestSuite(loader.loadTestsFromName(name) for name in request["tests"])
+    suite.addTests(loader.loadTestsFromTestCase(control_case(request["control"])))
+    stderr, result = sys.stderr, Result(report, request["control"])
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    suite.run(result)
+    sys.stderr = stderr
+
+
+# ---------------------------------------------------------------------- pytest
+
+
+class Plugin:
+    """Chooses the wanted tests and the controls, and reports how each one ended."""
+
+    def __init__(self, request: dict[str, Any], report: Report) -> None:
+        self._report, self._control = report, request["control"]
+        self._wanted = {*request["tests"]}
+        self._paths = [os.path.abspath(path) for path in request["paths"]]
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_load_initial_conftests(self) -> None:
+        # Not before: what the repository holds must not pass for an installed plugin.
+        sys.path[:0] = self._paths
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [item for item in items if item.nodeid in self._wanted or self._control in item.nodeid]
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        before = self._outcomes.get(report.nodeid, "")
+        outcome = before
+        if hasattr(report, "wasxfail"):
+            outcome = "expected failure" if report.skipped else "unexpected success"
+        elif not report.passed:
+            outcome = report.outcome
+        elif report.when == "call":
+            outcome = before or "passed"
+        self._outcomes[report.nodeid] = outcome
+        if report.when == "teardown":
+            self._report(report.nodeid, outcome or "error")
+
+
+def run_pytest(pytest: Any) -> Any:
+    """Return what runs the wanted tests and a file of controls."""
+
+    def run(request: dict[str, Any], report: Report) -> None:
+        control = request["control"]
+        with open(f"test_{control}.py", "x", encoding="utf-8") as file:
+            file.write(f"def test_{control}_assert():\n    value = 1\n    assert value == 2\n\n\n")
+            file.write(f"def test_{control}_raise():\n    raise AssertionError\n")
+        files = [*dict.fromkeys(test.partition("::")[0] for test in request["tests"]), file.name]
+        fixed = ["-c", request["config"], "--rootdir", ".", "-p", "no:cacheprovider"]
+        fixed += ["--continue-on-collection-errors", "--maxfail=0"]
+        pytest.main([*request["options"], *fixed, *files], plugins=[Plugin(request, report)])
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

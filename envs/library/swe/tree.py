@@ -1,0 +1,189 @@
+"""The files of a repository: a tree, what changed between two of them, and both as a tar archive."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from toolgym.tools.errors import ConfigError, UnknownNameError, missing_file
+from toolgym.tools.sandbox.files import FileInfo, stays_inside
+from toolgym.tools.sandbox.names import check_name
+
+WHITEOUT = ".wh."
+"""Begins the name of an empty file that stands for a deletion, as in the layers of container images
+(https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts)."""
+
+CACHED = 4
+"""Repositories that were read from a folder or an archive and are kept in memory."""
+
+
+class Node(NamedTuple):
+    """One file or link of a repository.
+
+    Attributes:
+        data: its content; the target of a link.
+        mode: permission bits.
+        link: whether it is a symbolic link.
+    """
+
+    data: bytes
+    mode: int = 0o644
+    link: bool = False
+
+
+Tree: TypeAlias = dict[str, Node]
+"""Files and links by their name relative to the repository. Folders are there where they hold something."""
+
+Changes: TypeAlias = dict[str, Node | None]
+"""What is new or other, by name; None: it was deleted."""
+
+
+def changes(before: Mapping[str, Node], after: Mapping[str, Node]) -> Changes:
+    """Return what makes `after` of `before`."""
+    found: Changes = {name: node for name, node in after.items() if before.get(name) != node}
+    return found | {name: None for name in before if name not in after}
+
+
+def changed(before: Mapping[str, Node], made: Mapping[str, Node | None]) -> Tree:
+    """Return a tree with changes made to it. A new file takes the place of a folder of its name, and the other way."""
+    after = {name: node for name, node in before.items() if name not in made}
+    new = {name: node for name, node in made.items() if node is not None}
+    gone = {parent for name in new for parent in _parents(name)}
+    kept = {
+        name: node for name, node in after.items() if name not in gone and not any(p in new for p in _parents(name))
+    }
+    return {**kept, **new}
+
+
+def _parents(name: str) -> Iterator[str]:
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield name
+
+
+def pack(made: Mapping[str, Node | None]) -> bytes:
+    """Return changes as a tar.gz; the same changes give the same bytes."""
+    target = io.BytesIO()
+    with gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
+        for name, node in sorted(made.items()):
+            folder, slash, last = name.rpartition("/")
+            member = tarfile.TarInfo(name if node is not None else f"{folder}{slash}{WHITEOUT}{last}")
+            if node is not None and node.link:
+                member.type, member.linkname = tarfile.SYMTYPE, os.fsdecode(node.data)
+                archive.addfile(member)
+                continue
+            data = b"" if node is None else node.data
+            member.size, member.mode = len(data), 0o644 if node is None else node.mode
+            archive.addfile(member, io.BytesIO(data))
+    return target.getvalue()
+
+
+def unpack(data: bytes) -> Changes:
+    """Return the changes of a tar.gz that `pack` made.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found: Changes = {}
+    for name, node in read_archive(io.BytesIO(data), "the snapshot").items():
+        folder, slash, last = name.rpartition("/")
+        if last.startswith(WHITEOUT):
+            found[f"{folder}{slash}{last.removeprefix(WHITEOUT)}"] = None
+        else:
+            found[name] = node
+    return found
+
+
+def read_archive(file: io.BufferedIOBase, what: str) -> Tree:
+    """Return the files and links of a tar archive, compressed or not.
+
+    Raises:
+        ConfigError: it is no tar archive, or a name in it leads outside.
+    """
+    found: Tree = {}
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            for member in archive:
+                name = os.path.normpath(member.name)
+                if member.issym():
+                    found[check_name(name)] = Node(os.fsencode(member.linkname), 0o777, link=True)
+                elif member.isfile():  # a hard link too: it reads as the file that it is one with
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    found[check_name(name)] = Node(content.read(), 0o755 if member.mode & 0o100 else 0o644)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ConfigError(f"{what} is no tar archive that can be read: {error}") from error
+    return found
+
+
+def read_repository(path: str | Path) -> Tree:
+    """Return the files of a repository: a folder, or a tar archive of it, compressed or not.
+
+    Its history is left out: `.git` would tell what became of it later. Where all of an archive lies in one folder, that
+    folder is the repository.
+
+    Raises:
+        UnknownNameError: there is no such file or folder.
+        ConfigError: it is no archive.
+    """
+    place = Path(path).absolute()
+    if not place.exists():
+        raise missing_file("repository", place)
+    return dict(_read(place, place.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=CACHED)
+def _read(place: Path, mtime_ns: int) -> Tree:
+    if place.is_dir():
+        tree = dict(_folder(place))
+    else:
+        with place.open("rb") as file:
+            tree = read_archive(file, f"the repository {str(place)!r}")
+        tops = {name.partition("/")[0] for name in tree}
+        if len(tops) == 1 and all("/" in name for name in tree):
+            tree = {name.partition("/")[2]: node for name, node in tree.items()}
+    tree = without_history(tree)
+    if not tree:
+        raise UnknownNameError(f"the repository {str(place)!r} holds no files")
+    return tree
+
+
+def without_history(tree: Mapping[str, Node]) -> Tree:
+    """Return a tree without what version control keeps, and without compiled Python files."""
+    return {name: node for name, node in tree.items() if not is_history(name) and not is_compiled(name)}
+
+
+def is_history(name: str) -> bool:
+    """Whether a file belongs to Git's own, also below a submodule."""
+    return ".git" in name.split("/")
+
+
+def is_compiled(name: str) -> bool:
+    """Whether a file is compiled Python, which would be run in place of its source."""
+    return "__pycache__" in name.split("/") or name.endswith((".pyc", ".pyo"))
+
+
+def _folder(root: Path) -> Iterator[tuple[str, Node]]:
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(one for one in folders if one not in (".git", "__pycache__"))
+        links = [one for one in folders if os.path.islink(os.path.join(place, one))]
+        for name in sorted([*files, *links]):
+            path = Path(place, name)
+            relative, mode = path.relative_to(root).as_posix(), path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                yield relative, Node(os.fsencode(os.readlink(path)), 0o777, link=True)
+            elif stat.S_ISREG(mode):
+                yield relative, Node(path.read_bytes(), 0o755 if mode & 0o100 else 0o644)
+
+
+def link_stays_inside(name: str, node: Node) -> bool:
+    """Whether a link leads to a place in its repository."""
+    target = os.fsdecode(node.data)
+    return stays_inside(FileInfo(name, "link", 0, 0o777, 0.0, target))

@@ -1,0 +1,179 @@
+"""`UserSimEnv`: a simulated user replies between the policy's turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from toolgym.envs.base import Action, StepResult
+from toolgym.envs.library.orders import OrderTasks, gold_turns, order_user, place_order, score_order
+from toolgym.envs.responses import End, Reply
+from toolgym.envs.rewards.base import Scorer
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import ResetInfo
+from toolgym.envs.users.base import User, UserReply, UserSession
+from toolgym.envs.users.function import FunctionUser
+from toolgym.tools.base import BaseTool
+from toolgym.tools.concurrency.deadline import shielded, with_deadline
+from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest
+from toolgym.tools.function import ToolFunction
+from toolgym.tools.message import Message, user
+from toolgym.tools.parsers.base import ParsedTurn
+
+
+class UserSimEnv(ToolEnv):
+    """An env with a user. A turn without tool calls goes to the user, whose reply the policy reads next.
+
+    The episode ends when the user is done. Where a task's last message is not a user's, the user begins: what it says
+    first is the last message of `reset`. The policy reads the user's text alone; the user's own conversation is the
+    attribute `user_trace`, and `user_trace` in the metrics of the last step.
+
+    Args:
+        tasks: where tasks come from. None: orders at a shop, whose details the user gives when asked.
+        user: a `User`; a function from the conversation and the task to a text, or None for the end; or a mapping of
+            names to these, of which a row's `extra_info.interaction_kwargs.name` chooses one, as in verl. None: the
+            user of the embedded tasks. Users stay the caller's to close.
+        tools: the tools that the policy has. None: those of the embedded tasks, or none where `tasks` are given.
+        scorer: as for `ToolEnv`. None: that of the embedded tasks, or none where `tasks` are given; then the user's
+            rewards count.
+        user_timeout: wall seconds for one reply.
+        env_kwargs: the other arguments of `ToolEnv`.
+
+    Raises:
+        ConfigError: tasks of one's own without a user, or a user of another kind.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> from toolgym import Task
+        >>> def reply(messages, task):
+        ...     return None if task.ground_truth in messages[-1]["content"] else "No. Guess again."
+        >>> task = Task(({"role": "user", "content": "Guess my town."},), ground_truth="Oslo")
+        >>> async def main():
+        ...     async with toolgym.make("UserSim-v0", tasks=[task], user=reply) as env:
+        ...         await env.reset()
+        ...         first = await env.step("Rome?")
+        ...         return first.obs[0]["content"], (await env.step("Oslo?")).done
+        >>> asyncio.run(main())
+        ('No. Guess again.', True)
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        *,
+        user: User | Callable[..., Any] | Mapping[str, User | Callable[..., Any]] | None = None,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] | None = None,
+        scorer: Scorer | None = None,
+        user_timeout: float = 120.0,
+        **env_kwargs: Any,
+    ) -> None:
+        if tasks is not None and user is None:
+            raise ConfigError("give the user of your tasks: user=function, or toolgym.envs.users.LLMUser(...)")
+        if tasks is None:
+            tasks = OrderTasks()
+            tools = [place_order] if tools is None else tools
+            scorer = score_order if scorer is None else scorer
+        check_seconds(user_timeout=user_timeout)
+        super().__init__(tools or [], tasks, scorer=scorer, **env_kwargs)
+        self.user_timeout = user_timeout
+        given = order_user if user is None else user
+        named = given if isinstance(given, Mapping) else {"": given}
+        self._users = {name: _as_user(one) for name, one in named.items()}
+        self._session: UserSession | None = None
+        self._user_metrics: dict[str, Any] = {}
+        self.user_trace: list[Message] = []
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        messages, info = await super().reset(seed=seed, options=options)
+        self._user_metrics, self.user_trace = {}, []
+        try:
+            task = info["task"]
+            kwargs = dict(task.extra_info.get("interaction_kwargs") or {})
+            opening = self._chosen(task, kwargs.pop("name", None)).open(task, **kwargs)
+            self._session = await with_deadline(opening, self.user_timeout, queue=self.queue_timeout)
+            if messages[-1]["role"] != "user":
+                first = await self._ask()
+                if first.text is None:
+                    raise ConfigError(f"task {task.id!r}: the user begins, and says nothing")
+                self._messages.append(user(first.text))
+                messages = [*messages, user(first.text)]
+        except BaseException:  # cancelled or not, the tools and the user are freed
+            self._over = True
+            await self._release()
+            raise
+        return messages, info
+
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        metrics = result.info["metrics"]
+        metrics |= self._user_metrics
+        if result.done and self.user_trace:
+            metrics["user_trace"] = self.user_trace
+        return result
+
+    async def respond(self, turn: ParsedTurn) -> Reply | End:
+        reply = await self._ask()
+        if reply.done:
+            return End(reward=reply.reward)
+        assert reply.text is not None
+        return Reply([user(reply.text)], reply.reward)
+
+    def gold_actions(self) -> list[Action] | None:
+        """The questions, the order and the confirmation, for the embedded tasks."""
+        return gold_turns(self.task) if self.task is not None and isinstance(self.tasks, OrderTasks) else None
+
+    async def fork(self) -> Self:
+        """Return an independent env in the same state; see `ToolEnv.fork`.
+
+        Raises:
+            ForkNotSupportedError: the user, or a tool, cannot be forked.
+        """
+        twin = await super().fork()
+        twin._session = None
+        try:
+            if self._session is not None:
+                forking = self._session.fork()
+                twin._session = await with_deadline(forking, self.user_timeout, queue=self.queue_timeout)
+        except BaseException:  # the twin's tools are freed, cancelled or not
+            await twin.close()
+            raise
+        twin._user_metrics = {**self._user_metrics}
+        return twin
+
+    async def _ask(self) -> UserReply:
+        assert self._session is not None
+        asking = self._session.reply(self.messages)
+        reply = await with_deadline(asking, self.user_timeout, queue=self.queue_timeout)
+        self.user_trace = self._session.trace
+        self._user_metrics |= {f"user/{name}": value for name, value in reply.metrics.items()}
+        return reply
+
+    def _chosen(self, task: Task, name: Any) -> User:
+        if "" in self._users:
+            return self._users[""]
+        if name not in self._users:
+            raise UnknownNameError(
+                f"task {task.id!r} has the interaction_kwargs.name {name!r}{nearest(str(name), self._users) or ';'} "
+                f"the env's users are {', '.join(self._users)}"
+            )
+        return self._users[name]
+
+    async def _release(self) -> None:
+        session, self._session = self._session, None
+        try:
+            await super()._release()
+        finally:
+            if session is not None:
+                await shielded(session.close())
+
+
+def _as_user(value: Any) -> User:
+    if isinstance(value, User):
+        return value
+    if callable(value):
+        return FunctionUser(value)
+    raise ConfigError(f"a user is a toolgym.envs.users.User or a function, got {value!r}")

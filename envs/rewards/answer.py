@@ -1,0 +1,140 @@
+"""`exact` and `numeric`: the answer that a text marks, compared with the ground truth."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from toolgym.envs.rewards.base import Outcome, OutcomeScorer
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.final_answer import without_thinking
+
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:/\d+)?")
+MAX_EXPONENT = 400
+"""Largest exponent of a number: a double has none above 308, and a longer number takes long to write out."""
+
+
+def marked_answer(text: str) -> str | None:
+    """Return the answer that a text marks, outside of its thinking; None where it marks none.
+
+    The marks are those of the field's data sets, of which the first one that occurs counts, at its last place: the line
+    behind `####` (GSM8K), `\\boxed{...}` (MATH), `<answer>...</answer>` (DeepSeek-R1, Search-R1).
+    """
+    spoken = without_thinking(text)
+    for found in (_HASHES.findall(spoken), _boxed(spoken), _tagged(spoken)):
+        if found:
+            return str(found[-1]).strip()
+    return None
+
+
+def exact(*, ignore_case: bool = False) -> OutcomeScorer:
+    """Return a scorer: 1 where the answer is the ground truth, character by character, else 0.
+
+    The answer is what the final text marks (see `marked_answer`), or all of it outside of its thinking. White space
+    around either does not count. A ground truth may be text, a number, true or false, or a list of these, any of which
+    is right.
+
+    Args:
+        ignore_case: whether `paris` is `Paris`.
+    """
+
+    def form(text: str) -> str:
+        return text.strip().casefold() if ignore_case else text.strip()
+
+    def score(outcome: Outcome) -> float:
+        marked = marked_answer(outcome.final_text)
+        answer = form(without_thinking(outcome.final_text) if marked is None else marked)
+        truths = [form(one) for one in truth_texts(outcome.task.ground_truth)]
+        return float(bool(answer) and answer in truths)
+
+    return score
+
+
+def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
+    """Return a scorer: 1 where the answer is the number of the ground truth, else 0.
+
+    The number is that of the marked answer (see `marked_answer`), or the last one of the final text outside of its
+    thinking. It may have thousands separators, an exponent, or be a fraction such as `3/4`.
+
+    Args:
+        tolerance: how far the answer may be from the truth, as a part of the truth: 0.01 is one percent.
+
+    Raises:
+        ConfigError: the tolerance is negative or no number; when it scores: the ground truth is no number.
+    """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < float("inf"):
+        raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")
+
+    def score(outcome: Outcome) -> float:
+        truths = [_require_number(one) for one in truth_texts(outcome.task.ground_truth)]
+        marked = marked_answer(outcome.final_text)
+        answer = last_number(without_thinking(outcome.final_text) if marked is None else marked)
+        if answer is None:
+            return 0.0
+        return float(any(abs(answer - truth) <= abs(truth) * Fraction(tolerance) for truth in truths))
+
+    return score
+
+
+def truth_texts(ground_truth: Any) -> list[str]:
+    """Return a ground truth as the texts of which any is right; none where it is None.
+
+    Raises:
+        ConfigError: it is an object, which no text equals.
+    """
+    if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str):
+        return [text for one in ground_truth for text in truth_texts(one)]
+    if isinstance(ground_truth, dict):
+        raise ConfigError(
+            "an answer is compared with text, a number or a list of these, got the ground truth "
+            f"{shorten(repr(ground_truth))}; give the env a scorer of its own"
+        )
+    if ground_truth is None:
+        return []
+    return [ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth)]
+
+
+def last_number(text: str) -> Fraction | None:
+    """Return the last number of a text; None where there is none."""
+    found = _NUMBER.findall(text)
+    return _fraction(found[-1]) if found else None
+
+
+def _require_number(text: str) -> Fraction:
+    number = last_number(marked_answer(text) or text)
+    if number is None:
+        raise ConfigError(f"a number is compared with a number, got the ground truth {shorten(repr(text))}")
+    return number
+
+
+def _fraction(text: str) -> Fraction | None:
+    plain, _, below = text.replace(",", "").partition("/")
+    exponent = re.search(r"[eE]([-+]?\d+)$", plain)
+    if exponent is not None and (len(exponent[1]) > 5 or abs(int(exponent[1])) > MAX_EXPONENT):
+        return None
+    if max(len(plain), len(below)) > 4 * MAX_EXPONENT or (below and not int(below)):
+        return None
+    return Fraction(plain) / (int(below) if below else 1)
+
+
+def _boxed(text: str) -> list[str]:
+    r"""Return what stands in each `\boxed{...}` whose braces close, inner braces included, ordered by their ends."""
+    found, open_braces = [], []
+    for brace in _BRACES.finditer(text):
+        if brace[0] != "}":
+            open_braces.append(brace)
+        elif open_braces and (opened := open_braces.pop())[0] != "{":
+            found.append(text[opened.end() : brace.start()])
+    return found
+
+
+def _tagged(text: str) -> list[str]:
+    """Return what stands between the last pair of answer tags."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return [text[start + len("<answer>") : end]] if start >= 0 else []

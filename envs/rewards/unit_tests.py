@@ -1,0 +1,99 @@
+"""`UnitTests`: a scorer that runs the program of the last turn on hidden tests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from toolgym.envs.rewards.base import Outcome, Score
+from toolgym.envs.types import StopReason
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, check_seconds
+from toolgym.tools.final_answer import without_thinking
+from toolgym.tools.judge import Judge, extract_program, read_tests
+from toolgym.tools.sandbox import Sandbox, SharedSandbox
+
+QUEUE_TIMEOUT = 600.0
+"""Seconds that all tests of a program may wait for the sandbox."""
+
+
+class UnitTests:
+    """Scores the last fenced code block of the final turn by the tests of the task's ground truth.
+
+        env = ToolEnv(tools, tasks, scorer=UnitTests())
+
+    The components of a score are `tests_passed` (the fraction), `tests` (how many), `has_program` and, where the
+    program took too long in all, `too_slow`. A sandbox that fails is no score of 0 but an error: the episode ends with
+    `SANDBOX_FAILED`.
+
+    Args:
+        sandbox: where tests run; it stays the caller's to close. None: one of its own, a `SharedSandbox`, which is made
+            at the first score and freed by `close`.
+        reward: `all`: 1 where all tests pass, else 0; `fraction`: the fraction of them that pass.
+        timeout: wall seconds for one test.
+        total_timeout: wall seconds for all tests of one program, not counting its wait for the sandbox; a program that
+            needs longer has failed. It should be below the env's deadline for scoring.
+        memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox | None = None,
+        *,
+        reward: Literal["all", "fraction"] = "all",
+        timeout: float = 10.0,
+        total_timeout: float = 100.0,
+        memory_mb: int | None = None,
+    ) -> None:
+        if reward not in ("all", "fraction"):
+            raise ConfigError(f"reward must be 'all' or 'fraction', got {reward!r}")
+        check_seconds(timeout=timeout, total_timeout=total_timeout)
+        self.reward, self.timeout, self.total_timeout, self.memory_mb = reward, timeout, total_timeout, memory_mb
+        self._given = sandbox
+        self._own: SharedSandbox | None = None
+
+    async def __call__(self, outcome: Outcome) -> Score:
+        tests = read_tests(outcome.task.ground_truth)
+        components = {"tests_passed": 0.0, "tests": float(len(tests)), "has_program": 0.0}
+        program = final_program(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
+        if program is None:
+            return Score(0.0, components)
+        judge = Judge(
+            self._sandbox(), timeout=self.timeout, memory_mb=self.memory_mb, stop_at_failure=self.reward == "all"
+        )
+        try:
+            verdicts = await with_deadline(judge.judge(program, tests), self.total_timeout, queue=QUEUE_TIMEOUT)
+        except DeadlineError as error:
+            if error.queued:
+                raise
+            return Score(0.0, components | {"has_program": 1.0, "too_slow": 1.0})
+        passed = sum(one.passed for one in verdicts) / len(verdicts)
+        components |= {"tests_passed": passed, "has_program": 1.0}
+        return Score(passed if self.reward == "fraction" else float(passed == 1.0), components)
+
+    async def close(self) -> None:
+        """Close the sandbox that it has made, if any. It may be used again afterwards."""
+        own, self._own = self._own, None
+        if own is not None:
+            await own.close()
+
+    def _sandbox(self) -> Sandbox:
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            self._own = SharedSandbox()
+        return self._own
+
+    async def __aenter__(self) -> UnitTests:
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self.close()
+
+
+def final_program(text: str) -> str | None:
+    """Return the last closed fenced block of a text, outside of its thinking; None where there is none."""
+    found = extract_program(without_thinking(text))
+    return found.code if found.kind == "fenced" else None

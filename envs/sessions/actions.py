@@ -1,0 +1,123 @@
+"""How a turn's text is read as actions in a repository: commands, programs and patches, in the order of the turn.
+
+| in the turn | what is done |
+| --- | --- |
+| a tool call in the Hermes format, `bash` with `command` | the command is run |
+| a tool call `apply_patch` with `patch` | the patch is applied |
+| a fenced block of `bash`, `sh` or `shell` | it is run as a script of bash |
+| a fenced block of `python` | it is run as a program |
+| a fenced block of `diff` or `patch`, or a turn that is a unified diff itself | the patch is applied |
+
+What stands inside of `<think>...</think>` is not read. A turn that has a tool call is read for tool calls alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from toolgym.tools.parsers.hermes import parse_hermes
+from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
+
+_SHELL = ("bash", "sh", "shell")
+_PATCH = ("diff", "patch")
+
+_FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<kind>[^\s`]*)[^`]*")
+_DIFF = re.compile(r"^(?:diff --git .*|--- \S.*\n\+\+\+ \S.*\n@@ .*)", re.M)
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+
+HOW_TO_ACT = (
+    "To run commands, write a block that begins with ```bash and ends with ```; they run in that folder. To change "
+    "files, write a unified diff in a ```diff block. You read what came of it, and may go on. A turn without a block "
+    "ends your work."
+)
+"""The instructions for a policy without tools: it acts by what it writes."""
+
+NO_ACTION = (
+    "No action was found in your turn, so nothing was done. To run a command, write a block that begins with ```bash "
+    "and ends with ```; to change files, a unified diff in a ```diff block."
+)
+"""The reply to a turn without any action."""
+
+
+class RepositoryAction(NamedTuple):
+    """One thing to do.
+
+    Attributes:
+        kind: `shell`, `python` or `patch`; `wrong` for a call that cannot be carried out.
+        text: the script, the program or the patch; of a wrong one, what the policy reads about it.
+    """
+
+    kind: Literal["shell", "python", "patch", "wrong"]
+    text: str
+
+
+def _schema(name: str, description: str, argument: str, meaning: str) -> ToolSchema:
+    properties = {argument: {"type": "string", "description": meaning}}
+    return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
+
+
+SCHEMAS = {
+    one.name: one
+    for one in (
+        _schema("bash", "Run a command in the repository.", "command", "A script for bash."),
+        _schema("apply_patch", "Change files of the repository.", "patch", "A unified diff."),
+    )
+}
+"""The tools of a session, for clients that show them to their model."""
+
+
+def read_actions(content: str) -> list[RepositoryAction]:
+    """Return what a turn asks for, in its order; nothing where it asks for nothing. No text makes this raise."""
+    requests = parse_hermes(content).requests
+    if requests:
+        return [_of_call(one) for one in requests]
+    # Turns come with or without their opening tag: the prompt may have held it.
+    text = _THINKING.sub("", content) if "<think>" in content else content.rpartition("</think>")[2]
+    found = [_of_block(kind, block) for kind, block in fenced_blocks(text)]
+    actions = [one for one in found if one is not None]
+    if not actions:
+        patch = _DIFF.search(text)
+        if patch is not None:
+            actions = [RepositoryAction("patch", _without_special_tokens(text[patch.start() :]))]
+    return actions
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the kind (in lower case) and the text of each fenced block of Markdown; one that is not closed is none."""
+    found = []
+    fence, kind = "", ""
+    block: list[str] = []
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        if not fence:
+            opened = _FENCE.fullmatch(line)
+            if opened is not None:
+                fence, kind, block = opened["fence"], opened["kind"].lower(), []
+        elif len(bare) >= len(fence) and set(bare) == {fence[0]}:
+            found.append((kind, "".join(block)))
+            fence = ""
+        else:
+            block.append(line)
+    return found
+
+
+def _of_call(request: ToolCall | ToolCallError) -> RepositoryAction:
+    checked = check_call(request, SCHEMAS) if isinstance(request, ToolCall) else request
+    if isinstance(checked, ToolCallError):
+        return RepositoryAction("wrong", checked.message)
+    [text] = checked.arguments.values()
+    return RepositoryAction("shell" if checked.name == "bash" else "patch", str(text))
+
+
+def _of_block(kind: str, text: str) -> RepositoryAction | None:
+    if kind in _SHELL:
+        return RepositoryAction("shell", text)
+    if kind in ("python", "py", "python3"):
+        return RepositoryAction("python", text)
+    return RepositoryAction("patch", text) if kind in _PATCH else None
+
+
+def _without_special_tokens(patch: str) -> str:
+    """Return a patch without the end-of-turn token that some trainers leave in a turn's text."""
+    return re.sub(r"\s*(?:<\|[^|>\n]*\|>\s*)+\Z", "\n", patch)

@@ -1,0 +1,146 @@
+"""The four calls of veRL's multi-turn sandbox protocol: bodies, session ids, rewards.
+
+    POST /start_instance  {instance_hash}  -> {sid}
+    POST /process_action  {sid, content}   -> {content}
+    POST /postprocess     {sid}            -> {}
+    POST /compute_reward  {sid}            -> {reward, f2p_count?, f2p_total?, ...}
+
+Source: the `swedev` task of veRL-multiturn (`verl/utils/swedev_utils.py`, `verl/workers/reward_manager/swedev.py`).
+Ours has more fields, which clients of the original neither send nor read: `request_id`, `content` of a new session,
+and `done`.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pydantic
+
+from toolgym.tools.errors import ConfigError, shorten
+
+MAX_SID = 2**63 - 1
+"""The largest session id: trainers put them in int64 tensors."""
+
+
+def new_sid() -> str:
+    """Return a session id that cannot be guessed: decimal digits, of a number from 1 to `MAX_SID`."""
+    return str(1 + secrets.randbelow(MAX_SID))
+
+
+def read_sid(value: object) -> str:
+    """Return a session id, given as text or as a number, in its one form as text.
+
+    Raises:
+        ConfigError: it is neither, or does not fit into an int64.
+    """
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SID:
+        raise ConfigError(f"a session id is a number from 1 to {MAX_SID}, or its digits, got {shorten(repr(value))}")
+    return str(value)
+
+
+def read_reward(answer: Mapping[str, Any]) -> float:
+    """Return the reward in an answer of `/compute_reward`: `reward`, else `f2p_count / f2p_total`, else 0.
+
+    Raises:
+        ConfigError: what should be a number is none, or not finite.
+    """
+    if "reward" in answer:
+        return _number("reward", answer["reward"])
+    if "f2p_count" not in answer or "f2p_total" not in answer:
+        return 0.0
+    total = _number("f2p_total", answer["f2p_total"])
+    return _number("f2p_count", answer["f2p_count"]) / total if total else 0.0
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name} of /compute_reward must be a number, got {shorten(repr(value))}")
+    return float(value)
+
+
+def _sid(value: object) -> str:
+    try:
+        return read_sid(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+Sid = Annotated[str, pydantic.BeforeValidator(_sid, json_schema_input_type=str | int)]
+RequestId = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
+
+
+class StartRequest(pydantic.BaseModel):
+    """Body of `/start_instance`. Fields that are not known are ignored, here and below.
+
+    Attributes:
+        instance_hash: which task: its id, or a number that stands for it.
+        request_id: unique for each session that a client wants; a second call with the same one gives the same session.
+    """
+
+    model_config = pydantic.ConfigDict(coerce_numbers_to_str=True)
+    instance_hash: Annotated[str, pydantic.Field(min_length=1, max_length=1000)]
+    request_id: RequestId | None = None
+
+
+class StartResponse(pydantic.BaseModel):
+    """Answer of `/start_instance`.
+
+    Attributes:
+        sid: the session's id.
+        content: what the policy reads first, where the task's messages are the server's.
+        request_id: that of the request, where the server heeds them: a client may then send an action again.
+    """
+
+    sid: Sid
+    content: str = ""
+    request_id: str | None = None
+
+
+class ActionRequest(pydantic.BaseModel):
+    """Body of `/process_action`.
+
+    Attributes:
+        sid: the session.
+        content: the policy's turn as generated.
+        request_id: unique for each turn of a session. A second call with the same one gives the stored answer, and
+            nothing runs twice.
+    """
+
+    sid: Sid
+    content: str
+    request_id: RequestId | None = None
+
+
+class ActionResponse(pydantic.BaseModel):
+    """Answer of `/process_action`: what the policy reads, and whether its turn ended the episode."""
+
+    content: str
+    done: bool = False
+
+
+class SessionRequest(pydantic.BaseModel):
+    """Body of `/postprocess` and `/compute_reward`."""
+
+    sid: Sid
+
+
+class RewardResponse(pydantic.BaseModel):
+    """Answer of `/compute_reward`; a backend may add fields.
+
+    Attributes:
+        reward: what the episode is worth.
+        f2p_count, f2p_total: tests that failed at first and pass now, and how many there are.
+        p2p_count, p2p_total: tests that passed at first and still do, and how many there are.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow")
+    reward: float
+    f2p_count: int | None = None
+    f2p_total: int | None = None
+    p2p_count: int | None = None
+    p2p_total: int | None = None

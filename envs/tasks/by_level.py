@@ -1,0 +1,165 @@
+"""`ByLevel`: a curriculum whose next tasks are easier or harder by how the last ones went."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from toolgym.envs.tasks.row_fields import mapping
+from toolgym.envs.tasks.sources import CountedTasks, TaskSource
+from toolgym.envs.tasks.stored import TaskSubset
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import ConfigError, require_whole_number, shorten
+
+Level = int | str
+
+LEVEL_COLUMN = "curriculum_level"
+"""Column of `extra_info` by which a task says what level it was drawn from."""
+
+
+class ByLevel(TaskSource):
+    """Draws tasks of one level, and goes up or down with the mean reward of the last groups of that level.
+
+    The level of a task is in its `extra_info`, as `curriculum_level`. Rewards of tasks of another level than the
+    present one, such as those that were under way when it changed, say nothing.
+
+    Example:
+        >>> from toolgym.envs import ArithmeticTasks
+        >>> tasks = ByLevel({"easy": ArithmeticTasks(), "hard": ArithmeticTasks("test")}, window=2)
+        >>> for task in tasks.take(2, seed=0):
+        ...     tasks.observe(task, [1.0, 1.0])
+        >>> tasks.level, tasks.take(1, seed=0)[0].extra_info["curriculum_level"]
+        ('hard', 'hard')
+
+    Args:
+        levels: from each level to its tasks, the easiest first.
+        window: groups that the mean is of; as many must have been seen since the level changed.
+        raise_at: the mean reward from which on the next level follows.
+        lower_at: the mean reward down to which the level before follows; None: never.
+
+    Attributes:
+        level: the present one.
+
+    Raises:
+        ConfigError: there are no levels, or an argument is of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        levels: Mapping[Any, TaskSource],
+        *,
+        window: int = 32,
+        raise_at: float = 0.8,
+        lower_at: float | None = 0.2,
+    ) -> None:
+        if not isinstance(levels, Mapping) or not levels:
+            raise ConfigError(f"levels must map each level to a TaskSource, got {shorten(repr(levels))}")
+        for name, source in levels.items():
+            if type(name) not in (int, str) or not isinstance(source, TaskSource):
+                raise ConfigError(
+                    f"levels must map whole numbers or texts to TaskSources, got {name!r}: {shorten(repr(source))}"
+                )
+        require_whole_number("window", window, at_least=1)
+        if lower_at is not None and not lower_at < raise_at:
+            raise ConfigError(f"lower_at must be less than raise_at, got {lower_at!r} and {raise_at!r}")
+        self._levels = dict(levels)
+        self._names: list[Level] = list(levels)
+        self._raise_at, self._lower_at = raise_at, lower_at
+        self._recent: deque[float] = deque(maxlen=window)
+        self.level: Level = self._names[0]
+
+    @classmethod
+    def of_column(cls, source: CountedTasks, column: str = "level", **options: Any) -> Self:
+        """Return a curriculum over tasks that say their level themselves. Each is read once, to find it.
+
+        Args:
+            source: the tasks.
+            column: of `extra_info`, a whole number or a text in each; sorted, they go from the easiest to the hardest.
+            options: the other arguments.
+
+        Raises:
+            ConfigError: a task has no such column, or values that cannot be sorted; names the first.
+        """
+        places: dict[Level, list[int]] = {}
+        for place, task in enumerate(source):
+            level = task.extra_info.get(column)
+            if not isinstance(level, Level) or isinstance(level, bool):
+                raise ConfigError(
+                    f"task {task.id!r} (number {place + 1}): extra_info.{column} must be a level, a whole number or a "
+                    f"text, got {level!r}"
+                )
+            places.setdefault(level, []).append(place)
+        if len({type(level) for level in places}) > 1:
+            raise ConfigError(f"extra_info.{column} has numbers and texts, which have no order: {list(places)}")
+        return cls({level: TaskSubset(source, places[level]) for level in sorted(places)}, **options)
+
+    def sample(self, rng: random.Random) -> Task:
+        return _of_level(self._levels[self.level].sample(rng), self.level)
+
+    def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
+        taken = self._levels[self.level].take(count, seed=seed, training_step=training_step)
+        return [_of_level(task, self.level) for task in taken]
+
+    @property
+    def size(self) -> int | None:
+        """How many tasks all levels have together; None where one has no end."""
+        sizes = [source.size for source in self._levels.values()]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def task(self, index: int) -> Task:
+        """Return the task of a place in all levels, one behind the other, whatever the present level is."""
+        if index < 0:
+            raise IndexError(index)
+        for level, source in self._levels.items():
+            if source.size is None or index < source.size:
+                return _of_level(source.task(index), level)
+            index -= source.size
+        raise IndexError(index)
+
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        if task.extra_info.get(LEVEL_COLUMN) != self.level:
+            return
+        self._levels[self.level].observe(task, rewards)
+        self._recent.append(sum(rewards) / len(rewards))
+        if len(self._recent) < (self._recent.maxlen or 0):
+            return
+        mean = sum(self._recent) / len(self._recent)
+        if mean >= self._raise_at:
+            self._move(1)
+        elif self._lower_at is not None and mean <= self._lower_at:
+            self._move(-1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the level and the last rewards as JSON values, for a checkpoint; not the state of the sources."""
+        return {"level": self.level, "recent": list(self._recent)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave.
+
+        Raises:
+            ConfigError: it is none, or there is no such level here.
+        """
+        if not isinstance(state, Mapping) or state.keys() != {"level", "recent"}:
+            raise ConfigError(f"expected a state with level, recent, got {shorten(repr(state))}")
+        if state["level"] not in self._levels:
+            raise ConfigError(
+                f"there is no level {state['level']!r}; the levels are {', '.join(map(repr, self._names))}"
+            )
+        self.level = state["level"]
+        self._recent.clear()
+        self._recent.extend(map(float, state["recent"]))
+
+    def _move(self, by: int) -> None:
+        at = self._names.index(self.level) + by
+        if 0 <= at < len(self._names):
+            self.level = self._names[at]
+            self._recent.clear()
+
+
+def _of_level(task: Task, level: Level) -> Task:
+    row = task.row or task.to_row()
+    extra = mapping("extra_info", row.get("extra_info"))
+    return replace(task, row={**row, "extra_info": {**extra, LEVEL_COLUMN: level}})

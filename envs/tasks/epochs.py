@@ -1,0 +1,95 @@
+"""`TaskEpochs`: tasks one after the other, epoch after epoch, from a position that can be saved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.tasks.sources import CountedTasks, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import ConfigError, require_seed, require_whole_number, shorten
+
+
+class TaskEpochs(TaskSource):
+    """A source that knows how far it is, for training that stops and goes on with steps of any size.
+
+    `take` goes on where the last one ended, whatever seed and training step it is given. `sample` and `task` draw from
+    the source and move nothing.
+
+    Example:
+        >>> from toolgym.envs import ArithmeticTasks, TaskList
+        >>> tasks = TaskList(ArithmeticTasks().take(5, seed=0))
+        >>> epochs = TaskEpochs(tasks, seed=0)
+        >>> first = epochs.take(3)
+        >>> saved = epochs.state_dict()
+        >>> rest = epochs.take(2)
+        >>> again = TaskEpochs(tasks, seed=0)
+        >>> again.load_state_dict(saved)
+        >>> again.take(2) == rest, epochs.epoch, sorted(one.id for one in first + rest) == sorted(
+        ...     one.id for one in tasks)
+        (True, 1, True)
+
+    Args:
+        source: the tasks.
+        seed: shuffles them, in each epoch anew; None keeps their order.
+
+    Attributes:
+        position: how many tasks have been taken, over all epochs.
+
+    Raises:
+        ConfigError: the source has no end, or an argument is of the wrong kind.
+    """
+
+    def __init__(self, source: CountedTasks, *, seed: int | None = None) -> None:
+        if not isinstance(source, CountedTasks):
+            raise ConfigError(f"epochs need a source with so many tasks at places, got {shorten(repr(source))}")
+        require_seed(seed)
+        self._source = source
+        self._seed = seed
+        self.position = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next task belongs to, counted from 0."""
+        return self.position // self._source.size
+
+    @property
+    def size(self) -> int:
+        return self._source.size
+
+    def sample(self, rng: random.Random) -> Task:
+        return self._source.sample(rng)
+
+    def task(self, index: int) -> Task:
+        return self._source.task(index)
+
+    def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
+        require_whole_number("count", count, at_least=0)
+        places = self._source.places(self.position, count, seed=self._seed)
+        tasks = [self._source.task(place) for place in places]
+        self.position += count
+        return tasks
+
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        self._source.observe(task, rewards)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as JSON values, for a checkpoint."""
+        return {"position": self.position, "seed": self._seed, "size": self._source.size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position that `state_dict` gave.
+
+        Raises:
+            ConfigError: it is none, or was saved with another seed or another number of tasks: the order would be
+                another one.
+        """
+        own = self.state_dict()
+        if not isinstance(state, Mapping) or state.keys() != own.keys():
+            raise ConfigError(f"expected a state with {', '.join(own)}, got {shorten(repr(state))}")
+        for name in ("seed", "size"):
+            if state[name] != own[name]:
+                raise ConfigError(f"the saved position belongs to {name} {state[name]!r}, and here it is {own[name]!r}")
+        require_whole_number("position", state["position"], at_least=0)
+        self.position = state["position"]

@@ -1,0 +1,1 @@
+"""Public data sets in the form that users download them, as tasks."""

@@ -1,0 +1,82 @@
+"""Fields of a row in verl's shape, whichever way a file holds them: as objects, as JSON texts, or united by Arrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, shorten
+
+TASK_COLUMN = "toolgym_task"
+"""Column of a data set that holds a whole task, as JSON of its row; a table cannot hold rows of different shapes."""
+
+
+def whole_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row that the column `toolgym_task` holds as JSON; the row itself where it has no such column.
+
+    Raises:
+        ConfigError: the column holds something else.
+    """
+    stored = row.get(TASK_COLUMN)
+    if stored is None:
+        return row
+    given = stored
+    if isinstance(stored, str):
+        try:
+            given = json.loads(stored)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the column {TASK_COLUMN!r} must hold a task's row as JSON: {error}") from error
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"the column {TASK_COLUMN!r} must hold a task's row as JSON, got {shorten(repr(stored))}")
+    return given
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """A field that is an object, or a JSON text that holds one; empty where it is missing.
+
+    Raises:
+        ConfigError: it is something else; names the field.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{name} is a text that is no JSON ({error}): {shorten(repr(value))}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be an object, or a JSON text that holds one, got {shorten(repr(value))}")
+    return value
+
+
+def tools_kwargs(value: Any, *, from_arrow: bool) -> dict[str, Mapping[str, Any]]:
+    """`extra_info.tools_kwargs`: from each tool's name to its kwargs, without tools that are None.
+
+    Args:
+        value: what the row holds: an object or a JSON text, for all tools, for one, or for one kind of kwargs.
+        from_arrow: the row comes from an Arrow table, which gives each row the keys of all rows, with None for what the
+            row has not. A tool would be called with arguments that it does not know, so None is left out at each level.
+
+    Raises:
+        ConfigError: it is something else; names the field.
+    """
+    name = "extra_info.tools_kwargs"
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool, given in mapping(name, value).items():
+        if given is None:
+            continue
+        kinds = {
+            kind: one if one is None else mapping(f"{name}[{tool!r}][{kind!r}]", one)
+            for kind, one in mapping(f"{name}[{tool!r}]", given).items()
+        }
+        found[tool] = _without_none(kinds) if from_arrow else kinds
+    return found
+
+
+def _without_none(kinds: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    return {
+        kind: {name: value for name, value in given.items() if value is not None}
+        for kind, given in kinds.items()
+        if given is not None
+    }

@@ -1,0 +1,156 @@
+"""Tasks that stay where they are stored and are read when they are drawn, for data larger than the memory."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolgym.envs.tasks.row_files import CACHE_BYTES, DatasetRows, JsonLinesRows, ParquetRows, Rows
+from toolgym.envs.tasks.rows import check_columns, read_task
+from toolgym.envs.tasks.sources import CountedTasks
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import ConfigError, require_whole_number, shorten
+
+Paths = str | Path | Sequence[str | Path]
+
+
+class StoredTasks(CountedTasks):
+    """Tasks at their places in one or more files or data sets, read when they are drawn.
+
+    A row that is not valid is an error when it is drawn, and not before. The same seed draws the same tasks as from
+    `load_tasks`.
+
+    Args:
+        parts: rows, one behind the other.
+        columns: for rows of another shape than verl's, as in `load_tasks`.
+
+    Raises:
+        UnknownNameError: a task has no part that `columns` names.
+        ConfigError: `columns` are of the wrong kind, or there are no rows.
+    """
+
+    def __init__(self, parts: Sequence[Rows], columns: Mapping[str, str] | None = None) -> None:
+        check_columns(columns)
+        self._parts = tuple(parts)
+        self._columns = columns
+        self._ends = list(itertools.accumulate(map(len, self._parts)))
+        if not self._ends or not self._ends[-1]:
+            names = ", ".join(repr(part.name) for part in self._parts if part.name)
+            raise ConfigError(f"{names or 'the source'} holds no tasks")
+
+    @property
+    def size(self) -> int:
+        return self._ends[-1]
+
+    def task(self, index: int) -> Task:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        number = bisect.bisect_right(self._ends, index)
+        part, place = self._parts[number], index - (self._ends[number - 1] if number else 0)
+        return self._read(part, place, part.row(place))
+
+    def __iter__(self) -> Iterator[Task]:
+        for part in self._parts:
+            for place, row in enumerate(part):
+                yield self._read(part, place, row)
+
+    def _read(self, part: Rows, place: int, row: object) -> Task:
+        id = str(part.number(place))
+        return read_task(row, self._columns, where=part.where(place), id=id, from_arrow=part.from_arrow)
+
+
+class TaskSubset(CountedTasks):
+    """Some of the tasks of another source.
+
+    Args:
+        source: where they are.
+        places: their places there.
+
+    Raises:
+        ConfigError: there are none.
+    """
+
+    def __init__(self, source: CountedTasks, places: Iterable[int]) -> None:
+        self._source = source
+        self._places = array("Q", places)
+        if not self._places:
+            raise ConfigError("a subset of tasks must not be empty")
+
+    @property
+    def size(self) -> int:
+        return len(self._places)
+
+    def task(self, index: int) -> Task:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self._source.task(self._places[index])
+
+
+def from_parquet(
+    path: Paths, *, columns: Mapping[str, str] | None = None, cache_bytes: int = CACHE_BYTES
+) -> StoredTasks:
+    """Return the tasks of Parquet files; a row group is read when one of its rows is drawn.
+
+    A random draw reads a whole row group unless that is in the cache, so row groups should be small; `write_tasks`
+    writes such ones.
+
+    Args:
+        path: a file, or several.
+        columns: for rows of another shape than verl's, as in `load_tasks`.
+        cache_bytes: of decoded row groups that are kept, for each file.
+
+    Raises:
+        UnknownNameError: there is no such file; names the nearest one.
+        ConfigError: a file cannot be read, or there are no rows.
+        MissingExtraError: pyarrow is not installed.
+    """
+    require_whole_number("cache_bytes", cache_bytes, at_least=0)
+    return StoredTasks([ParquetRows(one, cache_bytes) for one in _paths(path)], columns)
+
+
+def from_jsonl(path: Paths, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
+    """Return the tasks of JSON Lines files, each read when it is drawn.
+
+    A file is read once when it is opened, to find where its lines begin: 8 bytes for each stay in memory.
+
+    Args:
+        path: a file in UTF-8, or several.
+        columns: for rows of another shape than verl's, as in `load_tasks`.
+
+    Raises:
+        UnknownNameError: there is no such file; names the nearest one.
+        ConfigError: a file is of another format, or there are no rows.
+    """
+    return StoredTasks([JsonLinesRows(one) for one in _paths(path)], columns)
+
+
+def from_hf(dataset: Any, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
+    """Return the tasks of a split of the library `datasets`, each read when it is drawn.
+
+    Args:
+        dataset: a `datasets.Dataset`.
+        columns: for rows of another shape than verl's, as in `load_tasks`.
+
+    Raises:
+        ConfigError: it has no rows at places, such as a `DatasetDict` or an `IterableDataset`, or no rows at all.
+    """
+    if isinstance(dataset, Mapping):
+        names = ", ".join(repr(name) for name in dataset)
+        raise ConfigError(f"expected a split, got a mapping: choose one of its values, of {shorten(names)}")
+    if isinstance(dataset, str) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"expected a data set whose rows have places, got {shorten(repr(dataset))}; load_tasks reads one that is "
+            "streamed, into memory"
+        )
+    return StoredTasks([DatasetRows(dataset)], columns)
+
+
+def _paths(path: Paths) -> list[str | Path]:
+    paths = [path] if isinstance(path, str | Path) else path
+    if not isinstance(paths, Sequence) or not all(isinstance(one, str | Path) for one in paths):
+        raise ConfigError(f"expected the path of a file, or several, got {shorten(repr(path))}")
+    return list(paths)

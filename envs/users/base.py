@@ -1,0 +1,101 @@
+"""What a simulated user is: `User` opens a `UserSession` for each episode, which replies to the policy's turns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.errors import ConfigError, ForkNotSupportedError
+from toolgym.tools.message import Message
+
+
+@dataclass(frozen=True)
+class UserReply:
+    """What a user says to a turn.
+
+    Attributes:
+        text: what the policy reads next; None where the user says nothing more, which needs `done`.
+        done: whether the conversation is over.
+        reward: added to the reward of the policy's turn.
+        metrics: numbers about the conversation so far, by name; kept in the trajectory as `user/NAME`.
+
+    Raises:
+        ConfigError: there is neither a text nor an end.
+    """
+
+    text: str | None
+    done: bool = False
+    reward: float = 0.0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str | None):
+            raise ConfigError(f"the text of a user's reply must be a text or None, got {self.text!r}")
+        if self.text is None and not self.done:
+            raise ConfigError("a user who says nothing must be done: give a text, or done=True")
+
+    @classmethod
+    def of(cls, value: Any) -> UserReply:
+        """Read what a user's function returned: a `UserReply`, a text, or None for the end.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if value is None:
+            return cls(None, done=True)
+        raise ConfigError(f"a user must return a UserReply, a text, or None for the end; got {value!r}")
+
+
+class UserSession(ABC):
+    """A user in one episode."""
+
+    @abstractmethod
+    async def reply(self, messages: Sequence[Message]) -> UserReply:
+        """Reply to the policy's last turn.
+
+        Args:
+            messages: the conversation as the policy sees it, its last turn included. Before the policy's first turn,
+                where the user begins: the task's messages. Do not change it.
+        """
+
+    @property
+    def trace(self) -> list[Message]:
+        """The conversation as the user sees it, with what the policy never reads; empty where it keeps none."""
+        return []
+
+    async def fork(self) -> UserSession:
+        """Return an independent session in the same state.
+
+        Raises:
+            ForkNotSupportedError: it cannot. The default.
+        """
+        raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
+
+    async def close(self) -> None:
+        """Free what the session holds. Called exactly once. Default: nothing."""
+
+
+class User(AsyncCloseable):
+    """A simulated user. One object serves many episodes at once."""
+
+    @abstractmethod
+    async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
+        """Begin an episode.
+
+        When it is cancelled, it frees what it has taken so far; from its return on, the env closes the session.
+
+        Args:
+            task: the task of the episode.
+            interaction_kwargs: `extra_info.interaction_kwargs` of the task's row, without its `name`.
+        """
+
+    async def close(self) -> None:
+        """Free what the user holds. Default: nothing."""

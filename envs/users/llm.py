@@ -1,0 +1,110 @@
+"""`LLMUser`: a language model plays the user."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.users.base import User, UserReply, UserSession
+from toolgym.tools.chat_endpoint import ChatEndpoint
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.http.client import CallError, ClientClosedError
+from toolgym.tools.message import Message, assistant, system, user
+
+STOP = "###STOP###"
+"""What the user says when it is done, as in tau-bench (https://arxiv.org/abs/2406.12045)."""
+
+PROMPT = """\
+You play a person who talks to an assistant. This is what you want, and all that you know:
+
+{instruction}
+
+Write one short message at a time, in your own words. Say only what is needed next, and do not give away everything at
+once. Never invent what is not written above. When the assistant has done what you want, or cannot, write {stop} alone.
+"""
+"""The system prompt of an `LLMUser`, unless it is given another."""
+
+
+class LLMUser(User):
+    """A user played by a model behind an OpenAI-compatible chat address.
+
+    It sees the texts that the policy says to it and none of its tool calls. Its own conversation, with its system
+    prompt, is its trace, which the policy never reads. Where the model does not answer, the episode fails
+    (`ENV_FAILED`).
+
+    What the user wants is the row's `interaction_kwargs.instruction`, or `extra_info.instruction`.
+
+    Args:
+        model: asks the model; closed with the user.
+        prompt: the system prompt: a text with `{instruction}`, and any of `{stop}` and `{ground_truth}`. Braces of its
+            own are doubled, as in `str.format`.
+        stop: the text that ends the conversation when it stands in a message of the user.
+
+    Raises:
+        ConfigError: the prompt has another field in braces.
+
+    Example:
+        >>> from toolgym.tools.chat_endpoint import ChatEndpoint
+        >>> user = LLMUser(ChatEndpoint("http://localhost:8000/v1", "user-model", request={"temperature": 0.7}))
+    """
+
+    def __init__(self, model: ChatEndpoint, *, prompt: str = PROMPT, stop: str = STOP) -> None:
+        if not isinstance(model, ChatEndpoint):
+            raise ConfigError(f"an LLMUser asks a ChatEndpoint, got {model!r}")
+        known = {"instruction", "stop", "ground_truth"}
+        try:
+            fields = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None}
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"prompt is no text for str.format: {error}; braces of its own are doubled") from error
+        if unknown := sorted(fields - known):
+            raise ConfigError(f"prompt has {{{unknown[0]}}}; it may have {{{'}, {'.join(sorted(known))}}}")
+        self.model, self.prompt, self.stop = model, prompt, stop
+
+    async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
+        """Begin an episode.
+
+        Raises:
+            ConfigError: the task does not say what the user wants.
+        """
+        instruction = interaction_kwargs.get("instruction", task.extra_info.get("instruction"))
+        if not isinstance(instruction, str) or not instruction:
+            raise ConfigError(
+                f"task {task.id!r}: an LLMUser needs a text 'instruction' in extra_info.interaction_kwargs, or in "
+                f"extra_info, which says what the user wants; got {instruction!r}"
+            )
+        truth = task.ground_truth if isinstance(task.ground_truth, str) else json.dumps(task.ground_truth)
+        prompt = self.prompt.format(instruction=instruction, stop=self.stop, ground_truth=truth)
+        return _LLMSession(self.model, self.stop, [system(prompt)])
+
+    async def close(self) -> None:
+        await self.model.close()
+
+
+class _LLMSession(UserSession):
+    def __init__(self, model: ChatEndpoint, stop: str, trace: list[Message]) -> None:
+        self._model, self._stop, self._trace = model, stop, trace
+
+    @property
+    def trace(self) -> list[Message]:
+        return [*self._trace]
+
+    async def reply(self, messages: Sequence[Message]) -> UserReply:
+        heard = messages[-1]["content"] if messages[-1]["role"] == "assistant" else "Hello, how can I help you?"
+        trace = [*self._trace, user(heard)]
+        try:
+            said = await self._model.ask(trace)
+        except (CallError, ClientClosedError) as error:
+            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model did not answer: {error}") from error
+        self._trace = [*trace, assistant(said)]
+        text = said.replace(self._stop, "").strip()
+        done = self._stop in said
+        if not done and not text:
+            raise EpisodeFailedError(StopReason.ENV_FAILED, "the user's model gave an empty message")
+        return UserReply(text or None, done=done)
+
+    async def fork(self) -> UserSession:
+        return _LLMSession(self._model, self._stop, self._trace)

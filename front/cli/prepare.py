@@ -1,0 +1,67 @@
+"""`toolgym prepare`: a public data set, as downloaded, becomes tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolgym.cli.files import require_absent
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def _names(incomplete: str) -> list[str]:
+    from toolgym.envs.tasks.prepare.recipes import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
+
+
+@app.command("prepare")
+def prepare_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="gsm8k, math, dapo-math, hotpotqa, 2wiki, musique, nq, triviaqa, popqa, bamboogle, mbpp, humaneval, "
+            "apps or taco.",
+            autocompletion=_names,
+        ),
+    ],
+    given: Annotated[
+        Path,
+        typer.Option("--in", help="The file as downloaded (JSON Lines, also .gz, JSON, Parquet), or a folder of such."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the tasks: .parquet or .jsonl.")],
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Split that the rows say; of mbpp, which file has all, those of this split. [default: train]"
+        ),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="First message, in place of the data set's own; '' for none.")
+    ] = None,
+    agent_name: Annotated[
+        str | None, typer.Option(help="Column agent_name, by which verl chooses its agent loop: toolgym_agent.")
+    ] = None,
+    tools_kwargs: Annotated[
+        bool, typer.Option(help="What the env's own tools are made with; without it the rows fit any env.")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> None:
+    """Turn a public data set, as downloaded, into tasks in verl's row shape.
+
+    Exit status: 0 written, 1 an error, 2 wrong usage.
+    """
+    from toolgym.envs.tasks.prepare.recipes import Preparation
+    from toolgym.envs.tasks.writing import write_tasks
+
+    tasks = Preparation(name, given, split, system, agent_name, tools_kwargs)
+    if not overwrite:
+        require_absent("--out", out)
+    count = write_tasks(out, tasks)
+    for reason, left_out in tasks.left_out.items():
+        typer.echo(f"{left_out} left out: each {reason}", err=True)
+    typer.echo(f"{out}: {count} tasks for {tasks.recipe.env_id}")

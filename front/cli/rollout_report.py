@@ -1,0 +1,120 @@
+"""What `toolgym rollout` leaves at its end: the batch, and a summary in the terminal."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from toolgym.cli.tables import conversation, pick_conversation, summary_table
+from toolgym.tools.errors import BatchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from toolgym.rollout.batch.batch import Batch
+    from toolgym.rollout.run_folder import RunFile
+    from toolgym.rollout.trajectory import Trajectory
+
+STOPPED_BY = 128
+"""Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What to pad a batch with. Any id will do: masks tell what is padding."""
+    return next(pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if pad is not None)
+
+
+def report_complete(trajectories: list[Trajectory], run: RunFile, out: Path) -> int:
+    """Write the batch of a run that is complete already, and say so. Returns the exit status."""
+    batch, problem = _make_batch(trajectories, run, out)
+    console = Console(highlight=False)
+    console.print(f"the run in {out} is complete: nothing is left to play", markup=False, soft_wrap=True)
+    _print_files(console, trajectories, run, batch, problem, out)
+    return 0 if batch is not None else 1
+
+
+def _make_batch(trajectories: list[Trajectory], run: RunFile, out: Path) -> tuple[Batch | None, str]:
+    """Write the batch of trajectories. Returns it; or None, and why there is none."""
+    from toolgym.rollout.batch.io import save_batch
+    from toolgym.rollout.batch.make import make_batch
+    from toolgym.rollout.run_folder import BATCH
+
+    trajectories = sorted(trajectories, key=lambda one: (one.task_index, one.sample_index))
+    try:
+        batch = make_batch(trajectories, pad_token_id=run.pad_token_id)
+        save_batch(batch, out / BATCH)
+    except BatchError as error:
+        return None, str(error)
+    return batch, ""
+
+
+def report(
+    trajectories: list[Trajectory],
+    run: RunFile,
+    out: Path,
+    played: list[Trajectory],
+    seconds: float,
+    stopped_by: signal.Signals | None,
+) -> int:
+    """Write the batch, show what happened, and say where the files are.
+
+    Args:
+        trajectories: of the whole run, as far as it got.
+        run: the run.
+        out: its folder.
+        played: the trajectories of this call.
+        seconds: wall seconds of this call.
+        stopped_by: the signal that ended it; None: it came to its end.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        RunFailedError: every episode failed at its first turn, and all in the same way.
+    """
+    from toolgym.rollout.failures import FailureLog, require_one_that_played
+
+    batch, problem = _make_batch(trajectories, run, out)  # before anything is shown: its reader may have gone away
+    console = Console(highlight=False)
+    if trajectories:
+        console.print(summary_table(trajectories, seconds, played))
+        chosen = pick_conversation(trajectories)
+        if chosen is not None:
+            console.print(conversation(chosen))
+    failures = FailureLog()
+    for one in trajectories:
+        failures.add(one)
+    for line in failures.lines():
+        console.print(line, style="red", markup=False, soft_wrap=True)
+    _print_files(console, trajectories, run, batch, problem, out)
+    if stopped_by is not None:
+        left = run.episodes - len(trajectories)
+        said = f"interrupted: {left} episodes were not finished; go on with: toolgym rollout --resume {out}"
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
+        return STOPPED_BY + stopped_by
+    require_one_that_played(trajectories)
+    return 0 if batch is not None else 1
+
+
+def _print_files(
+    console: Console, trajectories: list[Trajectory], run: RunFile, batch: Batch | None, problem: str, out: Path
+) -> None:
+    from toolgym.rollout.run_folder import BATCH, TRAJECTORIES
+
+    done = f"({len(trajectories)} of {run.episodes})"
+    console.print(f"trajectories  {out / TRAJECTORIES}  {done}", markup=False, soft_wrap=True)
+    if batch is None:
+        console.print(f"no batch: {problem}", style="red", markup=False, soft_wrap=True)
+        return
+    prompt, response = batch.prompts.shape[1], batch.responses.shape[1]
+    sources = int(batch.trajectory_ids[-1]) + 1
+    origin = f" from {sources} trajectories" if sources < len(batch) else ""
+    console.print(
+        f"batch         {out / BATCH}  ({len(batch)} rows{origin} of {prompt} + {response} tokens, "
+        f"{int(batch.response_mask.sum())} of them the policy's; checked: every invariant holds)",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,178 @@
+"""`compute_score`: rewards from session servers, for verl's `custom_reward_function`.
+
+```yaml
+reward:
+  custom_reward_function:
+    path: pkg://toolgym.rollout.adapters.verl.session_reward
+    name: compute_score          # or compute_score_async, which verl awaits in its own event loop
+    reward_kwargs: {base_url: ["http://10.0.0.7:5000", "http://10.0.0.8:5000"], on_failure: raise}
+```
+
+The id of an episode's session is `sid`, or `sids` (a number, or a list whose last one counts), in `extra_info`: verl
+puts there what its agent loop has in `extra_fields`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from toolgym.envs.sessions.client import SessionClient
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, RemoteSessionError, shorten
+
+URL_VARIABLE = "TOOLGYM_SESSIONS_URL"
+"""Environment variable with the servers' addresses, with commas between them, where `base_url` is not given."""
+
+TOKEN_VARIABLE = "TOOLGYM_SESSIONS_TOKEN"
+"""Environment variable with the servers' token, where `token` is not given."""
+
+OnFailure = Literal["raise", "mark"]
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    base_url: str | Sequence[str] | None = None,
+    token: str | None = None,
+    on_failure: OnFailure = "raise",
+    timeout: float = 300.0,
+    patience: float = 120.0,
+    **further: Any,
+) -> dict[str, float]:
+    """Return what a session server says that an episode is worth. verl calls it in a thread.
+
+    Args:
+        data_source: not used; nor are the next two.
+        solution_str: the response as text.
+        ground_truth: of the row.
+        extra_info: of the row, with the session's id.
+        base_url: addresses of the servers; None: those of `URL_VARIABLE`.
+        token: bearer token for them; None: that of `TOKEN_VARIABLE`, if it is set.
+        on_failure: what becomes of an episode whose reward cannot be had: `raise`, which ends the batch; or `mark`: a
+            score of 0 with `infra_failure` 1, which the trainer then sees as a 0.
+        timeout: seconds that a server may take.
+        patience: seconds beyond that until the call is given up, all its attempts together.
+        further: what verl passes besides, not used.
+
+    Returns:
+        `score` and `acc` (the reward), `f2p_count`, `f2p_total` (0 where the server does not say) and `infra_failure`:
+        always the same keys, as verl demands it.
+
+    Raises:
+        ConfigError: an argument cannot be used, or `extra_info` holds no id.
+        RemoteSessionError: no server answered properly in time, or knows the session; with `on_failure="raise"`.
+    """
+    call = compute_score_async(
+        data_source,
+        solution_str,
+        ground_truth,
+        extra_info,
+        base_url=base_url,
+        token=token,
+        on_failure=on_failure,
+        timeout=timeout,
+        patience=patience,
+    )
+    return _thread(os.getpid()).run(call)
+
+
+async def compute_score_async(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    base_url: str | Sequence[str] | None = None,
+    token: str | None = None,
+    on_failure: OnFailure = "raise",
+    timeout: float = 300.0,
+    patience: float = 120.0,
+    **further: Any,
+) -> dict[str, float]:
+    """As `compute_score`, for verl's managers that await it: they do for a coroutine function."""
+    if on_failure not in ("raise", "mark"):
+        raise ConfigError(f"on_failure must be 'raise' or 'mark', got {on_failure!r}")
+    sid = session_id(extra_info or {})
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(_client(base_url, token, timeout, patience))
+        try:
+            reward = await client.reward(sid)
+        except RemoteSessionError:
+            if on_failure == "raise":
+                raise
+            return {"score": 0.0, "acc": 0.0, "f2p_count": 0.0, "f2p_total": 0.0, "infra_failure": 1.0}
+    counts = {name: reward.answer.get(name) for name in ("f2p_count", "f2p_total")}
+    return {
+        "score": reward.value,
+        "acc": reward.value,
+        **{name: float(value) if isinstance(value, int | float) else 0.0 for name, value in counts.items()},
+        "infra_failure": 0.0,
+    }
+
+
+def compute_scores(
+    data_sources: Sequence[str],
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any]],
+    **kwargs: Any,
+) -> list[dict[str, float]]:
+    """As `compute_score` for many at the same time: for verl's `BatchRewardManager`, which calls it so."""
+
+    async def gather() -> list[dict[str, float]]:
+        rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(compute_score_async(*row, **kwargs)) for row in rows]
+        return [task.result() for task in tasks]
+
+    try:
+        return _thread(os.getpid()).run(gather())
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+
+
+def session_id(extra_info: Mapping[str, Any]) -> int:
+    """Return the id of the session that an episode had, of `sid` or `sids`: numbers, their digits, arrays or tensors.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for name in ("sid", "sids"):
+        found: Any = extra_info.get(name)
+        if hasattr(found, "tolist"):  # of NumPy or torch
+            found = found.tolist()
+        if isinstance(found, list | tuple) and found:
+            found = found[-1]
+        try:
+            if found is not None:
+                return int(found) if isinstance(found, str) else operator.index(found)
+        except (TypeError, ValueError):
+            raise ConfigError(f"extra_info[{name!r}] must be a session's id, got {shorten(repr(found))}") from None
+    raise ConfigError(
+        f"extra_info needs 'sid' or 'sids', the id of the episode's session; it has {sorted(map(str, extra_info))}"
+    )
+
+
+def _client(base_url: str | Sequence[str] | None, token: str | None, timeout: float, patience: float) -> SessionClient:
+    urls = base_url if base_url is not None else [one for one in os.environ.get(URL_VARIABLE, "").split(",") if one]
+    if not urls:
+        raise ConfigError(f"give base_url in reward_kwargs, or set the environment variable {URL_VARIABLE}")
+    if not isinstance(urls, str):
+        urls = list(urls)  # of OmegaConf
+    token = token if token is not None else os.environ.get(TOKEN_VARIABLE) or None
+    return SessionClient(urls, token=token, reward_timeout=timeout, patience=patience)
+
+
+@functools.cache
+def _thread(process: int) -> EventLoopThread:
+    """The event loop of a process's synchronous callers; a forked child has one of its own."""
+    return EventLoopThread(name="toolgym-session-rewards")

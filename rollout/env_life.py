@@ -1,0 +1,56 @@
+"""The fork and the end of an env, each with a deadline, and none that is left behind."""
+
+from __future__ import annotations
+
+import logging
+
+from toolgym.envs.base import BaseEnv
+from toolgym.tools.concurrency.deadline import shielded, with_deadline
+
+CLOSE_TIMEOUT = 30.0
+"""Seconds that an env gets to close."""
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+async def forked_env(env: BaseEnv, seconds: float) -> BaseEnv:
+    """Return a fork of an env, which the caller closes. One that comes too late, or is not waited for, is closed.
+
+    Args:
+        env: with an episode under way.
+        seconds: wall seconds that the fork may take.
+
+    Raises:
+        DeadlineError: it took longer. All else that `BaseEnv.fork` raises passes through.
+    """
+    made: list[BaseEnv] = []
+    waited_for = True
+
+    async def fork() -> None:
+        twin = await env.fork()
+        if waited_for:
+            made.append(twin)
+        else:
+            await close_env(twin)
+
+    try:
+        await with_deadline(fork(), seconds)
+    except BaseException:  # cancelled too: a twin that came at the same time has no other owner
+        waited_for = False
+        for twin in made:
+            await close_env(twin)
+        raise
+    return made[0]
+
+
+async def close_env(env: BaseEnv) -> None:
+    """Close an env, even when the caller is cancelled meanwhile. A failure is logged: the run's results are whole."""
+    await shielded(end_env(env))
+
+
+async def end_env(env: BaseEnv) -> None:
+    """As `close_env`, for a caller that is not cancelled."""
+    try:
+        await with_deadline(env.close(), CLOSE_TIMEOUT)
+    except Exception as error:  # noqa: BLE001  the trajectories are worth more
+        _log.warning("closing an env failed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,41 @@
+"""How an episode ends where something in it raises."""
+
+from __future__ import annotations
+
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
+from toolgym.tools.concurrency.deadline import DeadlineError
+from toolgym.tools.errors import SandboxError, ToolgymError
+
+
+class FailedError(ToolgymError):
+    """Something broke the episode off. It never leaves the episode: the trajectory has the reason and the cause."""
+
+    def __init__(self, reason: StopReason, cause: BaseException) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.cause = cause
+
+
+class failing:
+    """Say how the episode ends if the block raises: with `failed`, unless the error knows the reason better."""
+
+    __slots__ = ("_failed", "_timed_out")
+
+    def __init__(self, failed: StopReason, timed_out: StopReason | None = None) -> None:
+        self._failed, self._timed_out = failed, timed_out or failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: object) -> None:
+        if not isinstance(cause, Exception) or isinstance(cause, TooManyTokensError):
+            return
+        reason = self._failed
+        if isinstance(cause, DeadlineError):
+            reason = self._timed_out
+        elif isinstance(cause, EpisodeFailedError):
+            reason = cause.stop_reason
+        elif isinstance(cause, SandboxError):
+            reason = StopReason.SANDBOX_FAILED
+        raise FailedError(reason, cause) from cause

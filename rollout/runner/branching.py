@@ -1,0 +1,196 @@
+"""`Branching`: where the episodes of a run branch, and into how many continuations.
+
+A branch begins between two turns, with a fork of the env, and is then an episode like any other: it waits for its
+admission, is a member of its group, and may branch again. Where an env cannot be forked, the log says so, and the
+episode goes on alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolgym.rollout.episode import Episode
+from toolgym.rollout.job import Job
+from toolgym.rollout.seeds import derive_seed
+from toolgym.rollout.tokens.conversation import Conversation
+from toolgym.rollout.trajectory import Turn
+from toolgym.tools.errors import ConfigError, error_text, require_whole_number, shorten
+from toolgym.tools.seldom import Seldom
+
+_log = logging.getLogger("toolgym.rollout")
+_warnings = Seldom(60.0)
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """What is known of an episode that stands between two turns.
+
+    Attributes:
+        job: the episode's. `job.parent` says whether it is a branch itself.
+        turns: its turns so far; of a branch also those before it began.
+        reward: sum of their rewards.
+        conversation: its messages and tokens; do not change it.
+    """
+
+    job: Job
+    turns: tuple[Turn, ...]
+    reward: float
+    conversation: Conversation
+
+
+Continuations = Callable[[int, BranchPoint], int]
+"""From the number of the next turn, and what is known of the episode, to the number of its continuations: 1 and less do
+not branch. It is asked on the event loop, so it must not block. Where a run is to be reproducible, the same point must
+give the same number."""
+
+
+@dataclass(frozen=True)
+class Branching:
+    """Where the episodes of a run branch.
+
+    Attributes:
+        continuations: see `Continuations`; `at_turns`, `by_chance` and `where_unsure` make some.
+        max_branches: most branches of one episode, those that branch from its branches included. Where an episode
+            branches, what is left is shared out among its continuations in equal parts, the rest to the episode itself,
+            so that it does not depend on which of them is faster.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind or out of range.
+    """
+
+    continuations: Continuations
+    max_branches: int = 7
+
+    def __post_init__(self) -> None:
+        if not callable(self.continuations):
+            raise ConfigError(
+                f"continuations must be a function of a turn's number and a BranchPoint, such as at_turns(1), got "
+                f"{self.continuations!r}"
+            )
+        require_whole_number("max_branches", self.max_branches, at_least=1)
+
+
+def at_turns(*turns: int, continuations: int = 2) -> Continuations:
+    """Branch before the turns of these numbers, counted from 0, into so many continuations.
+
+    Raises:
+        ConfigError: there is no turn before one of them, or a number is out of range.
+    """
+    for turn in turns:
+        require_whole_number("a turn to branch at", turn, at_least=1)
+    if not turns:
+        raise ConfigError("at_turns needs the number of at least one turn: at_turns(1) branches before the second")
+    require_whole_number("continuations", continuations, at_least=2)
+    return lambda turn, point: continuations if turn in turns else 1
+
+
+def by_chance(probability: float, *, continuations: int = 2) -> Continuations:
+    """Branch before any turn with a probability; the same seeds give the same branches.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    _require_share("probability", probability)
+    require_whole_number("continuations", continuations, at_least=2)
+
+    def choose(turn: int, point: BranchPoint) -> int:
+        seed = point.turns[-1].seed
+        drawn = random.random() if seed is None else derive_seed(seed, "branches") / 2**63
+        return continuations if drawn < probability else 1
+
+    return choose
+
+
+def where_unsure(below: float, *, continuations: int = 2) -> Continuations:
+    """Branch behind a turn whose tokens had a low probability: the mean log-probability of the last turn is `below`.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    if not isinstance(below, int | float) or not below < 0:
+        raise ConfigError(f"below must be a log-probability, less than 0, got {below!r}")
+    require_whole_number("continuations", continuations, at_least=2)
+
+    def choose(turn: int, point: BranchPoint) -> int:
+        sequence = point.conversation.sequences[point.turns[-1].sequence]
+        sampled = sequence.logprobs[sequence.response_mask > 0]
+        last = sampled[len(sampled) - point.turns[-1].generated_tokens :]
+        return continuations if len(last) and float(np.mean(last)) < below else 1
+
+    return choose
+
+
+class Brancher:
+    """Branches the episodes of one run.
+
+    Args:
+        branching: where.
+        job_of: the job of a new branch of an episode, by the episode's own job.
+        begin: takes a branch, with the job that `job_of` gave for it; it owns the branch's env from then on.
+    """
+
+    def __init__(
+        self, branching: Branching, job_of: Callable[[Job], Job], begin: Callable[[Episode, Job], None]
+    ) -> None:
+        self._branching, self._job_of, self._begin = branching, job_of, begin
+
+    async def between_turns(self, episode: Episode) -> None:
+        """Branch an episode here, if it is to. A branch that cannot be made is logged, and the episode goes on.
+
+        Raises:
+            ConfigError: `continuations` gave something else than a number, or raised.
+        """
+        left = self._branching.max_branches if episode.branches_left is None else episode.branches_left
+        wanted = min(self._continuations(episode) - 1, left) if left else 0
+        if wanted < 1:
+            return
+        share = (left - wanted) // (wanted + 1)
+        episode.branches_left = left - wanted - share * wanted
+        for _ in range(wanted):
+            if not await self._branch(episode, share):
+                return
+
+    def _continuations(self, episode: Episode) -> int:
+        point = BranchPoint(episode.job, episode.turns, episode.reward, episode.conversation)
+        try:
+            wanted = self._branching.continuations(len(point.turns), point)
+        except Exception as error:
+            raise ConfigError(f"RunConfig.branching.continuations raised {error_text(error)}") from error
+        if not isinstance(wanted, int):
+            raise ConfigError(f"RunConfig.branching.continuations must give a whole number, got {wanted!r}")
+        return wanted
+
+    async def _branch(self, episode: Episode, branches_left: int) -> bool:
+        """Begin one branch, which may make so many of its own. Returns whether there is one."""
+        jobs: list[Job] = []
+
+        def job() -> Job:
+            jobs.append(self._job_of(episode.job))
+            return jobs[0]
+
+        try:
+            branch = await episode.fork(job)
+        except Exception as error:  # noqa: BLE001  the episode itself is as it was
+            _warn(error)
+            return False
+        branch.branches_left = branches_left
+        self._begin(branch, jobs[0])
+        return True
+
+
+def _warn(error: Exception) -> None:
+    """Log a branch that was not made. What fails once often fails each time: one line a minute for each kind."""
+    more = _warnings.due(type(error).__name__)
+    if more is not None:
+        since = f" ({more} more since the last of these lines)" if more else ""
+        _log.warning("an episode could not branch, and goes on alone: %s%s", shorten(error_text(error)), since)
+
+
+def _require_share(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be from 0 to 1, got {value!r}")

@@ -1,0 +1,219 @@
+"""What `RunMetrics` has counted, as plain data that its views read: a dict of figures, and a page for Prometheus."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.rollout.runner.metrics.sketch import Sketch
+from toolgym.rollout.trajectory import Trajectory, Turn
+from toolgym.tools.schema import CallProblem
+
+MOST_NAMES = 100
+"""Most tools, and statuses of a tool, that are counted by name; the rest is `other`: a tool may make up statuses."""
+
+MOST_GROUPS = 65_536
+"""Most groups whose members are remembered one by one; of the oldest beyond it, no further member is expected."""
+
+OTHER = "other"
+
+_NOT_RUN = {problem.value for problem in CallProblem}
+_TIMEOUTS = frozenset({StopReason.ENV_TIMEOUT, StopReason.SCORE_TIMEOUT})
+
+
+class Spread:
+    """Mean and standard deviation of numbers that come one by one (Welford, 1962).
+
+    Attributes:
+        count, mean, least, most: of the numbers.
+    """
+
+    __slots__ = ("_squares", "count", "least", "mean", "most")
+
+    def __init__(self) -> None:
+        self.count, self.mean, self._squares = 0, 0.0, 0.0
+        self.least, self.most = math.inf, -math.inf
+
+    def add(self, value: float) -> None:
+        """Count a number."""
+        self.count += 1
+        off = value - self.mean
+        self.mean += off / self.count
+        self._squares += off * (value - self.mean)
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of a sample; 0 of fewer than two."""
+        return math.sqrt(self._squares / (self.count - 1)) if self.count > 1 else 0.0
+
+
+class ToolCounts:
+    """What became of the calls of one tool. Calls that were not run, because they were malformed, are not among them.
+
+    Attributes:
+        seconds: how long each took.
+        characters: how long the text of each is that the model read.
+        statuses: how many had each status.
+        retries: requests to servers that were sent again.
+        infra_failures: calls that the tool's infrastructure failed.
+    """
+
+    __slots__ = ("characters", "infra_failures", "retries", "seconds", "statuses")
+
+    def __init__(self) -> None:
+        self.seconds, self.characters = Sketch(), Sketch()
+        self.statuses: dict[str, int] = {}
+        self.retries = self.infra_failures = 0
+
+    def add(self, record: ToolCallRecord) -> None:
+        """Count a call."""
+        self.seconds.add(record.seconds)
+        self.characters.add(len(record.text))
+        statuses, status = self.statuses, record.status
+        if status not in statuses and len(statuses) >= MOST_NAMES:
+            status = OTHER
+        statuses[status] = statuses.get(status, 0) + 1
+        self.retries += record.retries
+        self.infra_failures += record.infra_failure
+
+    @property
+    def errors(self) -> int:
+        """Calls whose status is not `ok`."""
+        return self.seconds.count - self.statuses.get("ok", 0)
+
+
+class EnvCounts:
+    """What became of the episodes of one env.
+
+    Attributes:
+        episodes: how many are over.
+        seconds: how long each of its steps took.
+        observation_tokens: how many tokens each of its observations has.
+        failures: how many episodes ended with each failure.
+        retries: requests of its tools to servers that were sent again.
+        timeouts: steps, scorers and tool calls that overran their deadline.
+    """
+
+    __slots__ = ("episodes", "failures", "observation_tokens", "retries", "seconds", "timeouts")
+
+    def __init__(self) -> None:
+        self.episodes = self.retries = self.timeouts = 0
+        self.seconds, self.observation_tokens = Sketch(), Sketch()
+        self.failures: Counter[StopReason] = Counter()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count an episode."""
+        self.episodes += 1
+        reason = trajectory.stop_reason
+        if reason.failed:
+            self.failures[reason] += 1
+            self.timeouts += reason in _TIMEOUTS
+        for turn in trajectory.turns[trajectory.branch_turn or 0 :]:
+            if turn.reward is None:
+                continue
+            self.seconds.add(turn.env_seconds)
+            if turn.observation_tokens:
+                self.observation_tokens.add(turn.observation_tokens)
+            for record in turn.tool_calls:
+                self.retries += record.retries
+                self.timeouts += record.status == "timeout"
+
+
+class GroupCounts:
+    """Rewards within groups. A member counts if its reward does (see `Trajectory.counts`)."""
+
+    __slots__ = ("_forgotten", "_groups")
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Spread] = {}
+        self._forgotten = [0, 0, 0.0]
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a member."""
+        group = self._groups.get(trajectory.group_id)
+        if group is None:
+            group = self._groups[trajectory.group_id] = Spread()
+            if len(self._groups) > MOST_GROUPS:
+                oldest = self._groups.pop(next(iter(self._groups)))
+                self._forgotten = [a + b for a, b in zip(self._forgotten, _group(oldest), strict=True)]
+        group.add(trajectory.reward)
+
+    def figures(self) -> tuple[int, int, float]:
+        """Groups with at least two members, those of them whose rewards are all the same, and the mean of the groups'
+        standard deviations."""
+        each = [_group(one) for one in list(self._groups.values())]
+        groups, equal, deviations = (sum(column) for column in zip(self._forgotten, *each, strict=True))
+        return int(groups), int(equal), deviations / groups if groups else 0.0
+
+
+def _group(one: Spread) -> tuple[int, int, float]:
+    return (1, one.least == one.most, one.std) if one.count > 1 else (0, 0, 0.0)
+
+
+class EventCounts:
+    """Everything that is counted between two resets. The attributes' meanings are those of the figures' names, see
+    `docs/metrics.md`."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, ToolCounts] = {}
+        self.envs: dict[str, EnvCounts] = {}
+        self.bad_calls: dict[str, int] = {}
+        self.groups = GroupCounts()
+        self.rewards = Spread()
+        self.stop_reasons: Counter[StopReason] = Counter()
+        self.episode_seconds, self.engine_seconds, self.queue_seconds = Sketch(), Sketch(), Sketch()
+        self.turns = self.truncated_turns = self.resumes = 0
+        self.prompt_tokens = self.cached_tokens = self.generated_tokens = self.observation_tokens = 0
+        self.requests = self.drifted = self.rewritten = 0
+        self.steps = self.finished_steps = 0
+        self.outside_seconds = 0.0
+
+    def add_turn(self, turn: Turn) -> None:
+        """Count a turn that is over, and its calls."""
+        self.turns += 1
+        self.truncated_turns += turn.truncated
+        self.resumes += turn.resumes
+        self.prompt_tokens += turn.prompt_tokens
+        self.cached_tokens += turn.cached_tokens
+        self.generated_tokens += turn.generated_tokens
+        self.observation_tokens += turn.observation_tokens
+        self.engine_seconds.add(turn.engine_seconds)
+        self.queue_seconds.add(turn.queue_seconds)
+        if turn.reward is not None:
+            self.steps += 1
+        for record in turn.tool_calls:
+            if record.status in _NOT_RUN:
+                self.bad_calls[record.status] = self.bad_calls.get(record.status, 0) + 1
+            else:
+                self._tool(record.name).add(record)
+
+    def _tool(self, name: str) -> ToolCounts:
+        if name not in self.tools and len(self.tools) >= MOST_NAMES:
+            name = OTHER
+        return self.tools.setdefault(name, ToolCounts()) if name not in self.tools else self.tools[name]
+
+    def add_episode(self, trajectory: Trajectory) -> None:
+        """Count an episode that is over; its turns are counted apart."""
+        self.stop_reasons[trajectory.stop_reason] += 1
+        self.episode_seconds.add(trajectory.seconds)
+        queued = sum(turn.queue_seconds for turn in trajectory.turns)
+        self.outside_seconds += max(0.0, trajectory.seconds - trajectory.engine_seconds - queued)
+        self.finished_steps += sum(turn.reward is not None for turn in trajectory.turns)
+        if trajectory.counts:
+            self.rewards.add(trajectory.reward)
+            self.groups.add(trajectory)
+        if trajectory.env_id not in self.envs:
+            self.envs[trajectory.env_id] = EnvCounts()
+        self.envs[trajectory.env_id].add(trajectory)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that are over."""
+        return self.episode_seconds.count
+
+    @property
+    def failed(self) -> int:
+        """Episodes that failed."""
+        return sum(count for reason, count in list(self.stop_reasons.items()) if reason.failed)

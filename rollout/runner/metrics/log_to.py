@@ -1,0 +1,13 @@
+"""`LogTo`: the loggers by name."""
+
+from __future__ import annotations
+
+import enum
+
+
+class LogTo(enum.StrEnum):
+    """A logger by name."""
+
+    WANDB = "wandb"
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"

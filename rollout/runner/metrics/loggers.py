@@ -1,0 +1,314 @@
+"""`MetricLogger`: where a run's figures, its config and a few examples go: TensorBoard, Weights & Biases, MLflow.
+
+Each logger's package is imported when the logger is made. The calls block, so `logged` makes them in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolgym.rollout.runner.metrics.log_to import LogTo
+from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
+from toolgym.rollout.trajectory import Trajectory, plain
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.errors import ConfigError, error_text, missing_package
+
+PROJECT = "toolgym"
+"""Name of the project, or of the experiment, where none is given."""
+
+PATIENCE = 60.0
+"""Seconds that a logger gets for one call while a run goes on."""
+
+COLUMNS = ("id", "task", "reward", "stop_reason", "turns", "prompt", "response")
+"""Columns of the table of examples."""
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+class MetricLogger(Protocol):
+    """Keeps what a run was played with, its figures, and a few of its trajectories. The calls may block."""
+
+    def config(self, values: Mapping[str, Any]) -> None:
+        """Keep what the run is played with; any values that JSON can hold."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep figures.
+
+        Args:
+            metrics: by name, as `RunMetrics.metrics` and `summarize` give them.
+            step: their place in time; it never falls.
+        """
+
+    def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Keep trajectories as texts for a person, with the exact text that the policy saw and wrote."""
+
+    def close(self, *, failed: bool = False) -> None:
+        """Write out everything. Nothing else may be called afterwards."""
+
+
+class TensorBoardLogger:
+    """Writes event files for TensorBoard.
+
+    Args:
+        folder: where to; it is made.
+
+    Raises:
+        MissingExtraError: the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise missing_package("tensorboard", "A TensorBoardLogger", error) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def config(self, values: Mapping[str, Any]) -> None:
+        """Keep the config as a text."""
+        self._writer.add_text("config", _block(json.dumps(plain(values), indent=2)))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep figures as scalars."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Keep each trajectory as a text."""
+        for number, row in enumerate(_rows(trajectories)):
+            self._writer.add_text(f"examples/{number}", _block(_page(row)), step)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Write out everything."""
+        self._writer.close()
+
+
+class WandbLogger:
+    """Writes a run of Weights & Biases. The variables that wandb reads hold for it, such as `WANDB_MODE=offline`.
+
+    Args:
+        project: the project.
+        name: the run's; None lets wandb find one.
+        folder: where wandb keeps its files; None for its own default.
+
+    Raises:
+        MissingExtraError: the package wandb is not installed.
+        ConfigError: wandb cannot begin a run, for example without a login.
+    """
+
+    def __init__(self, project: str = PROJECT, *, name: str | None = None, folder: str | Path | None = None) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing_package("wandb", "A WandbLogger", error) from error
+        self._table = wandb.Table
+        try:
+            self._run = wandb.init(project=project, name=name, dir=None if folder is None else str(folder))
+        except wandb.errors.Error as error:
+            raise ConfigError(f"wandb begins no run: {error}; log in, or set WANDB_MODE=offline") from error
+
+    def config(self, values: Mapping[str, Any]) -> None:
+        """Keep the config as the run's."""
+        self._run.config.update(plain(values), allow_val_change=True)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep figures."""
+        self._run.log(dict(metrics), step=step)
+
+    def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Keep the trajectories as a table."""
+        table = self._table(columns=list(COLUMNS), data=[list(row.values()) for row in _rows(trajectories)])
+        self._run.log({"examples": table}, step=step)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Send everything, and end the run."""
+        self._run.finish(exit_code=int(failed))
+
+
+class MLflowLogger:
+    """Writes a run of MLflow, without touching the one that MLflow may hold active.
+
+    Args:
+        experiment: the experiment; it is made where there is none.
+        name: the run's; None lets MLflow find one.
+        tracking_uri: the store; None for MLflow's own setting (`MLFLOW_TRACKING_URI`).
+
+    Raises:
+        MissingExtraError: the package mlflow (or mlflow-skinny) is not installed.
+        ConfigError: the store cannot be used.
+    """
+
+    def __init__(self, experiment: str = PROJECT, *, name: str | None = None, tracking_uri: str | None = None) -> None:
+        try:
+            import mlflow
+            from mlflow.entities import Metric, Param
+            from mlflow.exceptions import MlflowException
+        except ImportError as error:
+            raise missing_package("mlflow", "An MLflowLogger", error) from error
+        self._metric, self._param = Metric, Param
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri)
+            found = self._client.get_experiment_by_name(experiment)
+            made = self._client.create_experiment(experiment) if found is None else found.experiment_id
+            self._id = self._client.create_run(made, run_name=name).info.run_id
+        except MlflowException as error:
+            raise ConfigError(f"MLflow begins no run: {error}") from error
+
+    def config(self, values: Mapping[str, Any]) -> None:
+        """Keep the config as parameters, nested ones with dots in their names."""
+        params = [self._param(name, value[:6000]) for name, value in _flat(plain(values))]
+        for start in range(0, len(params), 100):  # most that MLflow takes at once
+            self._client.log_batch(self._id, params=params[start : start + 100])
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep figures."""
+        now = int(time.time() * 1000)
+        found = [self._metric(name, value, now, step) for name, value in metrics.items()]
+        for start in range(0, len(found), 1000):
+            self._client.log_batch(self._id, metrics=found[start : start + 1000])
+
+    def examples(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Keep each trajectory as a file of the run."""
+        for number, row in enumerate(_rows(trajectories)):
+            self._client.log_text(self._id, _page(row), f"examples/{step}-{number}.txt")
+
+    def close(self, *, failed: bool = False) -> None:
+        """End the run."""
+        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
+
+
+def open_logger(kind: LogTo | str, folder: Path) -> MetricLogger:
+    """The logger of that name, with its own defaults.
+
+    Args:
+        kind: which.
+        folder: where it may keep files: TensorBoard's are below `tensorboard`.
+
+    Raises:
+        MissingExtraError: its package is not installed; says what to install.
+        ConfigError: it cannot begin.
+    """
+    match LogTo(kind):
+        case LogTo.TENSORBOARD:
+            return TensorBoardLogger(folder / "tensorboard")
+        case LogTo.WANDB:
+            return WandbLogger(folder=folder)
+        case LogTo.MLFLOW:
+            return MLflowLogger()
+
+
+@contextlib.contextmanager
+def opened(kind: LogTo | str, folder: Path, config: Mapping[str, Any]) -> Iterator[MetricLogger]:
+    """`open_logger`, with the config logged, and closed at the end, as failed after an error.
+
+    Raises:
+        MissingExtraError: its package is not installed; says what to install.
+        ConfigError: it cannot begin, or cannot keep the config.
+    """
+    logger, failed = open_logger(kind, folder), True
+    try:
+        try:
+            logger.config(config)
+        except Exception as error:
+            raise ConfigError(f"{type(logger).__name__} cannot keep the config: {error_text(error)}") from error
+        yield logger
+        failed = False
+    finally:
+        try:
+            logger.close(failed=failed)
+        except Exception as error:  # noqa: BLE001  the run is worth more than its figures
+            _log.warning("%s was not closed: %s", type(logger).__name__, error_text(error))
+
+
+def examples(trajectories: Sequence[Trajectory], most: int = 8) -> list[Trajectory]:
+    """Up to so many trajectories for a person to read: those with the best and with the worst rewards."""
+    ordered = sorted(trajectories, key=lambda one: (-one.reward, one.task_index, one.sample_index))
+    return ordered if len(ordered) <= most else ordered[: most - most // 2] + ordered[-(most // 2) :]
+
+
+@contextlib.asynccontextmanager
+async def logged(
+    loggers: Sequence[MetricLogger],
+    metrics: RunMetrics,
+    *,
+    trajectories: Sequence[Trajectory] = (),
+    every: float = 10.0,
+) -> AsyncIterator[None]:
+    """Log the figures of a run every so often while the block goes on, and at its end, with a few examples. The step is
+    the number of finished episodes. A logger that fails, or does not return in time, is left out from then on, with a
+    warning: the run goes on without it.
+
+    Args:
+        loggers: where to.
+        metrics: whose figures.
+        trajectories: the list that the block appends its trajectories to; the examples are taken from it.
+        every: seconds between two times.
+    """
+    alive = list(loggers)
+
+    async def call(ask: Callable[[MetricLogger], None]) -> None:
+        for logger in list(alive):
+            try:
+                await with_deadline(in_thread(ask, logger), PATIENCE)
+            except Exception as error:  # noqa: BLE001  the run is worth more than its figures
+                alive.remove(logger)
+                _log.warning("%s gets nothing further: %s", type(logger).__name__, error_text(error))
+
+    async def log() -> None:
+        step, figures = metrics.counts.episodes, metrics.metrics()
+        await call(lambda logger: logger.log(figures, step))
+
+    async def often() -> None:
+        while True:
+            await asyncio.sleep(every)
+            await log()
+
+    task = asyncio.create_task(often())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await log()
+        if chosen := examples(trajectories):
+            await call(lambda logger: logger.examples(chosen, metrics.counts.episodes))
+
+
+def _rows(trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
+    for one in trajectories:
+        values = (
+            one.id,
+            one.task_id or str(one.task_index),
+            one.reward,
+            one.stop_reason.value,
+            len(one.turns),
+            one.prompt_text,
+            one.response_text,
+        )
+        yield dict(zip(COLUMNS, values, strict=True))
+
+
+def _page(row: Mapping[str, Any]) -> str:
+    head = "\n".join(f"{name}: {value}" for name, value in row.items() if name not in ("prompt", "response"))
+    return f"{head}\n\n{row['prompt']}{row['response']}"
+
+
+def _block(text: str) -> str:
+    """A text as Markdown that shows it as it is."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, str(value)

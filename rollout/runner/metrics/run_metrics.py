@@ -1,0 +1,170 @@
+"""`RunMetrics`: what a run does, in figures, while it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.metrics.clock import RunClock
+from toolgym.rollout.runner.metrics.counts import EventCounts
+from toolgym.rollout.runner.metrics.figures import figures
+from toolgym.rollout.runner.metrics.waiting import Wait, Waiting
+from toolgym.tools.concurrency.loop_lag import Lag
+from toolgym.tools.concurrency.loop_watch import LoopWatch, watch_loop
+from toolgym.tools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolgym.rollout.engines.base import Generation, SamplingParams
+    from toolgym.rollout.token_ids import TokenIds
+    from toolgym.rollout.tokens.conversation import Conversation
+    from toolgym.rollout.trajectory import Trajectory, Turn
+
+
+class RunMetrics(EpisodeObserver):
+    """Counts what the episodes of one run, or of several, do: per tool, per env, and of the engine and this process.
+
+    Give it to a runner as an observer. Where episodes are played in other processes, give it as a sink: then it counts
+    each trajectory when it arrives, and knows nothing of the requests in between. An event takes some microseconds,
+    whatever the size of the run; `docs/metrics.md` lists the figures. `MetricsServer` serves them to Prometheus.
+
+    Example:
+        >>> import asyncio
+        >>> from toolgym.envs import ArithmeticTasks
+        >>> from toolgym.rollout import RunConfig, Runner, RunMetrics, open_engine
+        >>> async def main(metrics):
+        ...     async with open_engine("tiny") as engine:
+        ...         runner = Runner("CodeInterpreter-v0", engine, observers=[metrics], config=RunConfig(seed=0))
+        ...         await runner.run(ArithmeticTasks().take(2))
+        ...     return metrics.metrics()
+        >>> figures = asyncio.run(main(RunMetrics()))
+        >>> figures["rollout/episodes/finished"], figures["rollout/engine/prefix_drift"]
+        (2.0, 0.0)
+    """
+
+    def __init__(self) -> None:
+        self._waiting = Waiting()
+        self._playing: dict[int, _Played] = {}
+        self._runs = 0
+        self._observes = False
+        self._watching = contextlib.ExitStack()
+        self._watch: LoopWatch | None = None
+        self.reset()
+
+    # ------------------------------------------------------------------ what is read
+
+    def metrics(self, prefix: str = "rollout/") -> dict[str, float]:
+        """The figures since the last `reset`, by name, as a trainer's logger takes them. What has no value yet, such as
+        the mean of no rewards, is left out.
+
+        Args:
+            prefix: beginning of every name.
+        """
+        running = len(self._playing) if self._observes else None
+        return figures(self.counts, self.clock, self._waiting, running=running, lag=self.lag, prefix=prefix)
+
+    def reset(self) -> None:
+        """Begin anew with every figure, as at the beginning of a training step. Episodes that run go on; turns that
+        they had before are no longer counted."""
+        self.counts = EventCounts()
+        self.clock = RunClock(running=self._runs > 0)
+
+    @property
+    def lag(self) -> Lag | None:
+        """How late the event loop of the present run was, or of the last one; None before the first."""
+        return None if self._watch is None else self._watch.lag()
+
+    @property
+    def running(self) -> dict[Phase, int]:
+        """How many episodes are in each phase now."""
+        return self._waiting.phases()
+
+    @property
+    def waiting(self) -> list[Wait]:
+        """What the running episodes wait for, the longest wait first."""
+        return self._waiting.waits()
+
+    # ------------------------------------------------------------------ what is heard
+
+    def run_began(self) -> None:
+        self._runs += 1
+        self._observes = True
+        if self._runs == 1:
+            self.clock.start()
+            self._watch = self._watching.enter_context(watch_loop())
+
+    def run_ended(self) -> None:
+        self._runs -= 1
+        if not self._runs:
+            self.clock.stop()
+            self._watching.close()
+            self._waiting.end_run()
+            self._playing = {key: one for key, one in self._playing.items() if one.job in self._waiting}
+
+    def began(self, job: Job) -> None:
+        self._observes = True
+        self._playing[id(job)] = _Played(job)
+
+    def waits(self, job: Job, phase: Phase, what: str = "") -> None:
+        self._waiting.enter(job, phase, what)
+
+    def asked(self, job: Job, prompt_ids: TokenIds, params: SamplingParams) -> None:
+        played, counts = self._playing[id(job)], self.counts
+        counts.requests += 1
+        before = played.prompt_ids
+        if before is not None:
+            end = len(before) + len(played.generated)
+            if not prompt_ids.begins_with(before) or tuple(prompt_ids[len(before) : end]) != played.generated:
+                counts.drifted += 1
+        played.prompt_ids, played.generated = prompt_ids, ()
+
+    def generated(self, job: Job, generation: Generation) -> None:
+        self._playing[id(job)].generated = tuple(generation.token_ids)
+
+    def turned(self, job: Job, turn: Turn, conversation: Conversation) -> None:
+        played = self._playing[id(job)]
+        self.counts.add_turn(turn)
+        played.turns += 1
+        if conversation.number != turn.sequence:  # a new sequence has begun, which owes the one before nothing
+            self.counts.rewritten += 1
+            played.prompt_ids = None
+
+    def ended(self, job: Job, trajectory: Trajectory) -> None:
+        self._waiting.leave(job)
+        played = self._playing.pop(id(job), None)  # an episode without an env never began
+        self._count(trajectory, trajectory.turns[played.turns if played is not None else 0 :])
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Count a trajectory that was played elsewhere; this makes the object a sink.
+
+        Raises:
+            ConfigError: it is an observer as well, so that episodes would count twice.
+        """
+        if self._observes:
+            raise ConfigError("a RunMetrics is given to a runner as an observer or as a sink, not as both")
+        self._count(trajectory, trajectory.turns[trajectory.branch_turn or 0 :])
+
+    def _count(self, trajectory: Trajectory, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            self.counts.add_turn(turn)
+        self.counts.add_episode(trajectory)
+
+
+class _Played:
+    """An episode that runs.
+
+    Attributes:
+        job: its job, kept so that its `id` stays its own.
+        turns: turns that were counted, those that a branch has from its parent among them.
+        prompt_ids: of the last request of the present sequence; None before the first.
+        generated: what came back.
+    """
+
+    __slots__ = ("generated", "job", "prompt_ids", "turns")
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.turns = job, job.branch_turn or 0  # a branch's earlier turns are its parent's
+        self.prompt_ids: TokenIds | None = None
+        self.generated: tuple[int, ...] = ()

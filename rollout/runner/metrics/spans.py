@@ -1,0 +1,227 @@
+"""Spans of a run for OpenTelemetry, where the application has set it up: the run, its episodes, their turns and calls.
+
+The names of attributes are those of OpenTelemetry's semantic conventions for generative AI (`gen_ai.*`) where they have
+one, and begin with `rollout.` otherwise. No text of a prompt, a turn or a tool's result is in a span.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.job import Job
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+    from toolgym.envs.types import ToolCallRecord
+    from toolgym.rollout.engines.base import Generation, SamplingParams
+    from toolgym.rollout.token_ids import TokenIds
+    from toolgym.rollout.tokens.conversation import Conversation
+    from toolgym.rollout.trajectory import Trajectory, Turn
+
+
+def spans_of_run(env_id: str, model: str, provider: str) -> Sequence[EpisodeObserver]:
+    """The observer that makes a run's spans; none where the application has set up no tracer provider.
+
+    Args:
+        env_id: the env's id.
+        model: name or folder of the model.
+        provider: what serves it.
+    """
+    trace = sys.modules.get("opentelemetry.trace")  # without a provider, nothing is imported
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return ()
+    return (RunSpans(env_id, model, provider),)
+
+
+class RunSpans(EpisodeObserver):
+    """Makes the spans of one run, below the span that is current when it begins.
+
+    While an episode waits for the engine, its turn's span is current in its task, and otherwise the episode's own: the
+    spans of instrumented HTTP clients, and of tools that make some, hang below them.
+
+    Args:
+        env_id: the env's id.
+        model: name or folder of the model.
+        provider: what serves it.
+    """
+
+    def __init__(self, env_id: str, model: str = "", provider: str = "") -> None:
+        from opentelemetry import context, trace
+
+        self._trace, self._context = trace, context
+        self._tracer = trace.get_tracer("toolgym")
+        self._env_id, self._provider = env_id, provider
+        self._model = PurePath(model).name if PurePath(model).is_absolute() else model
+        self._run: Span | None = None
+        self._episodes: dict[int, _EpisodeSpans] = {}
+
+    def run_began(self) -> None:
+        self._run = self._tracer.start_span(f"rollout {self._env_id}", attributes={"rollout.env.id": self._env_id})
+
+    def run_ended(self) -> None:
+        for key, one in list(self._episodes.items()):
+            if not one.suspended:  # another run may go on with it
+                one.end_turn()
+                self._fail(one.span, "cancelled", "the run ended before the episode")
+                one.span.end()
+                del self._episodes[key]
+        if self._run is not None:
+            self._run.end()
+
+    def began(self, job: Job) -> None:
+        below = None if self._run is None else self._trace.set_span_in_context(self._run)
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": self._env_id,
+            "rollout.task.id": job.task.id,
+            "rollout.task.index": job.key.task_index,
+            "rollout.sample.index": job.key.sample_index,
+            "rollout.group.id": job.group_id,
+        }
+        span = self._tracer.start_span(f"invoke_agent {self._env_id}", context=below, attributes=attributes)
+        self._episodes[id(job)] = _EpisodeSpans(job, span, self._context.get_current())
+        self._make_current(span)
+
+    def waits(self, job: Job, phase: Phase, what: str = "") -> None:
+        one = self._episodes[id(job)]
+        one.end_turn()
+        one.suspended = phase is Phase.SUSPENDED
+        if phase is Phase.ENGINE:
+            one.turn = self._tracer.start_span(
+                f"chat {self._model}".strip(),
+                context=self._trace.set_span_in_context(one.span),
+                kind=self._trace.SpanKind.CLIENT,
+                attributes={
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.provider.name": self._provider,
+                    "gen_ai.request.model": self._model,
+                },
+            )
+            one.requests = one.output_tokens = 0
+        elif phase is Phase.ENV:
+            one.stepped_at = time.time_ns()
+        self._make_current(one.turn or one.span)
+
+    def asked(self, job: Job, prompt_ids: TokenIds, params: SamplingParams) -> None:
+        one = self._episodes[id(job)]
+        one.requests += 1
+        if one.turn is not None and one.requests == 1:
+            one.turn.set_attributes(
+                {
+                    "gen_ai.request.max_tokens": params.max_new_tokens,
+                    "gen_ai.request.temperature": params.temperature,
+                    "gen_ai.request.top_p": params.top_p,
+                    "gen_ai.usage.input_tokens": len(prompt_ids),
+                    **({"gen_ai.request.seed": params.seed} if params.seed is not None else {}),
+                }
+            )
+
+    def generated(self, job: Job, generation: Generation) -> None:
+        one = self._episodes[id(job)]
+        one.output_tokens += len(generation.token_ids)
+        if one.turn is not None:
+            if one.requests == 1:
+                one.turn.set_attribute("gen_ai.usage.cache_read.input_tokens", generation.cached_tokens)
+            one.turn.set_attributes(
+                {
+                    "gen_ai.usage.output_tokens": one.output_tokens,
+                    "gen_ai.response.finish_reasons": [generation.finish_reason.value],
+                    "rollout.turn.requests": one.requests,
+                }
+            )
+
+    def turned(self, job: Job, turn: Turn, conversation: Conversation) -> None:
+        one = self._episodes[id(job)]
+        one.turns += 1
+        self._calls(one, turn)
+
+    def ended(self, job: Job, trajectory: Trajectory) -> None:
+        one = self._episodes.pop(id(job), None)
+        if one is None:  # its env could not be made
+            self.began(job)
+            one = self._episodes.pop(id(job))
+        for turn in trajectory.turns[one.turns :]:
+            self._calls(one, turn)
+        if one.turn is not None and trajectory.failed:
+            self._fail(one.turn, trajectory.stop_reason.value, "")
+        one.end_turn()
+        one.span.set_attributes(
+            {
+                "gen_ai.conversation.id": trajectory.id,
+                "rollout.stop_reason": trajectory.stop_reason.value,
+                "rollout.reward": trajectory.reward,
+                "rollout.turns": len(trajectory.turns),
+            }
+        )
+        if trajectory.error is not None:
+            self._fail(one.span, trajectory.stop_reason.value, trajectory.error.message)
+        one.span.end()
+        self._context.attach(one.outer)
+
+    def _calls(self, one: _EpisodeSpans, turn: Turn) -> None:
+        """The spans of a turn's calls. They were made at the same time, when the env was stepped."""
+        for record in turn.tool_calls:
+            span = self._tracer.start_span(
+                f"execute_tool {record.name}",
+                context=self._trace.set_span_in_context(one.span),
+                start_time=one.stepped_at,
+                attributes=_call_attributes(record),
+            )
+            if record.status != "ok":
+                self._fail(span, record.status, "")
+            span.end(one.stepped_at + int(record.seconds * 1e9))
+
+    def _make_current(self, span: Span) -> None:
+        """Make a span the current one of the episode's task, which has a context of its own."""
+        self._context.attach(self._trace.set_span_in_context(span))
+
+    def _fail(self, span: Span, kind: str, text: str) -> None:
+        span.set_attribute("error.type", kind)
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, text))
+
+
+class _EpisodeSpans:
+    """The spans of an episode that runs.
+
+    Attributes:
+        job: its job, kept so that its `id` stays its own.
+        span: its own.
+        outer: what was current before it.
+        turn: that of the turn that is being sampled.
+        turns: turns whose calls have their spans; those before a branch have them below its parent.
+        stepped_at: nanoseconds since the epoch, when the env was last stepped.
+        suspended: whether it stands still.
+        requests, output_tokens: of the present turn.
+    """
+
+    def __init__(self, job: Job, span: Span, outer: Context) -> None:
+        self.job, self.span, self.outer = job, span, outer
+        self.turn: Span | None = None
+        self.turns, self.requests, self.output_tokens = job.branch_turn or 0, 0, 0
+        self.stepped_at = time.time_ns()
+        self.suspended = False
+
+    def end_turn(self) -> None:
+        """End the span of the turn, if there is one."""
+        turn, self.turn = self.turn, None
+        if turn is not None:
+            turn.end()
+
+
+def _call_attributes(record: ToolCallRecord) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": record.name,
+        "gen_ai.tool.call.id": record.id,
+        "gen_ai.tool.type": "function",
+        "rollout.tool.status": record.status,
+        "rollout.tool.retries": record.retries,
+        "rollout.tool.characters": len(record.text),
+    }

@@ -1,0 +1,77 @@
+"""`Waiting`: what the episodes of a run wait for, and for how long."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from toolgym.rollout.episode_observer import Phase
+from toolgym.rollout.job import Job
+
+
+class Wait(NamedTuple):
+    """What some episodes wait for.
+
+    Attributes:
+        phase: the phase that they are in.
+        what: the tools that they wait for, in `Phase.ENV`.
+        episodes: how many they are.
+        longest: seconds that the one that came first has waited.
+    """
+
+    phase: Phase
+    what: str
+    episodes: int
+    longest: float
+
+
+class Waiting:
+    """Where each running episode is. A change takes the same time however many there are."""
+
+    def __init__(self) -> None:
+        self._place: dict[int, tuple[Job, tuple[Phase, str]]] = {}  # the job too, so that its id stays its own
+        self._since: dict[tuple[Phase, str], dict[int, float]] = {}  # in the order of coming: the first waits longest
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def enter(self, job: Job, phase: Phase, what: str = "") -> None:
+        """An episode waits for this from now on."""
+        self.leave(job)
+        place = (phase, what)
+        self._place[id(job)] = (job, place)
+        self._since.setdefault(place, {})[id(job)] = time.monotonic()
+
+    def leave(self, job: Job) -> None:
+        """An episode is over. One that is not known is fine."""
+        known = self._place.pop(id(job), None)
+        if known is not None:
+            since = self._since[known[1]]
+            del since[id(job)]
+            if not since:
+                del self._since[known[1]]
+
+    def __contains__(self, job: Job) -> bool:
+        return id(job) in self._place
+
+    def end_run(self) -> None:
+        """No episode runs any more, those included that were cancelled without a word; those that stand still may go on
+        in another run."""
+        for job, (phase, _) in list(self._place.values()):
+            if phase is not Phase.SUSPENDED:
+                self.leave(job)
+
+    def phases(self) -> dict[Phase, int]:
+        """How many episodes are in each phase; without those that no episode is in. Any thread may ask."""
+        found: dict[Phase, int] = {}
+        for (phase, _), since in list(self._since.items()):
+            found[phase] = found.get(phase, 0) + len(since)
+        return found
+
+    def waits(self) -> list[Wait]:
+        """What is waited for, the longest wait first."""
+        now = time.monotonic()
+        found = [
+            Wait(*place, len(since), now - next(iter(since.values()))) for place, since in list(self._since.items())
+        ]
+        return sorted(found, key=lambda one: one.longest, reverse=True)

@@ -1,0 +1,126 @@
+"""Which worker plays which job: new jobs, and those whose worker died.
+
+A job whose worker died is played again at once, by any worker. When a worker dies with it a second time, one of its
+jobs may be the reason, and nothing says which: each of them is then played alone by a worker that has nothing else.
+The one that kills that worker too is the reason, and fails. So no job fails for what another one did.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from toolgym.rollout.job import Job
+
+DEATHS_TOGETHER = 2
+"""How often a job may lose its worker before it is played alone."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """A job that is not finished.
+
+    Attributes:
+        number: unique in the run.
+        job: the job.
+        deaths: how often its worker died.
+        alone: whether its worker plays nothing else.
+        cut: whether its episode is to end now, as far as it got.
+    """
+
+    number: int
+    job: Job
+    deaths: int = 0
+    alone: bool = False
+    cut: bool = False
+
+
+@dataclass(eq=False)
+class WorkerSlots:
+    """What one worker plays, and has room for.
+
+    Attributes:
+        room: how many jobs it can take, those that it has included.
+        playing: the jobs that it has, by number.
+        reserved: whether it gets no further job but one that is played alone.
+    """
+
+    room: int
+    playing: dict[int, Entry] = field(default_factory=dict)
+    reserved: bool = False
+
+    @property
+    def free(self) -> int:
+        """How many more jobs it may get."""
+        alone = self.reserved or any(entry.alone for entry in self.playing.values())
+        return 0 if alone else self.room - len(self.playing)
+
+
+class Dispatcher:
+    """Gives jobs to workers; the one with the most room gets the next.
+
+    Attributes:
+        workers: those that play.
+        waiting: jobs that wait for room, the next one first.
+        suspects: jobs that wait for a worker of their own.
+    """
+
+    def __init__(self) -> None:
+        self.workers: list[WorkerSlots] = []
+        self.waiting: deque[Entry] = deque()
+        self.suspects: deque[Entry] = deque()
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a new job could begin now."""
+        return not self.waiting and any(slots.free > 0 for slots in self.workers)
+
+    @property
+    def open(self) -> int:
+        """How many jobs are not finished."""
+        return len(self.waiting) + len(self.suspects) + sum(len(slots.playing) for slots in self.workers)
+
+    def dispatch(self) -> Iterator[tuple[WorkerSlots, Entry]]:
+        """Give jobs that wait to workers with room, and tell which."""
+        for slots in self.workers:
+            if self.suspects and not slots.playing:
+                entry = self.suspects.popleft()
+                entry.alone, slots.reserved = True, False
+                slots.playing[entry.number] = entry
+                yield slots, entry
+        self._reserve()
+        while self.waiting:
+            roomiest = max(self.workers, key=lambda one: one.free, default=None)
+            if roomiest is None or roomiest.free <= 0:
+                return
+            entry = self.waiting.popleft()
+            roomiest.playing[entry.number] = entry
+            yield roomiest, entry
+
+    def worker_died(self, slots: WorkerSlots) -> list[Entry]:
+        """Take a worker away that died. Its jobs wait again, before new ones.
+
+        Returns:
+            The jobs that were played alone there, and so are the reason: they are played no more.
+        """
+        self.workers.remove(slots)
+        lost = list(slots.playing.values())
+        for entry in lost:
+            entry.deaths += 1
+        again = [entry for entry in lost if entry.deaths < DEATHS_TOGETHER and not entry.alone]
+        self.waiting.extendleft(reversed(again))
+        self.suspects.extend(entry for entry in lost if entry.deaths >= DEATHS_TOGETHER and not entry.alone)
+        self._reserve()
+        return [entry for entry in lost if entry.alone]
+
+    def _reserve(self) -> None:
+        """Let one worker become idle while jobs wait for one; none is kept idle otherwise."""
+        if not self.suspects:
+            for slots in self.workers:
+                slots.reserved = False
+        elif self.workers and not any(slots.reserved or self._is_alone(slots) for slots in self.workers):
+            min(self.workers, key=lambda one: len(one.playing)).reserved = True
+
+    def _is_alone(self, slots: WorkerSlots) -> bool:
+        return any(entry.alone for entry in slots.playing.values())

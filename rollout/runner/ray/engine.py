@@ -1,0 +1,269 @@
+"""`RayEngine`: an engine that is a Ray actor, or several; `EngineActor` makes an actor of any engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from toolgym.rollout.engines.base import (
+    Engine,
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    PauseMode,
+    SamplingParams,
+    WeightSource,
+)
+from toolgym.rollout.engines.callable import NO_LIMIT, read_answer
+from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, cancel
+from toolgym.rollout.runner.ray.packing import portable
+from toolgym.rollout.runner.ray.worker import MakeEngine, started_engine
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+from ray.exceptions import RayError, RayTaskError
+
+CONTROL_TIMEOUT = 600.0
+"""Seconds for an actor to start its engine, to pause it, or to load weights."""
+
+LOAD_TIMEOUT = 10.0
+"""Seconds for an actor to say how busy its engine is."""
+
+_LOST = object()
+
+
+class RayEngine(Engine):
+    """Generates by calling Ray actors.
+
+    An actor has an async method `generate(prompt_ids, params, request_id, affinity)`: it gets int32 `[tokens]`, the
+    `SamplingParams`, and two texts, and returns what `toolgym.rollout.engines.callable.read_answer` reads, best with
+    arrays. Cancelling the call must abort the request. `EngineActor` is such a class for any engine. An actor may have
+    `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `about` (see
+    `EngineActor.about`).
+
+    Requests of one trajectory go to one actor. Where that is dead they go to another; a request is a clean start.
+
+    Args:
+        actors: handles, at least one.
+        tokenizer: of the model; None: the actor's, by `about`.
+        context_length: most tokens of prompt and generation together; None: the actor's, or the tokenizer's
+            `model_max_length`.
+        vocab_size: number of token ids; None: the actor's, or the tokenizer's.
+
+    Raises:
+        ConfigError: there is no actor, or one has no method `generate`.
+    """
+
+    def __init__(
+        self,
+        *actors: Any,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        context_length: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        if not actors:
+            raise ConfigError("a RayEngine needs at least one actor")
+        for actor in actors:
+            if not hasattr(actor, "generate"):
+                raise ConfigError(f"the actor of an engine must have a method `generate`, {actor!r} has none")
+        self._actors = actors
+        self.tokenizer = tokenizer
+        self._context_length, self._vocab_size = context_length, vocab_size
+        self._weight_version = "0"
+
+    @property
+    def vocab_size(self) -> int:
+        if self._vocab_size is None:
+            raise EngineError("the engine has not started, so its vocabulary is not known")
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        if self._context_length is None:
+            raise EngineError("the engine has not started, so its context length is not known")
+        return self._context_length
+
+    @property
+    def weight_version(self) -> str:
+        """The version that an actor gave last."""
+        return self._weight_version
+
+    async def start(self) -> None:
+        """Ask an actor what it is. Raises `EngineUnavailableError` where it is dead."""
+        if hasattr(self._actors[0], "about"):
+            about = await self._control(self._actors[0], "about")
+            self._vocab_size = self._vocab_size or about["vocab_size"]
+            self._context_length = self._context_length or about["context_length"]
+            self._weight_version = str(about["weight_version"])
+            if self.tokenizer is None and about["tokenizer"] is not None:
+                self.tokenizer = cloudpickle.loads(about["tokenizer"])
+        if self.tokenizer is not None:
+            self._vocab_size = self._vocab_size or len(self.tokenizer)
+            most = getattr(self.tokenizer, "model_max_length", NO_LIMIT)
+            self._context_length = self._context_length or (most if most < NO_LIMIT else None)
+        if self._vocab_size is None or self._context_length is None:
+            raise ConfigError(
+                "neither the actor nor a tokenizer says how large the vocabulary is and how long a context may be: "
+                "give vocab_size and context_length"
+            )
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        ids = np.asarray(request.prompt_ids, dtype=np.int32)
+        for actor in self._by_affinity(request.affinity or request.request_id):
+            ref = actor.generate.remote(ids, request.params, request.request_id, request.affinity)
+            try:
+                answer = await ref
+            except asyncio.CancelledError:
+                cancel(ref)
+                raise
+            except RayTaskError as error:
+                raise error.cause if isinstance(error.cause, Exception) else EngineError(str(error)) from None
+            except RayError as error:
+                lost = error
+                continue
+            generation = read_answer(answer, request, self._weight_version)
+            if generation.weight_versions:
+                self._weight_version = generation.weight_versions[-1]
+            return generation
+        raise EngineUnavailableError(f"no actor of the engine answers: {lost}") from lost
+
+    def _by_affinity(self, affinity: str) -> Sequence[Any]:
+        """The actors in the order that requests of this affinity go to them."""
+        if len(self._actors) == 1:
+            return self._actors
+        order = sorted(
+            range(len(self._actors)),
+            key=lambda at: hashlib.blake2b(f"{affinity} {at}".encode(), digest_size=8).digest(),
+        )
+        return [self._actors[at] for at in order]
+
+    async def abort(self, request_id: str) -> None:
+        await self._all("abort", request_id)
+
+    async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
+        await self._all("pause", mode)
+
+    async def resume(self) -> None:
+        await self._all("resume")
+
+    async def update_weights(self, source: WeightSource, *, version: str) -> None:
+        await self._all("update_weights", source, version)
+        self._weight_version = version
+
+    async def load(self) -> EngineLoad | None:
+        """How busy the engines of the actors that live are together; None where one cannot tell.
+
+        Raises:
+            EngineUnavailableError: no actor lives.
+            EngineError: an engine could tell, and did not answer.
+        """
+        if not all(hasattr(actor, "load") for actor in self._actors):
+            return None
+        loads = [one for one in await asyncio.gather(*map(self._load_of, self._actors)) if one is not _LOST]
+        if not loads:
+            raise EngineUnavailableError("no actor of the engine says how busy it is")
+        known = [one for one in loads if isinstance(one, EngineLoad)]
+        return EngineLoad.of_replicas(known) if len(known) == len(loads) else None
+
+    async def _load_of(self, actor: Any) -> object:
+        try:
+            return await self._control(actor, "load", seconds=LOAD_TIMEOUT)
+        except EngineUnavailableError:  # requests go to the others, too
+            return _LOST
+
+    async def _all(self, method: str, *args: Any) -> None:
+        if not all(hasattr(actor, method) for actor in self._actors):
+            raise EngineError(f"an actor of this RayEngine has no method {method!r}")
+        await asyncio.gather(*(self._control(actor, method, *args) for actor in self._actors))
+
+    async def _control(self, actor: Any, method: str, *args: Any, seconds: float = CONTROL_TIMEOUT) -> Any:
+        try:
+            return await call(actor, method, *args, seconds=seconds)
+        except WorkerLostError as error:
+            raise EngineUnavailableError(f"an actor of the engine does not answer: {error}") from error
+
+
+class EngineActor:
+    """An engine for many processes: `ray.remote(EngineActor).options(num_gpus=1).remote(make_engine)`.
+
+    Args:
+        make: makes the engine, in the actor's process; or an awaitable of it, as `open_engine` gives.
+    """
+
+    def __init__(self, make: MakeEngine) -> None:
+        self._make = make
+        self._started: asyncio.Task[Engine] | None = None
+
+    async def about(self) -> dict[str, Any]:
+        """What `RayEngine` asks first: `vocab_size`, `context_length`, `weight_version` and the pickled `tokenizer`."""
+        engine = await self._engine()
+        tokenizer = engine.tokenizer
+        return {
+            "vocab_size": engine.vocab_size,
+            "context_length": engine.context_length,
+            "weight_version": engine.weight_version,
+            "tokenizer": None if tokenizer is None else cloudpickle.dumps(tokenizer),
+        }
+
+    async def generate(
+        self, prompt_ids: np.ndarray[Any, Any], params: SamplingParams, request_id: str, affinity: str | None
+    ) -> dict[str, Any]:
+        """Generate one turn, see `Engine.generate`."""
+        engine = await self._engine()
+        try:
+            made = await engine.generate(prompt_ids.tolist(), params, request_id=request_id, affinity=affinity)
+        except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
+            raise portable(error) from None
+        versions = made.weight_versions
+        return {
+            "token_ids": np.asarray(made.token_ids, dtype=np.int32),
+            "logprobs": np.asarray(made.logprobs, dtype=np.float64),
+            "finish_reason": made.finish_reason.value,
+            "weight_versions": versions[0] if len(set(versions)) == 1 else list(versions),
+            "cached_tokens": made.cached_tokens,
+            "aligned": dict(made.aligned),
+        }
+
+    async def abort(self, request_id: str) -> None:
+        """See `Engine.abort`."""
+        await (await self._engine()).abort(request_id)
+
+    async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
+        """See `Engine.pause`."""
+        await (await self._engine()).pause(mode)
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        await (await self._engine()).resume()
+
+    async def update_weights(self, source: WeightSource, version: str) -> None:
+        """See `Engine.update_weights`."""
+        await (await self._engine()).update_weights(source, version=version)
+
+    async def load(self) -> EngineLoad | None:
+        """See `Engine.load`."""
+        return await (await self._engine()).load()
+
+    async def close(self) -> None:
+        """Close the engine."""
+        if self._started is not None:
+            await (await self._started).close()
+
+    async def _engine(self) -> Engine:
+        """The engine, which the first call starts."""
+        if self._started is None:
+            self._started = asyncio.create_task(self._start())
+        return await asyncio.shield(self._started)
+
+    async def _start(self) -> Engine:
+        try:
+            return await started_engine(self._make)
+        except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
+            raise portable(error) from None

@@ -1,0 +1,115 @@
+"""Jobs and trajectories between processes: as few bytes as there are, and no text that is not read.
+
+Token ids and log-probabilities are arrays, which pickle writes as they lie in memory: 4 and 8 bytes a token. The texts
+of a trajectory are not sent; the driver decodes them when they are first read. The schemas of its tools, which a
+worker's trajectories share, are sent once for each worker.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from toolgym.rollout.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tools = tuple[dict[str, Any], ...]
+Decode = Callable[[Sequence[int]], str]
+
+_TEXTS = ("_prompt_text", "_response_text")
+"""Where a trajectory keeps its texts: each is a text, or a function that was not called yet."""
+
+
+class Packer:
+    """Packs the trajectories of one worker.
+
+    Attributes:
+        tools: the schemas that the packed trajectories refer to, in the order of their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.tools: list[Tools] = []
+
+    def pack(self, trajectory: Trajectory) -> bytes:
+        """A trajectory as bytes, for `unpack` with the `tools` of that moment, or with more."""
+        state = dict(trajectory.__dict__)
+        state["tools"] = self._number(trajectory.tools)
+        unread = [name for name in _TEXTS if not isinstance(state[name], str)]
+        for name in unread:
+            del state[name]
+        return pickle.dumps((state, unread), protocol=5)
+
+    def _number(self, tools: Tools) -> int:
+        if tools not in self.tools:
+            self.tools.append(tools)
+        return self.tools.index(tools)
+
+
+def unpack(data: bytes, tools: Sequence[Tools], decode: Decode) -> Trajectory:
+    """Read what `Packer.pack` made.
+
+    Args:
+        data: the bytes, which the arrays go on using.
+        tools: the packer's.
+        decode: from token ids to text; called when a text is first read.
+    """
+    state, unread = pickle.loads(data)
+    state["tools"] = tools[state["tools"]]
+    sequences = state["sequences"]
+    for name in unread:
+        last = sequences[-1] if sequences else None
+        state[name] = partial(_text, decode, last, name == "_prompt_text") if last is not None else ""
+    made: Trajectory = object.__new__(Trajectory)
+    made.__dict__.update(state)
+    return made
+
+
+def portable(error: BaseException) -> Exception:
+    """An error that can be sent to another process: this one, or else one of its nearest base with the same text."""
+    for kind in type(error).__mro__:
+        made = error if kind is type(error) else None
+        try:
+            made = made or kind(str(error))
+            found = pickle.loads(pickle.dumps(made))
+        except Exception:  # noqa: BLE001  it cannot be sent, so its base is tried
+            continue
+        if isinstance(found, Exception) and str(found) == str(error):
+            return found
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+class Decoder:
+    """Decodes token ids to text in the driver, with the workers' tokenizer, which is loaded at the first text."""
+
+    def __init__(self) -> None:
+        self._packed: bytes | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it knows the tokenizer."""
+        return self._packed is not None
+
+    def learn(self, tokenizer: bytes) -> None:
+        """Take a worker's tokenizer, pickled; those of the others are the same."""
+        self._packed = self._packed or tokenizer
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included, as `ChatRenderer.decode` gives it."""
+        if self._tokenizer is None:
+            assert self._packed is not None, "a trajectory came before its worker's tokenizer"
+            self._tokenizer = cloudpickle.loads(self._packed)
+        ids = list(token_ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _text(decode: Decode, last: Any, is_prompt: bool) -> str:
+    ids: np.ndarray[Any, Any] = last.prompt_ids if is_prompt else last.response_ids
+    return decode(ids.tolist())

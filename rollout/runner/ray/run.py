@@ -1,0 +1,294 @@
+"""One run of a `RayRunner`: hands out jobs, collects trajectories, and replaces workers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from toolgym.envs.types import StopReason
+from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.episode_record import never_played
+from toolgym.rollout.failures import FailureLog
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.ray.cluster import WorkerLostError
+from toolgym.rollout.runner.ray.dispatcher import Dispatcher, Entry, WorkerSlots
+from toolgym.rollout.runner.ray.packing import Decoder, Tools, unpack
+from toolgym.rollout.runner.ray.worker import Reply
+from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, Worker, WorkerPool
+from toolgym.rollout.runner.scheduler import Scheduler, Stragglers
+from toolgym.rollout.runner.stream import BoundedStream
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ClusterError, ConfigError, EngineError, error_text
+
+UNRESPONSIVE = 120.0
+"""Seconds without an answer after which a worker is killed and replaced: something blocks its event loop."""
+
+MAX_STARTS = 5
+"""Starts of one worker that may fail in a row."""
+
+START_PAUSE = 1.0
+"""Seconds before a worker is started again whose start failed; doubled with each further failure."""
+
+CANNOT_CARRY = (
+    "stragglers='carry' keeps episodes in the process that played them, so it goes with a Runner: for a RayRunner use "
+    "'drop' or 'keep'"
+)
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+class RayRun:
+    """One call of `RayRunner.stream`.
+
+    Args:
+        scheduler: what runs next.
+        pool: the workers.
+        config: how to play; `max_concurrent` is each worker's.
+        env_id: what trajectories call the env.
+        observers: hear of a job when it is handed out, and when its trajectory is here.
+        decoder: decodes the trajectories' texts; it learns the workers' tokenizer here.
+        metrics: gets each worker's figures, by its number.
+
+    Attributes:
+        finished: gets the trajectories, and the error that ends the run.
+        failures: counts the episodes that failed.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: WorkerPool,
+        config: RunConfig,
+        *,
+        env_id: str,
+        observers: Sequence[EpisodeObserver],
+        decoder: Decoder,
+        metrics: dict[int, dict[str, Any]],
+    ) -> None:
+        self._scheduler, self._pool, self._config = scheduler, pool, config
+        self._env_id, self._observers, self._decoder, self._metrics = env_id, observers, decoder, metrics
+        most = config.max_concurrent
+        self._room = most if isinstance(most, int) else most.start
+        self._packed_config = cloudpickle.dumps(config)
+        self._dispatcher = Dispatcher()
+        self._senders: dict[WorkerSlots, _JobSender] = {}
+        self._numbers = itertools.count()
+        self._unfinished: dict[tuple[str, int], Entry] = {}
+        self._giving = asyncio.Lock()
+        self._exhausted = False
+        self._places = asyncio.Event()
+        self._begun = False
+        self._working = pool.size
+        self.failures = FailureLog()
+        scheduler.on_cuts = self._cut
+        self.finished: BoundedStream[Trajectory] = BoundedStream(self._room)
+
+    async def play(self, ready: Sequence[Trajectory], first: Job | None) -> None:
+        """Play this job and all that follow, and end the stream; with an error where the run cannot go on."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._hand_out(ready, first))
+                for number in range(self._pool.size):
+                    tasks.create_task(self._keep_worker(number))
+        except asyncio.CancelledError:
+            self.finished.end(EngineError("the run was cancelled from outside"))
+            raise
+        except BaseExceptionGroup as errors:
+            self.finished.end(errors.exceptions[0])
+
+    def stop(self) -> None:
+        """Hand out no further job; the stream ends when those that run have finished."""
+        self._exhausted = True
+        self._places.set()
+        self._end_if_done()
+
+    # ------------------------------------------------------------------ jobs
+
+    async def _hand_out(self, ready: Sequence[Trajectory], job: Job | None) -> None:
+        await self._give(ready)
+        while job is not None and not self._exhausted:
+            entry = Entry(next(self._numbers), job)
+            self._unfinished[job.member] = entry
+            self._dispatcher.waiting.append(entry)
+            for observer in self._observers:
+                observer.began(job)
+            self._dispatch()
+            while not self._dispatcher.wants_more and not self._exhausted:
+                self._places.clear()
+                await self._places.wait()
+            await self.finished.room()  # a slow consumer gets no more episodes than wait for it
+            if not self._exhausted:
+                job = await self._scheduler.next()
+                self._cut()
+        self._exhausted = True
+        self._end_if_done()
+
+    def _dispatch(self) -> None:
+        for slots, entry in self._dispatcher.dispatch():
+            self._senders[slots].send(entry)
+        self._places.set()
+
+    async def _deliver(self, entry: Entry, trajectory: Trajectory) -> None:
+        """Hand a trajectory to the scheduler, and what that gives to the consumer, when there is room for it."""
+        for observer in self._observers:
+            observer.ended(entry.job, trajectory)
+        self.failures.add(trajectory)
+        given = self._scheduler.finished(entry.job, trajectory)
+        if self._unfinished.get(entry.job.member) is entry:
+            del self._unfinished[entry.job.member]
+        self._cut()
+        await self._give(given)
+
+    async def _give(self, trajectories: Sequence[Trajectory]) -> None:
+        """Hand trajectories to the consumer, one behind the other; then end the stream, if the scheduler says so."""
+        async with self._giving:
+            for one in trajectories:
+                await self.finished.send(one)
+            if self._scheduler.over:
+                self.finished.end()
+
+    def _cut(self) -> None:
+        """End the episodes that the scheduler wants ended; one that has not begun, when it does."""
+        for cut in self._scheduler.cuts():
+            if cut.how is Stragglers.CARRY:
+                raise ConfigError(CANNOT_CARRY)
+            entry = self._unfinished.get(cut.job.member)
+            if entry is not None:
+                entry.cut = True
+                for slots, sender in self._senders.items():
+                    if entry.number in slots.playing:
+                        sender.cut(entry)
+
+    def _end_if_done(self) -> None:
+        if self._exhausted and not self._dispatcher.open:
+            self.finished.end()
+
+    # ------------------------------------------------------------------ workers
+
+    async def _keep_worker(self, number: int) -> None:
+        """Keep one worker playing, and replace it when it dies."""
+        failures = 0
+        while True:
+            try:
+                worker = await self._pool.worker(number)
+                wanted = not self._decoder.is_ready
+                tokenizer = await worker.call("begin", self._packed_config, wanted, seconds=START_TIMEOUT)
+            except Exception as error:
+                self._pool.discard(number)  # it may have died since the run before
+                # Where no worker has ever played, an error of the user's is the likely reason, and is raised as it is.
+                if not self._begun and not isinstance(error, WorkerLostError):
+                    raise
+                failures += 1
+                _log.warning("worker %d did not start: %s", number, error_text(error))
+                if failures >= MAX_STARTS:
+                    self._give_up(number, error)
+                    return
+                await asyncio.sleep(START_PAUSE * 2.0 ** (failures - 1))
+                continue
+            failures, self._begun = 0, True
+            if tokenizer is not None:
+                self._decoder.learn(tokenizer)
+            lost = await self._work(worker)
+            self._pool.discard(number)
+            _log.warning("worker %d is lost and replaced, and what it played is played again: %s", number, lost)
+
+    def _give_up(self, number: int, error: Exception) -> None:
+        self._working -= 1
+        if not self._working:
+            raise ClusterError(f"no worker can be started; the last one: {error_text(error)}") from error
+        _log.error("worker %d cannot be started, and the others go on without it", number)
+
+    async def _work(self, worker: Worker) -> WorkerLostError:
+        """Play on a worker until it is lost; its jobs then wait for another one."""
+        slots = WorkerSlots(self._room)
+        sender = self._senders[slots] = _JobSender(worker)
+        self._dispatcher.workers.append(slots)
+        sending = asyncio.create_task(sender.run())
+        sending.add_done_callback(self._on_sent)
+        try:
+            self._dispatch()
+            await self._collect(worker, slots)
+        except WorkerLostError as error:
+            failed = self._dispatcher.worker_died(slots)
+            del self._senders[slots]
+            self._dispatch()
+            for entry in failed:
+                await self._deliver(entry, self._failed(entry, error))
+            self._dispatch()
+            self._end_if_done()
+            return error
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        raise AssertionError("a worker's run ends with an error")
+
+    def _on_sent(self, sending: asyncio.Task[None]) -> None:
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self.finished.end(error)  # a job that cannot be sent would be waited for, for ever
+
+    async def _collect(self, worker: Worker, slots: WorkerSlots) -> None:
+        taken, tools = 0, list[Tools]()
+        while True:
+            reply: Reply = await worker.call("collect", taken, len(tools), seconds=UNRESPONSIVE)
+            tools += reply.tools
+            taken += len(reply.results)
+            slots.room = reply.room
+            self._metrics[worker.number] = reply.metrics
+            for number, data in reply.results:
+                entry = slots.playing.get(number)
+                if entry is not None:
+                    await self._deliver(entry, unpack(data, tools, self._decoder))
+                    del slots.playing[number]
+            if reply.broken is not None:
+                raise reply.broken
+            self._dispatch()
+            self._end_if_done()
+
+    def _failed(self, entry: Entry, error: WorkerLostError) -> Trajectory:
+        cause = ClusterError(f"its worker died {entry.deaths} times, the last time with nothing else to do: {error}")
+        never = never_played(entry.job, self._config, self._env_id, cause)
+        name = f"{entry.job.group_id}-{entry.job.key.sample_index}-worker-died"
+        return replace(never, id=name, stop_reason=StopReason.WORKER_DIED)
+
+
+class _JobSender:
+    """Sends a worker its jobs: those that came while the last call was under way go with the next one."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._entries: list[Entry] = []
+        self._cuts: list[int] = []
+        self._news = asyncio.Event()
+
+    def send(self, entry: Entry) -> None:
+        """Send a job soon."""
+        self._entries.append(entry)
+        if entry.cut:
+            self._cuts.append(entry.number)
+        self._news.set()
+
+    def cut(self, entry: Entry) -> None:
+        """Say soon that the episode of a job is to end."""
+        self._cuts.append(entry.number)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Send until cancelled, or until the worker is lost, which its collector finds out too."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            entries, self._entries = self._entries, []
+            cuts, self._cuts = self._cuts, []
+            jobs = pickle.dumps([(entry.number, entry.job) for entry in entries], protocol=5)
+            try:
+                await self._worker.call("add", jobs, cuts, seconds=UNRESPONSIVE)
+            except WorkerLostError:
+                return

@@ -1,0 +1,34 @@
+"""`toolgym serve sandbox` as a program that ends with the process that started it.
+
+It reads its settings, a JSON object, from the first line of standard input, and prints its address when it serves. At
+the end of standard input it stops, as at SIGTERM: the pipe ends when the other process does, however that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+
+from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.serve import serve
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    config = load_config(flags=json.loads(sys.stdin.readline()))
+    threading.Thread(target=_stop_at_the_end_of_input, daemon=True).start()
+    asyncio.run(serve(config, lambda text: print(text, flush=True)))
+
+
+def _stop_at_the_end_of_input() -> None:
+    while sys.stdin.read(1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

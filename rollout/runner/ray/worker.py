@@ -1,0 +1,322 @@
+"""`RolloutWorker`: the process that plays episodes for a `RayRunner`. It is a Ray actor, and knows nothing of Ray.
+
+It plays what it is handed with the runner of one process, so an episode is the same in a worker as anywhere else. The
+runner's scheduler is an inbox that the driver fills; what comes back waits in an outbox until the driver has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.engines.open import open_engine
+from toolgym.rollout.env_life import CLOSE_TIMEOUT
+from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.local import Runner
+from toolgym.rollout.runner.ray.packing import Packer, Tools, portable
+from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.deadline import shielded, with_deadline
+from toolgym.tools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PATIENCE = 2.0
+"""Seconds that `collect` waits for a trajectory. Its answer without one says that the worker lives."""
+
+REPLY_BYTES = 4 * 2**20
+"""Bytes of trajectories in one reply, the last of which may go beyond."""
+
+MakeEngine = Callable[[], Engine | Awaitable[Engine]]
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker is made from, as its process gets it.
+
+    Attributes:
+        env: makes the envs.
+        engine: what `open_engine` takes, or a function that makes an engine.
+        tokenizer: of the model; None: the engine's.
+        observers: makes what hears of the worker's episodes; None: nothing does.
+        variables: of the environment, set before anything else is made.
+    """
+
+    env: EnvFactory
+    engine: str | Path | MakeEngine
+    tokenizer: PreTrainedTokenizerBase | str | Path | None = None
+    observers: Callable[[], Sequence[EpisodeObserver]] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker has for its driver.
+
+    Attributes:
+        results: finished jobs in their order: the job's number, and its trajectory packed.
+        tools: further schemas that packed trajectories refer to, behind those of earlier replies.
+        room: how many jobs it can take, those that it has included.
+        metrics: its figures up to now.
+        broken: the error that ended the run in this worker; None while it goes on.
+    """
+
+    results: list[tuple[int, bytes]]
+    tools: list[Tools]
+    room: int
+    metrics: dict[str, Any]
+    broken: Exception | None = None
+
+
+class RolloutWorker:
+    """Plays episodes, on the event loop of its actor. One run at a time.
+
+    Args:
+        setup: a `WorkerSetup`, pickled.
+    """
+
+    def __init__(self, setup: bytes) -> None:
+        self._setup: WorkerSetup = cloudpickle.loads(setup)
+        self._engine: Engine | None = None
+        self._runner: Runner | None = None
+        self._run: _WorkersRun | None = None
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engine. Returns what the worker's process is.
+
+        Raises:
+            ToolgymError: the engine cannot be opened, as `open_engine` and `Engine.start` say.
+            ConfigError: the function that should make an engine made something else.
+        """
+        if self._engine is None:
+            os.environ.update(self._setup.variables)
+            try:
+                self._engine = await _engine(self._setup)
+            except Exception as error:  # noqa: BLE001  raised anew, in a form that can be sent
+                raise portable(error) from None
+        return {"pid": os.getpid()}
+
+    async def begin(self, config: bytes, send_tokenizer: bool) -> bytes | None:
+        """Begin a run with a config, pickled. What runs of an earlier one is ended first.
+
+        Returns:
+            The tokenizer, pickled, if it is asked for: the driver decodes texts with it.
+
+        Raises:
+            ConfigError: the engine has no tokenizer, and none was given.
+        """
+        await self.end()
+        wanted: RunConfig = cloudpickle.loads(config)
+        if self._runner is None or not _same_chat(self._runner.config, wanted):
+            assert self._engine is not None
+            given = self._setup.tokenizer
+            if isinstance(given, str | Path):
+                from toolgym.rollout.tokenizer import load_tokenizer  # needs transformers
+
+                given = load_tokenizer(given)
+            observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()
+            self._runner = Runner(self._setup.env, self._engine, tokenizer=given, observers=observers, config=wanted)
+        self._runner.config = wanted
+        self._run = _WorkersRun(self._runner)
+        return cloudpickle.dumps(self._runner.tokenizer) if send_tokenizer else None
+
+    async def add(self, jobs: bytes, cuts: Sequence[int]) -> None:
+        """Take jobs to play, and end episodes that play. What it has already is not taken twice.
+
+        Args:
+            jobs: pairs of a number and a `Job`, pickled.
+            cuts: numbers of jobs whose episodes are to end now, as far as they got.
+        """
+        assert self._run is not None
+        for number, job in pickle.loads(jobs):
+            self._run.inbox.put(number, job)
+        self._run.inbox.cut(cuts)
+
+    async def collect(self, taken: int, tools: int) -> Reply:
+        """What has finished since the driver took so many trajectories of this run; waits `PATIENCE` for the first.
+
+        A reply that is lost on its way is given again, until the driver says that it took it.
+
+        Args:
+            taken: trajectories that the driver has.
+            tools: schemas of tools that it has.
+        """
+        assert self._run is not None
+        return await self._run.collect(taken, tools)
+
+    async def end(self) -> dict[str, Any]:
+        """Cancel the episodes that run, wait until they have cleaned up, and close the envs. Returns the figures."""
+        run, self._run = self._run, None
+        return {} if run is None else await run.end()
+
+    async def close(self) -> None:
+        """End the run, and close the engine."""
+        await self.end()
+        if self._engine is not None:
+            await self._engine.close()
+
+
+class _WorkersRun:
+    """One run of a worker: the runner's stream over the inbox, in a task of its own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.inbox = Inbox()
+        self._runner, self._packer = runner, Packer()
+        self._playing = asyncio.create_task(self._play())
+        self._playing.add_done_callback(lambda _: self.inbox.news.set())
+
+    async def _play(self) -> None:
+        async with aclosing(self._runner.stream(self.inbox)) as stream:
+            async for _ in stream:
+                pass  # the inbox gives everything to its outbox
+
+    async def collect(self, taken: int, tools: int) -> Reply:
+        inbox = self.inbox
+        inbox.drop(taken)
+        if not inbox.outbox and not self._playing.done():
+            inbox.news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    await inbox.news.wait()
+        results, size = [], 0
+        for number, trajectory in inbox.outbox:
+            data = self._packer.pack(trajectory)
+            results.append((number, data))
+            size += len(data)
+            if size >= REPLY_BYTES:
+                break
+        return Reply(results, self._packer.tools[tools:], self._room, self._metrics(), self._broken())
+
+    async def end(self) -> dict[str, Any]:
+        self._playing.cancel()
+        await asyncio.gather(self._playing, return_exceptions=True)
+        return self._metrics()
+
+    @property
+    def _room(self) -> int:
+        """A few more than play at once, so that the next one begins without waiting for the driver."""
+        most, begun = self._runner.config.max_concurrent, self.inbox.begun
+        if isinstance(most, int):
+            return most + most // 8
+        return begun + max(4, begun // 8) if begun else most.start  # how many play at once follows the engine's load
+
+    def _metrics(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"pid": os.getpid(), "cpu_seconds": time.process_time(), **self.inbox.figures}
+        for observer in self._runner.observers:
+            if callable(figures := getattr(observer, "metrics", None)):
+                found.update(figures())
+        return found
+
+    def _broken(self) -> Exception | None:
+        if not self._playing.done() or self._playing.cancelled():
+            return None
+        return portable(self._playing.exception() or RuntimeError("the run ended by itself"))
+
+
+class Inbox(Scheduler):
+    """Jobs that the driver hands out, and the trajectories that came of them, until the driver has them.
+
+    Attributes:
+        outbox: finished jobs, oldest first: the job's number and its trajectory.
+        news: set when there is something new in `outbox`.
+        figures: what was played: `episodes`, `failed`, `turns`, `policy_tokens`.
+    """
+
+    def __init__(self) -> None:
+        self.outbox: deque[tuple[int, Trajectory]] = deque()
+        self.news = asyncio.Event()
+        self.figures = {"episodes": 0, "failed": 0, "turns": 0, "policy_tokens": 0}
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._cuts: list[Cut] = []
+        self._numbers: dict[int, tuple[int, Job]] = {}  # by the job's identity: equal jobs are different episodes
+        self._known: set[int] = set()
+        self._first = 0
+
+    @property
+    def begun(self) -> int:
+        """How many jobs play, or wait in the outbox."""
+        return len(self._numbers) - self._jobs.qsize() + len(self.outbox)
+
+    def put(self, number: int, job: Job) -> None:
+        """Queue a job, unless one of its number is known."""
+        if number not in self._known:
+            self._known.add(number)
+            self._numbers[id(job)] = number, job
+            self._jobs.put_nowait(job)
+
+    def drop(self, taken: int) -> None:
+        """Forget the first trajectories: the driver has taken so many in all."""
+        while self._first < taken and self.outbox:
+            self.outbox.popleft()
+            self._first += 1
+
+    def cut(self, numbers: Sequence[int]) -> None:
+        """End the episodes of these jobs now; those that have ended are passed over."""
+        wanted = set(numbers)
+        self._cuts += [Cut(job, Stragglers.KEEP) for number, job in self._numbers.values() if number in wanted]
+        if self._cuts and self.on_cuts is not None:
+            self.on_cuts()
+
+    def cuts(self) -> Sequence[Cut]:
+        cuts, self._cuts = self._cuts, []
+        return cuts
+
+    async def next(self) -> Job | None:
+        return await self._jobs.get()
+
+    def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
+        number, _ = self._numbers.pop(id(job))
+        self.outbox.append((number, trajectory))
+        self.figures["episodes"] += 1
+        self.figures["failed"] += trajectory.failed
+        self.figures["turns"] += len(trajectory.turns)
+        self.figures["policy_tokens"] += trajectory.policy_tokens
+        self.news.set()
+        return ()
+
+
+def _same_chat(one: RunConfig, other: RunConfig) -> bool:
+    """Whether both make the same renderers, which take a while to make."""
+    return one.template_kwargs == other.template_kwargs and one.parser == other.parser
+
+
+async def _engine(setup: WorkerSetup) -> Engine:
+    if isinstance(setup.engine, str | Path):
+        return await open_engine(setup.engine, tokenizer=setup.tokenizer)
+    return await started_engine(setup.engine)
+
+
+async def started_engine(make: MakeEngine) -> Engine:
+    """The engine that a function makes, started.
+
+    Raises:
+        ConfigError: the function made something else.
+        ToolgymError: see `Engine.start`; the engine is closed then.
+    """
+    made = make()
+    engine = await made if inspect.isawaitable(made) else made
+    if not isinstance(engine, Engine):
+        raise ConfigError(f"engine must be a function that makes an Engine, it made {engine!r}")
+    try:
+        await engine.start()
+    except BaseException:  # cancelled too: no worker owns the engine yet
+        await shielded(with_deadline(engine.close(), CLOSE_TIMEOUT))
+        raise
+    return engine

@@ -1,0 +1,104 @@
+"""`WorkerPool`: the worker actors of a `RayRunner`, from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, kill
+from toolgym.rollout.runner.ray.worker import RolloutWorker
+
+START_TIMEOUT = 600.0
+"""Seconds for a worker to start: Ray may have to start a machine for it, and the worker loads what it needs."""
+
+CLOSE_TIMEOUT = 60.0
+"""Seconds for a worker to cancel its episodes and to free what it holds, before its process is killed."""
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker, alive as far as is known.
+
+    Attributes:
+        number: its place in the pool; the worker that replaces it has the same.
+        actor: Ray's handle.
+    """
+
+    number: int
+    actor: Any = field(repr=False)
+
+    async def call(self, method: str, *args: Any, seconds: float) -> Any:
+        """Call one of `RolloutWorker`'s methods, see `call`."""
+        return await call(self.actor, method, *args, seconds=seconds)
+
+
+class WorkerPool:
+    """Starts workers when they are needed, and ends them.
+
+    Args:
+        setup: a `WorkerSetup`, pickled.
+        size: how many workers there are.
+        options: Ray's, for each of them.
+    """
+
+    def __init__(self, setup: bytes, size: int, options: Mapping[str, Any]) -> None:
+        self.size = size
+        self._setup = ray.put(setup)  # sent once to each machine
+        defaults = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        # Its methods wait for episodes, so many may be under way; a worker that dies is the runner's to replace.
+        own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1000}
+        self._actors = ray.remote(RolloutWorker).options(**{**defaults, **options, **own})
+        self._workers: dict[int, Worker] = {}
+
+    async def worker(self, number: int) -> Worker:
+        """The worker of that number, started where there is none.
+
+        Raises:
+            WorkerLostError: it died, or did not start in time.
+            Exception: what its start raised, see `RolloutWorker.start`.
+        """
+        if number not in self._workers:
+            worker = Worker(number, self._actors.remote(self._setup))
+            try:
+                await worker.call("start", seconds=START_TIMEOUT)
+            except BaseException:  # cancelled too: the actor is not among the pool's yet
+                kill(worker.actor)
+                raise
+            self._workers[number] = worker
+        return self._workers[number]
+
+    def discard(self, number: int) -> None:
+        """Forget the worker of that number, if there is one, and end its process if it lives."""
+        worker = self._workers.pop(number, None)
+        if worker is not None:
+            kill(worker.actor)
+
+    async def end_run(self) -> None:
+        """Cancel the episodes of all workers, and wait until they have cleaned up. A worker that cannot is killed."""
+        await self._all("end")
+
+    async def close(self) -> None:
+        """End all workers: first their episodes and engines, then their processes."""
+        await self._all("close")
+        for number in list(self._workers):
+            self.discard(number)
+
+    async def _all(self, method: str) -> None:
+        await asyncio.gather(*(self._ended(worker, method) for worker in self._workers.values()))
+
+    async def _ended(self, worker: Worker, method: str) -> None:
+        try:
+            await worker.call(method, seconds=CLOSE_TIMEOUT)
+        except WorkerLostError as error:
+            _log.warning("worker %d did not clean up: %s", worker.number, error)
+            self.discard(worker.number)
+        except Exception as error:  # noqa: BLE001  the run's results are whole; its process ends now
+            _log.warning("worker %d did not clean up: %s: %s", worker.number, type(error).__name__, error)
+            self.discard(worker.number)

@@ -1,0 +1,186 @@
+"""A run that an earlier one began: `EarlierRun` is what that left on disk, `Resumed` gives a runner the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.scheduler import Cut, Scheduler
+from toolgym.rollout.runner.scheduling.tasks import Tasks
+from toolgym.rollout.trajectory import Trajectory, plain
+from toolgym.rollout.trajectory_file import read_trajectories
+from toolgym.tools.errors import ConfigError, shorten
+
+_Facts = Iterable[tuple[str, Any, Any]]
+"""What it is, as the earlier run has it, as the run that is resumed has it."""
+
+
+class EarlierRun:
+    """The trajectories that a run had written when it ended, at whatever point.
+
+    Args:
+        path: its JSON Lines file; None: there was no earlier run.
+
+    Attributes:
+        trajectories: by their place in the run.
+        run_id: what the ids of its groups begin with; None where it left no trajectory.
+        seed: the run's; None where it left no trajectory that was played.
+
+    Raises:
+        ConfigError: a line is no trajectory, one episode is there twice, or the file holds several runs.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = path
+        self.trajectories: dict[EpisodeKey, Trajectory] = {}
+        for one in read_trajectories(path) if path is not None else ():
+            key = EpisodeKey(one.task_index, one.sample_index)
+            if key in self.trajectories:
+                raise ConfigError(f"{path} holds {key} twice: it is not the file of one run")
+            self.trajectories[key] = one
+        played = [one for one in self.trajectories.values() if one.sampling]  # and not without an env
+        self.run_id = self._only("runs", (one.group_id.rpartition("-")[0] for one in self.trajectories.values()))
+        self.seed = self._only("seeds", (one.sampling["seed"] for one in played))
+
+    def _only(self, what: str, found: Iterable[Any]) -> Any:
+        different = set(found)
+        if len(different) > 1:
+            raise ConfigError(f"{self.path} holds trajectories of {len(different)} {what}: only one run can be resumed")
+        return next(iter(different), None)
+
+    def seeded(self, config: RunConfig) -> RunConfig:
+        """The config with a seed: where it has none, with this run's, or else with one that is drawn now."""
+        return (replace(config, seed=self.seed) if config.seed is None else config).seeded()
+
+    def check(self, env_id: str, config: RunConfig, tasks: Tasks, members: int, *, run_id: str | None = None) -> None:
+        """Check that the run that is to be resumed is this one. Tasks that are not in a list are checked by `Resumed`.
+
+        Args:
+            env_id: the env's.
+            config: how it is played.
+            tasks: the tasks of the whole run.
+            members: how many episodes begin for a task.
+            run_id: what the ids of its groups should begin with; None: anything.
+
+        Raises:
+            ConfigError: an episode was played otherwise; says in what. Or the run's episodes branch.
+        """
+        if self.path is not None and config.branching is not None:
+            raise ConfigError(
+                "a run whose episodes branch cannot be resumed: where a branch stood is in no file. Leave resume out, "
+                "or branching"
+            )
+        for key, one in self.trajectories.items():
+            if run_id is not None:
+                _require_same(key, [("the run id", self.run_id, run_id)])
+            _require_same(key, _of_config(one, env_id, config))
+            _require_same(key, [("a sample_index below", max(key.sample_index + 1, members), members)])
+            if isinstance(tasks, Sequence):
+                count = len(tasks)
+                _require_same(key, [("a task_index below", max(key.task_index + 1, count), count)])
+                _require_same(key, _of_task(one, tasks[key.task_index]))
+
+
+def _of_config(one: Trajectory, env_id: str, config: RunConfig) -> _Facts:
+    yield "the env", one.env_id, env_id
+    yield "the training step", one.training_step, config.training_step
+    yield "validate", one.validate, config.validate
+    if one.sampling:
+        there, now = _as_read(one.sampling), _as_read({**asdict(config.sampling_in_use), "seed": config.seed})
+        for name in {**there, **now}:
+            yield f"the sampling's {name}", there.get(name), now.get(name)
+
+
+def _of_task(one: Trajectory, task: Task) -> _Facts:
+    yield "the task", one.task_id, task.id
+    yield "the source", one.source, task.source
+    yield "the ground truth", _as_read(one.ground_truth), _as_read(task.ground_truth)
+
+
+def _require_same(key: EpisodeKey, facts: _Facts) -> None:
+    for what, there, now in facts:
+        if there != now:
+            raise ConfigError(
+                f"what is on disk is of another run: {key} has {what} {shorten(repr(there), 100)}, and the run to be "
+                f"resumed {shorten(repr(now), 100)}. Resume with the arguments of the run that wrote it, or write "
+                "elsewhere"
+            )
+
+
+def _as_read(value: Any) -> Any:
+    """A value as it is after it was written as JSON."""
+    return json.loads(json.dumps(plain(value)))
+
+
+class Resumed(Scheduler):
+    """Gives the jobs of another scheduler, but for those that an earlier run finished.
+
+    To the other scheduler these are episodes that finish at once, in its own order, so that groups and what is learnt
+    from rewards are as if one run had played all. The consumer and the sinks get only what is played now.
+
+    Args:
+        scheduler: the other one, with the `run_id` of the earlier run.
+        earlier: what the earlier run finished, by place.
+
+    Attributes:
+        skipped: the earlier run's trajectories that a consumer of the other scheduler would have got by now.
+    """
+
+    def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:
+        self._inside, self._earlier = scheduler, earlier
+        self.skipped: list[Trajectory] = []
+
+    @property
+    def counts(self) -> RunCounts:
+        return self._inside.counts
+
+    async def next(self) -> Job | None:
+        while not self._inside.over:
+            job = await self._inside.next()
+            if job is None or job.key not in self._earlier:
+                return job
+            one = self._earlier[job.key]
+            _require_same(job.key, _of_task(one, job.task))
+            self._new(self._inside.finished(job, one))
+        return None
+
+    def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
+        return self._new(self._inside.finished(job, trajectory))
+
+    def _new(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those that are played now; the others were on disk before."""
+        new: list[Trajectory] = []
+        for one in trajectories:
+            known = self._earlier.get(EpisodeKey(one.task_index, one.sample_index)) is one
+            (self.skipped if known else new).append(one)
+        return new
+
+    @property
+    def over(self) -> bool:
+        return self._inside.over
+
+    def ready(self) -> Sequence[Trajectory]:
+        return self._inside.ready()
+
+    def cuts(self) -> Sequence[Cut]:
+        return self._inside.cuts()
+
+    def suspended(self, job: Job) -> None:
+        self._inside.suspended(job)
+
+    def carried(self) -> Sequence[Job]:
+        return self._inside.carried()
+
+    def branch(self, job: Job) -> Job:
+        return self._inside.branch(job)
+
+    async def close(self) -> None:
+        await self._inside.close()

@@ -1,0 +1,405 @@
+"""`RolloutQueue`: groups from a rollout that goes on while its trainer learns, none staler than a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
+from toolgym.rollout.failures import require_one_that_played
+from toolgym.rollout.job import Job
+from toolgym.rollout.runner.base import RunnerProtocol
+from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.scheduling.plan import GroupPlan
+from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
+from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
+from toolgym.rollout.runner.weight_versions import WeightVersions
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
+
+T = TypeVar("T")
+
+FEWEST_FAILURES = 8
+"""So many episodes in a row, or those of a batch where they are more, that fail at their first turn end the rollout."""
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+class RolloutQueue:
+    """Batches of whole groups for a trainer that learns while the next groups are played.
+
+    A trajectory's staleness is the number of versions between the newest weights and the oldest that sampled one of its
+    tokens; a group's is that of its stalest trajectory. Versions are ordered as they were published here. A group that
+    is staler than `max_staleness` is dropped and counted. A new group begins only if it would be fresh enough when its
+    turn comes, with one update of the weights for each batch; so the queue is bounded: groups that are played or wait
+    fill at most `max_staleness + 1` batches. 0 makes the training synchronous.
+
+    Iterate over it for the batches, each a list of trajectories ordered by task and sample; the last one may have fewer
+    groups. Failed trajectories are in their groups, as `make_batch` and `group_advantages` expect. One event loop owns
+    the queue; the learner itself computes in a thread, or the rollout stands still meanwhile.
+
+    Example:
+        >>> import asyncio
+        >>> from toolgym.envs import ArithmeticTasks
+        >>> from toolgym.rollout import RunConfig, Runner, SamplingParams, open_engine
+        >>> async def main():
+        ...     ages = []
+        ...     async with open_engine("tiny") as engine:
+        ...         config = RunConfig(group_size=2, seed=0, sampling=SamplingParams(max_new_tokens=64))
+        ...         runner = Runner("CodeInterpreter-v0", engine, config=config)
+        ...         async with RolloutQueue(runner, ArithmeticTasks().take(4), batch_size=2) as queue:
+        ...             async for trajectories in queue:
+        ...                 ages.append(max(map(queue.staleness, trajectories)))
+        ...                 weights = engine.model.state_dict()  # a trainer's own, after a step of its optimizer
+        ...                 await queue.update_weights(weights, version=f"step {len(ages)}")
+        ...     return ages
+        >>> all(age <= 1 for age in asyncio.run(main()))
+        True
+
+    Args:
+        runner: plays the groups. Its sinks get each group that comes whole, also one that is too stale then.
+        tasks: as `Runner.stream` takes them; each is drawn when its group may begin.
+        batch_size: groups of a batch.
+        max_staleness: most versions that a group may be behind the newest weights when the trainer gets it.
+        plan: which groups are wanted, such as `GroupPlan(keep=has_signal)`; None: all.
+        engine: whose weights are updated; None: the runner's.
+        pause_mode: what an update does with the requests in flight. By default their later tokens are those of the new
+            weights alone.
+        update_timeout: seconds for each of the engine's parts in an update: pause, new weights, resume.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind or out of range, or there is no engine.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        runner: RunnerProtocol,
+        tasks: Tasks,
+        *,
+        batch_size: int,
+        max_staleness: int = 1,
+        plan: GroupPlan | None = None,
+        engine: Engine | None = None,
+        pause_mode: PauseMode | str = PauseMode.RETRACT,
+        update_timeout: float = 600.0,
+    ) -> None:
+        require_whole_number("batch_size", batch_size, at_least=1)
+        require_whole_number("max_staleness", max_staleness, at_least=0)
+        if not isinstance(update_timeout, int | float) or not update_timeout > 0:
+            raise ConfigError(f"update_timeout must be a positive number of seconds, got {update_timeout!r}")
+        engine = getattr(runner, "engine", None) if engine is None else engine
+        if not isinstance(engine, Engine):
+            raise ConfigError(
+                f"engine must be the Engine whose weights are updated, got {engine!r}; a runner whose workers have the "
+                "engines has none itself, so give one as engine=, such as an SGLangServer with the same servers"
+            )
+        self.batch_size, self.max_staleness = batch_size, max_staleness
+        self._runner, self._engine = runner, engine
+        self._pause_mode, self._update_timeout = PauseMode(pause_mode), update_timeout
+        self._groups = _Groups(self._gated(TaskFeed(tasks)), runner.config.seeded(), plan, self)
+        self._versions: WeightVersions | None = None
+        self._updates = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._producer: asyncio.Task[None] | None = None
+        self._over = False  # nothing more will come
+        self._error: BaseException | None = None
+        most = max(FEWEST_FAILURES, batch_size * runner.config.group_size)
+        self._latest: deque[Trajectory] = deque(maxlen=most)  # to tell when all fail
+        self._begun = self._received = self._given_up = 0
+        self._ready: list[Sequence[Trajectory]] = []
+        self._waiting = 0  # calls that wait for a batch
+        self._owed = False  # a batch is out, and no update has come of it
+        self._taken = self._dropped = 0
+        self._ages: list[int] = []
+        self._wait_seconds = self._pause_seconds = 0.0
+
+    # ------------------------------------------------------------------ the trainer's side
+
+    async def __aenter__(self) -> Self:
+        """Begin to play.
+
+        Raises:
+            ConfigError: it was open before: a queue serves one run.
+            EngineError: the engine has not started.
+        """
+        if self._versions is not None:
+            raise ConfigError("a queue serves one run, and this one was open before: make another")
+        self._versions = WeightVersions(self._engine.weight_version)
+        self._producer = asyncio.create_task(self._produce(), name="toolgym rollout queue")
+        self._producer.add_done_callback(self._ended)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel the episodes that run and wait until they have cleaned up. What waits in the queue is given up.
+
+        An error of the rollout that the trainer has not met goes to the log, and so does the number of groups that were
+        dropped. Closing twice is fine.
+        """
+        if self._producer is None:
+            return
+        unseen = self._error
+        self._producer.cancel()
+        await shielded(asyncio.wait({self._producer}))
+        self._producer = None
+        if unseen is not None:
+            _log.warning("the rollout had failed before its queue was closed: %s: %s", type(unseen).__name__, unseen)
+        if self._dropped:
+            _log.warning(
+                "%d of %d groups were dropped: their oldest tokens were more than %d versions behind the weights",
+                self._dropped,
+                self._dropped + self._taken + len(self._ready),
+                self.max_staleness,
+            )
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Trajectory]:
+        """Wait for the next batch: `batch_size` whole groups, the ones whose tasks came first.
+
+        Raises:
+            StopAsyncIteration: all tasks are played, and their groups handed out.
+            RunFailedError: the last episodes all failed at their first turn, and in the same way.
+            ConfigError: the queue is not open.
+            Exception: what ended the rollout, when the groups that had finished do not fill a batch; the next call
+                gives them.
+        """
+        self._require_open()
+        started = time.monotonic()
+        self._waiting += 1
+        self._tell()  # the trainer owes no update that a new group would have to reckon with
+        try:
+            while len(self._ready) < self.batch_size and not self._over:
+                await self._changed()
+        finally:
+            self._waiting -= 1
+            self._wait_seconds += time.monotonic() - started
+        if len(self._ready) < self.batch_size and self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if not self._ready:
+            raise StopAsyncIteration
+        self._ready.sort(key=lambda group: group[0].task_index)
+        batch, self._ready = self._ready[: self.batch_size], self._ready[self.batch_size :]
+        self._taken, self._owed = self._taken + len(batch), True
+        self._tell()
+        trajectories = [one for group in batch for one in group]
+        self._ages = [self.staleness(one) for one in trajectories]
+        return trajectories
+
+    async def update_weights(self, source: WeightSource, *, version: str) -> None:
+        """Give the engine new weights in the middle of the episodes, which go on with them.
+
+        Args:
+            source: see `Engine.update_weights`.
+            version: a name that no earlier version has.
+
+        Raises:
+            ConfigError: the source or the version is not usable, or the queue is not open.
+            EngineError: the engine cannot, failed to, or did not answer in time. All else that it raises passes
+                through. In each case it goes on with the weights it has.
+        """
+        async with self.updating(version):
+            await self._ask("take the new weights", self._engine.update_weights(source, version=version))
+
+    @contextlib.asynccontextmanager
+    async def updating(self, version: str) -> AsyncIterator[None]:
+        """Pause the engine for a block that changes its weights in a way of the engine's own, then publish `version`.
+
+        Where the block raises, nothing is published, and the engine goes on.
+
+        Raises:
+            ConfigError: the version is not usable, or the queue is not open.
+            EngineError: the engine cannot pause, or did not answer in time.
+        """
+        self._require_open()
+        assert self._versions is not None
+        async with self._updates:
+            self._versions.require_new(version)
+            started = time.monotonic()
+            try:
+                try:
+                    await self._ask("pause", self._engine.pause(self._pause_mode))
+                except EngineError as error:
+                    if not isinstance(error.__cause__, DeadlineError):
+                        raise  # it is as before
+                    await self._resume()
+                    raise
+                except asyncio.CancelledError:
+                    await self._resume()
+                    raise
+                try:
+                    yield
+                    self.publish(version)
+                finally:
+                    await self._resume()
+            finally:
+                self._pause_seconds += time.monotonic() - started
+
+    def publish(self, version: str) -> None:
+        """Make a version the newest one. `update_weights` and `updating` do; call it yourself, before the first token,
+        where the weights are changed elsewhere and without a pause.
+
+        Raises:
+            ConfigError: the version is not usable, or the queue is not open.
+        """
+        self._require_open()
+        assert self._versions is not None
+        self._versions.publish(version)
+        self._owed = False
+        self._ready = [group for group in self._ready if self._fresh(group)]
+        self._give_up()
+        self._tell()
+
+    def staleness(self, trajectory: Trajectory) -> int:
+        """How many versions the oldest token of a trajectory is behind the newest weights.
+
+        Raises:
+            ConfigError: the queue was never open.
+            EngineError: a token has a version that was not published here.
+        """
+        if self._versions is None:
+            raise ConfigError("a queue knows versions once it is open: `async with RolloutQueue(...) as queue`")
+        return self._versions.staleness(trajectory)
+
+    def metrics(self) -> dict[str, float]:
+        """Figures for a trainer's logger: the number of updates, groups by what became of them, the staleness of the
+        last batch (in versions), and the seconds that the trainer waited and that updates took."""
+        return {
+            "queue/updates": len(self._versions) - 1 if self._versions is not None else 0,
+            "queue/groups_playing": self._playing,
+            "queue/groups_ready": len(self._ready),
+            "queue/groups_taken": self._taken,
+            "queue/groups_dropped": self._dropped,
+            "queue/groups_filtered": self._groups.counts.groups_filtered,
+            "queue/staleness_mean": sum(self._ages) / max(1, len(self._ages)),
+            "queue/staleness_max": max(self._ages, default=0),
+            "queue/wait_seconds": self._wait_seconds,
+            "queue/update_seconds": self._pause_seconds,
+        }
+
+    # ------------------------------------------------------------------ the engine
+
+    async def _ask(self, what: str, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await with_deadline(call, self._update_timeout)
+        except DeadlineError as error:
+            raise EngineError(f"the engine did not {what} within {self._update_timeout:g} seconds") from error
+
+    async def _resume(self) -> None:
+        await shielded(self._ask("resume", self._engine.resume()))
+
+    # ------------------------------------------------------------------ the rollout's side
+
+    async def _produce(self) -> None:
+        async with contextlib.aclosing(self._runner.stream_groups(self._groups)) as stream:
+            async for group in stream:
+                self._received += 1
+                if self._fresh(group):
+                    self._ready.append(group)
+                self._tell()
+
+    async def _gated(self, feed: TaskFeed) -> AsyncGenerator[Task, None]:
+        """The tasks, each drawn when its group may begin."""
+        nothing_else = asyncio.Event()
+        try:
+            while True:
+                while not self._has_room():
+                    await self._changed()
+                task = await feed.next(nothing_else)
+                if task is None:
+                    return
+                self._begun += 1
+                yield task
+        finally:
+            await feed.close()
+
+    def _ended(self, producer: asyncio.Task[None]) -> None:
+        if producer.cancelled():
+            self._error = EngineError("the rollout behind the queue was cancelled from outside")
+        else:
+            self._error = producer.exception()
+        self._over = True
+        self._tell()
+
+    def _is_stale(self, trajectory: Trajectory) -> bool:
+        return self.staleness(trajectory) > self.max_staleness
+
+    def _fresh(self, group: Sequence[Trajectory]) -> bool:
+        """Whether a group may be learned from; counts it where not."""
+        fresh = not any(map(self._is_stale, group))
+        self._dropped += not fresh
+        return fresh
+
+    @property
+    def _playing(self) -> int:
+        """Groups that have begun and are neither here nor given up."""
+        gone = self._received + self._groups.counts.groups_filtered + self._given_up
+        return max(0, self._begun - gone)  # of a group that is carried over, the rest comes once more
+
+    def _has_room(self) -> bool:
+        """Whether a group that began now would be fresh enough in its turn, with one update for each batch."""
+        ahead = len(self._ready) + self._playing
+        updates = ahead // self.batch_size + (self._owed and not self._waiting)
+        return updates <= self.max_staleness
+
+    def _came_back(self, trajectory: Trajectory) -> None:
+        """Hear that an episode has ended: its group may be too stale, or the plan may have dropped it.
+
+        Raises:
+            RunFailedError: a whole batch of episodes failed at the first turn, and all in the same way: where the plan
+                drops such groups, the trainer would wait for ever.
+        """
+        self._latest.append(trajectory)
+        if len(self._latest) == self._latest.maxlen:
+            require_one_that_played(self._latest)
+        if self._is_stale(trajectory):
+            self._give_up()
+        self._tell()
+
+    def _give_up(self) -> None:
+        """Drop the groups that are played and are too stale already."""
+        given_up = self._groups.give_up(self._is_stale)
+        self._given_up += given_up
+        self._dropped += given_up
+
+    # ------------------------------------------------------------------ who waits
+
+    def _require_open(self) -> None:
+        if self._producer is None:
+            raise ConfigError("the queue is not open: use it inside of `async with RolloutQueue(...) as queue`")
+
+    def _tell(self) -> None:
+        self._news.set()
+
+    async def _changed(self) -> None:
+        """Return when something may have changed."""
+        self._news.clear()
+        await self._news.wait()
+
+
+class _Groups(PlannedGroups):
+    """The groups of a queue, which hears of each episode that comes back."""
+
+    def __init__(self, tasks: Tasks, config: RunConfig, plan: GroupPlan | None, queue: RolloutQueue) -> None:
+        super().__init__(tasks, config, plan)
+        self._queue = queue
+
+    def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
+        given = super().finished(job, trajectory)
+        self._queue._came_back(trajectory)
+        return given

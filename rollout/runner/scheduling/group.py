@@ -1,0 +1,116 @@
+"""`Group`: the members of one task of a run, from their begin to their end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toolgym.envs.tasks.task import Task
+from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import Job
+from toolgym.rollout.trajectory import Trajectory
+
+
+class Group:
+    """What became of each member of a group so far.
+
+    Args:
+        task: the task.
+        task_index: its number in the run.
+        group_id: see `Job`.
+        seed: the run's.
+        size: how many members it has; branches come on top.
+
+    Attributes:
+        running: the jobs of the members that are played now, by sample.
+        suspended: the jobs of those that stand still, or are to be played anew in a later run.
+        ended: the trajectories of those that have ended, in the order that they ended.
+        closing: nothing more of it begins, and the group is given out when what runs is back.
+        late: the group was given out without these members.
+    """
+
+    def __init__(self, task: Task, task_index: int, group_id: str, seed: int | None, size: int) -> None:
+        self.task, self.task_index, self.id, self.size = task, task_index, group_id, size
+        self._seed = seed
+        self._begun = 0
+        self._first_branch = self._next_branch = size
+        self._seeds: set[int] = set()
+        self.running: dict[int, Job] = {}
+        self.suspended: dict[int, Job] = {}
+        self.ended: dict[int, Trajectory] = {}
+        self.closing = self.late = False
+
+    def begin(self) -> Job | None:
+        """The job of the next member; of those that stand still first. None: all have begun."""
+        if self.suspended:
+            sample, job = min(self.suspended.items())
+            del self.suspended[sample]
+        elif self._begun < self.size:
+            job = Job(self.task, EpisodeKey(self.task_index, self._begun), self.id, self._seed)
+            self._begun += 1
+        else:
+            return None
+        self.running[job.key.sample_index] = job
+        return job
+
+    def begin_no_more(self) -> None:
+        """Let the members that have begun be all of them."""
+        self.size = self._begun
+
+    def branch(self) -> Job:
+        """The job of a further member, with the next free sample."""
+        job = Job(self.task, EpisodeKey(self.task_index, self._next_branch), self.id, self._seed)
+        self._next_branch += 1
+        self.running[job.key.sample_index] = job
+        return job
+
+    def again(self, job: Job) -> Job:
+        """The job of a member's next attempt; it runs in place of this one."""
+        following = replace(job, attempt=job.attempt + 1)
+        self.running[job.key.sample_index] = following
+        return following
+
+    def stand_still(self, job: Job) -> None:
+        """Let a member wait for a later run."""
+        self.running.pop(job.key.sample_index, None)
+        self.suspended[job.key.sample_index] = job
+
+    def end(self, job: Job, trajectory: Trajectory) -> None:
+        """Take what became of a member."""
+        self.running.pop(job.key.sample_index, None)
+        first_own = trajectory.branch_turn or 0  # the turns before it are the parent's
+        seeds = {turn.seed for turn in trajectory.turns[first_own:] if turn.seed is not None}
+        assert self._seeds.isdisjoint(seeds), f"members of the group of task {self.task_index} share a sampling seed"
+        self._seeds |= seeds
+        self.ended[job.key.sample_index] = trajectory
+
+    @property
+    def whole(self) -> bool:
+        """Whether all members have ended."""
+        return not self.running and not self.suspended and self._begun == self.size
+
+    def first(self, count: int, *, in_order: bool) -> list[Trajectory] | None:
+        """The first `count` members that did not fail, ordered by sample; with failed ones where there are too few.
+
+        Args:
+            count: how many, branches not counted.
+            in_order: the first by sample, not by time: what is chosen does not depend on which ends first.
+
+        Returns:
+            None where that is not decided yet.
+        """
+        count += self._next_branch - self._first_branch
+        ended = list(self.ended.items())
+        if in_order:
+            ended = []
+            while len(ended) in self.ended:
+                ended.append((len(ended), self.ended[len(ended)]))
+        chosen = [one for one in ended if not one[1].failed][:count]
+        if len(chosen) < count:
+            if not self.whole:
+                return None
+            chosen += [one for one in ended if one[1].failed][: count - len(chosen)]
+        return [trajectory for _, trajectory in sorted(chosen, key=lambda one: one[0])]
+
+    def all_ended(self) -> list[Trajectory]:
+        """The members that have ended, ordered by sample."""
+        return [self.ended[sample] for sample in sorted(self.ended)]

@@ -1,0 +1,97 @@
+"""`GroupPlan`: how many groups a run wants, which ones, and what it does not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from toolgym.rollout.runner.scheduler import Stragglers
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
+
+Keep = Callable[[Sequence[Trajectory]], bool]
+"""From a whole group, ordered by sample, to whether the consumer gets it."""
+
+
+def has_signal(group: Sequence[Trajectory]) -> bool:
+    """Whether a group-relative advantage can tell its trajectories apart: two rewards that count differ.
+
+    The rule of dynamic sampling (DAPO, arXiv 2503.14476), for `GroupPlan(keep=has_signal)`.
+    """
+    return len({one.reward for one in group if one.counts}) > 1
+
+
+@named_fields
+@dataclass(frozen=True, kw_only=True)
+class GroupPlan:
+    """Which groups of a run its consumer gets. All come whole, ordered by sample.
+
+    A run without any of this plays each task `RunConfig.group_size` times and gives out every group.
+
+    Attributes:
+        groups: the run ends with so many groups; None: with the last task. Where tasks or `max_groups` run out before,
+            a warning says so.
+        spare_groups: how many groups beyond those that are still wanted may be under way; the run then ends with the
+            first that are whole, and the others are stragglers.
+        spare_members: how many episodes beyond `group_size` begin for each task; a group is whole with the first
+            `group_size` that did not fail, and the others are stragglers.
+        stragglers: what becomes of them, a `Stragglers` or its name: `drop`, `keep` or `carry`.
+        keep: which whole groups are given out, `has_signal` or a function of your own; in place of each other one a
+            further task is played. None: all.
+        max_groups: most tasks that one run begins; None: as many as there are.
+        in_order: choose groups in the order of the tasks and members in that of the samples, whatever ends first. The
+            result then depends on no clock; but a slow group holds up those behind it.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind or out of range, or two contradict each other.
+    """
+
+    groups: int | None = None
+    spare_groups: int = 0
+    spare_members: int = 0
+    stragglers: Stragglers | Literal["drop", "keep", "carry"] = Stragglers.DROP
+    keep: Keep | None = None
+    max_groups: int | None = None
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "max_groups"):
+            if getattr(self, name) is not None:
+                require_whole_number(name, getattr(self, name), at_least=1)
+        require_whole_number("spare_groups", self.spare_groups, at_least=0)
+        require_whole_number("spare_members", self.spare_members, at_least=0)
+        if self.stragglers not in list(Stragglers):
+            known = ", ".join(repr(one.value) for one in Stragglers)
+            raise ConfigError(f"stragglers must be one of {known}, got {self.stragglers!r}")
+        if self.keep is not None and not callable(self.keep):
+            raise ConfigError(f"keep must be a function of a group's trajectories, got {self.keep!r}")
+        if not isinstance(self.in_order, bool):
+            raise ConfigError(f"in_order must be True or False, got {self.in_order!r}")
+        if self.spare_groups and self.groups is None:
+            raise ConfigError("spare_groups are beyond the groups that are wanted: say how many with groups=")
+        if self.groups is not None and self.max_groups is not None and self.max_groups < self.groups:
+            raise ConfigError(f"max_groups={self.max_groups} are fewer than the {self.groups} groups that are wanted")
+        if self.in_order and self.stragglers != Stragglers.DROP:
+            raise ConfigError(
+                "how far a straggler got depends on time, so in_order goes with stragglers='drop' alone, got "
+                f"{str(self.stragglers)!r}"
+            )
+
+    def check(self, group_size: int, tasks: int | None) -> None:
+        """Check the plan against a run.
+
+        Args:
+            group_size: episodes per task.
+            tasks: how many tasks there are; None where that is not known.
+
+        Raises:
+            ConfigError: it would never end, or no group could ever be kept.
+        """
+        if self.keep is has_signal and group_size < 2:
+            raise ConfigError("a group of one has nothing to compare: keep=has_signal needs group_size=2 or more")
+        if self.keep is not None and self.groups is not None and self.max_groups is None and tasks is None:
+            raise ConfigError(
+                "where every group is dropped, tasks without a known end would be drawn for ever: say with max_groups= "
+                "how many may be tried"
+            )

@@ -1,0 +1,66 @@
+"""`WeightVersions`: the versions of a policy's weights, in order, and how stale tokens are."""
+
+from __future__ import annotations
+
+from toolgym.rollout.engines.base import checked_version
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.tools.errors import ConfigError, EngineError
+
+
+class WeightVersions:
+    """The versions of the weights in the order in which they were published. Names say nothing of the order.
+
+    Args:
+        first: the version that a run begins with.
+    """
+
+    def __init__(self, first: str) -> None:
+        self._numbers = {first: 0}
+        self.newest = first
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def require_new(self, version: str) -> None:
+        """Check the name of a version that is to be published.
+
+        Raises:
+            ConfigError: it is no text, empty, or was published before.
+        """
+        if checked_version(version) in self._numbers:
+            raise ConfigError(
+                f"weight version {version!r} was published before, the newest is {self.newest!r}: give each update a "
+                "name of its own, such as the number of the training step"
+            )
+
+    def publish(self, version: str) -> None:
+        """Add the newest version.
+
+        Raises:
+            ConfigError: as `require_new`.
+        """
+        self.require_new(version)
+        self._numbers[version] = len(self._numbers)
+        self.newest = version
+
+    def staleness(self, trajectory: Trajectory) -> int:
+        """How many versions lie between the newest one and the oldest that sampled a token of the trajectory; 0 where
+        the policy sampled none.
+
+        Raises:
+            EngineError: a token has a version that was never published.
+        """
+        used = {
+            version
+            for sequence in trajectory.sequences
+            for segment in sequence.segments
+            for version, _ in segment.version_runs
+        }
+        for version in used:
+            if version not in self._numbers:
+                raise EngineError(
+                    f"trajectory {trajectory.id} has tokens of weight version {version!r}, which was not published, so "
+                    f"its age is unknown; published are {', '.join(map(repr, list(self._numbers)[-5:]))}: change the "
+                    "weights through the queue"
+                )
+        return max((len(self._numbers) - 1 - self._numbers[version] for version in used), default=0)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import toolgym
+from toolgym.envs import Task
+from toolgym.envs.library.code_judge import EMBEDDED, code_tasks
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.tools.judge import Judge, read_tests
+from toolgym.tools.message import user
+from toolgym.tools.sandbox import SharedSandbox
+
+MBPP = {
+    "text": "Write a function to add two numbers.",
+    "code": "def add(a, b):\n    return a + b",
+    "task_id": 1,
+    "test_list": ["assert add(1, 2) == 3", "assert add(2, 7654321) == 7654323"],
+}
+
+
+async def test_each_embedded_solution_passes_its_tests():
+    tasks = code_tasks(EMBEDDED).tasks
+    assert len(tasks) == 25
+    async with SharedSandbox(preload=()) as sandbox:
+        for task in tasks:
+            verdicts = await Judge(sandbox).judge(task.extra_info["solution"], read_tests(task.ground_truth))
+            assert all(one.passed for one in verdicts), task.id
+            assert len(verdicts) >= 5
+
+
+def test_no_prompt_shows_a_hidden_test():
+    for task in code_tasks(EMBEDDED).tasks:
+        shown = json.dumps([task.messages, task.tools_kwargs])
+        inputs = [json.dumps(one.get("stdin") or one.get("args")) for one in task.ground_truth[2:]]
+        assert not [one for one in inputs if len(one) > 12 and one in shown]
+
+
+def test_the_prompt_shows_what_an_example_expects():
+    prompts = {task.id: task.messages[-1]["content"] for task in code_tasks(EMBEDDED).tasks}
+    assert "digit_steps(1) == 0\n\ndigit_steps(19) == 4" in prompts["digit_steps"]
+    read_and_print = [task for task in code_tasks(EMBEDDED).tasks if "stdin" in task.ground_truth[0]]
+    for task in read_and_print:
+        first = task.ground_truth[0]
+        assert f"Output:\n{first['expected'].rstrip()}" in prompts[task.id]
+
+
+async def test_the_policy_writes_tries_and_answers():
+    async with toolgym.make("CodeJudge-v0", tasks=[MBPP]) as env:
+        (message,), info = await env.reset(seed=0)
+        assert "add(1, 2) == 3" in message["content"]
+        assert "7654321" not in message["content"]
+        assert {one["function"]["name"] for one in info["tools"]} == {"code_interpreter", "run_tests"}
+        call = {"name": "run_tests", "arguments": {"code": "def add(a, b): return a"}}
+        result = await env.step(f"<tool_call>{json.dumps(call)}</tool_call>")
+        assert "0 of 1 tests passed." in result.obs[0]["content"]
+        assert "got 1, expected 3" in result.obs[0]["content"]
+        assert "7654321" not in result.obs[0]["content"]
+        result = await env.step("```python\ndef add(a, b): return 3\n```")
+        assert (result.reward, result.done) == (0.0, True)
+        assert result.info["metrics"]["score/tests_passed"] == 0.5
+
+
+async def test_a_part_of_the_tests_is_a_part_of_the_reward():
+    async with toolgym.make("CodeJudge-v0", tasks=[MBPP], reward="fraction") as env:
+        await env.reset(seed=0)
+        assert (await env.step("```python\ndef add(a, b): return 3\n```")).reward == 0.5
+
+
+async def test_hidden_tests_are_nowhere_in_the_policys_sandbox():
+    look = (
+        "import os\nneedle = bytes(map(ord, reversed('1234567')))\n"
+        "tops = ('/tmp', '.', '/dev/shm')\n"
+        "places = [os.path.join(at, name) for top in tops for at, _, names in os.walk(top) for name in names]\n"
+        "places += [f'/proc/self/{n}' for n in ('environ', 'cmdline')]\n"
+        "print([p for p in places if needle in open(p, 'rb').read()], len(places) > 1)"
+    )
+    call = {"name": "code_interpreter", "arguments": {"code": look}}
+    async with toolgym.make("CodeJudge-v0", tasks=[MBPP]) as env:
+        await env.reset(seed=0)
+        result = await env.step(f"<tool_call>{json.dumps(call)}</tool_call>")
+        assert result.obs[0]["content"] == "[] True"
+
+
+async def test_a_fork_goes_on_by_itself_and_the_last_one_closes_the_tools():
+    env = toolgym.make("CodeJudge-v0", tasks=[MBPP])
+    await env.reset(seed=0)
+    twin = await env.fork()
+    assert (await env.step("")).reward == 0.0
+    await env.close()
+    assert (await twin.step(f"```python\n{MBPP['code']}\n```")).reward == 1.0
+    await twin.close()
+
+
+async def test_tasks_of_verls_shape_and_files(tmp_path):
+    truth = json.dumps({"inputs": ["2\n"], "outputs": ["4\n"]})
+    task = Task.from_row({"prompt": [user("Double.")], "reward_model": {"ground_truth": truth}, "data_source": "codes"})
+    async with toolgym.make("CodeJudge-v0", tasks=[task]) as env:
+        await env.reset(seed=0)
+        assert env.gold_actions() is None
+        assert (await env.step("```python\nprint(int(input()) * 2)\n```")).reward == 1.0
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(MBPP))
+    async with toolgym.make("CodeJudge-v0", tasks=tmp_path / "mbpp.jsonl") as env:
+        await env.reset(seed=0)
+        assert env.task.source == "mbpp"
+
+
+async def test_rows_that_cannot_be_used(tmp_path):
+    with pytest.raises(ConfigError, match=r"row 2: a row of a code data set needs"):
+        toolgym.make("CodeJudge-v0", tasks=[MBPP, {"question": "?"}])
+    (tmp_path / "a.jsonl").write_text('{"question": "?"}')
+    with pytest.raises(ConfigError, match=r"a\.jsonl, row 1: "):
+        toolgym.make("CodeJudge-v0", tasks=tmp_path / "a.jsonl")
+    with pytest.raises(UnknownNameError):
+        toolgym.make("CodeJudge-v0", tasks="nowhere.jsonl")
+    async with toolgym.make("CodeJudge-v0", tasks=[Task((user("?"),), 7, id="odd")]) as env:
+        with pytest.raises(ConfigError, match="the ground truth of the task 'odd' holds no tests"):
+            await env.reset(seed=0)

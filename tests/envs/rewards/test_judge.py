@@ -1,0 +1,151 @@
+"""`LLMJudge` against a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from tests.envs.rewards.outcomes import outcome
+from tests.rollout.engines.http_server import serving
+from toolgym.envs import EpisodeFailedError, StopReason, Task, ToolEnv
+from toolgym.envs.rewards import LLMJudge
+from toolgym.envs.rewards.judge import read_verdict
+from toolgym.tools.errors import ConfigError
+
+
+def says(text):
+    return web.json_response({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+def server(*replies):
+    """A chat server that gives these replies in turn, the last one again and again; and the bodies that it got."""
+    bodies = []
+
+    async def chat(request):
+        bodies.append({**await request.json(), "token": request.headers.get("Authorization")})
+        reply = replies[min(len(bodies), len(replies)) - 1]
+        return reply() if callable(reply) else says(reply)
+
+    return serving({"POST /v1/chat/completions": chat}), bodies
+
+
+async def judged(*replies, truth="42", answer="<think>hm</think>It is {42}.", **options):
+    made, bodies = server(*replies)
+    async with made as url, LLMJudge(f"{url}/v1", "m", **options) as judge:
+        return await judge(outcome(answer, truth=truth)), bodies
+
+
+async def test_it_asks_and_reads_the_verdict():
+    score, [body] = await judged("It is right.\n\nVerdict: 0.75\n", token="secret", request={"max_tokens": 99})
+    assert score == 0.75
+    assert (body["model"], body["temperature"], body["max_tokens"], body["token"]) == ("m", 0.0, 99, "Bearer secret")
+    [message] = body["messages"]
+    assert message["role"] == "user"
+    for part in ("How many?", "\n42\n", "It is {42}."):
+        assert part in message["content"]
+    assert "hm" not in message["content"]
+
+
+async def test_a_prompt_of_ones_own():
+    _, [body] = await judged("Verdict: 1", prompt="{{}} {conversation} | {ground_truth}", truth=["a", 1])
+    assert body["messages"][0]["content"].startswith("{} user: How many?\n\nassistant: <think>hm</think>")
+    assert body["messages"][0]["content"].endswith('| ["a", 1]')
+
+
+async def test_a_comparison():
+    made, bodies = server("Verdict: 1")
+    async with made as url, LLMJudge(f"{url}/v1", "m") as judge:
+        assert await judge.compare("Which?", "Rome", "Oslo") == 1.0
+    content = bodies[0]["messages"][0]["content"]
+    assert content.index("Which?") < content.index("Rome") < content.index("Oslo")
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("Verdict: 1", 1.0),
+        ("so\nVerdict: 0.5  \n\n", 0.5),
+        ("Verdict: 0", 0.0),
+        ("Verdict: 1.0", 1.0),
+        ("Verdict: 2", None),
+        ("Verdict: 1.5", None),
+        ("Verdict: -1", None),
+        ("Verdict: nan", None),
+        ("Verdict: yes", None),
+        ("Verdict: 1\nor so", None),
+        ("The verdict is Verdict: 1", None),
+        ("verdict: 1", None),
+        ("", None),
+    ],
+)
+def test_the_verdict_is_read_strictly(reply, verdict):
+    assert read_verdict(reply) == verdict
+
+
+async def test_a_judge_without_a_verdict_is_asked_again():
+    score, bodies = await judged("Well.", "Verdict: 1")
+    assert (score, len(bodies)) == (1.0, 2)
+
+
+async def test_a_judge_that_never_gives_one_fails_the_episode():
+    with pytest.raises(EpisodeFailedError, match=r"no verdict in 3 replies.*'Well\.'") as caught:
+        await judged("Well.")
+    assert caught.value.stop_reason is StopReason.SCORE_FAILED
+
+
+@pytest.mark.parametrize("first", [lambda: web.Response(status=500), lambda: web.Response(status=429), lambda: says(3)])
+async def test_what_may_be_better_the_next_time_is_asked_again(first):
+    score, bodies = await judged(first, "Verdict: 1")
+    assert (score, len(bodies)) == (1.0, 2)
+
+
+async def test_a_judge_that_does_not_answer_is_given_up_and_is_no_score_of_0():
+    never = asyncio.Event()
+
+    async def chat(request):
+        await never.wait()
+
+    task = Task(({"role": "user", "content": "q"},))
+    async with (
+        serving({"POST /v1/chat/completions": chat}) as url,
+        LLMJudge(f"{url}/v1", "m", timeout=0.2, patience=0.3) as judge,
+        ToolEnv([], [task], scorer=judge) as env,
+    ):
+        await env.reset()
+        with pytest.raises(EpisodeFailedError, match="the judge did not answer") as caught:
+            await env.step("x")
+    assert caught.value.stop_reason is StopReason.SCORE_FAILED
+
+
+async def test_a_request_that_the_server_refuses_is_the_users_error():
+    with pytest.raises(ConfigError, match="refused the request with 404: no such model"):
+        await judged(lambda: web.Response(status=404, text="no such model"))
+
+
+async def test_a_closed_judge_says_so():
+    judge = LLMJudge("http://127.0.0.1:1/v1", "m")
+    await judge.close()
+    with pytest.raises(EpisodeFailedError, match="closed"):
+        await judge(outcome("x"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"urls": []}, "address"),
+        ({"urls": "ftp://x"}, "address of a chat server"),
+        ({"model": ""}, "model's name"),
+        ({"prompt": "{anser}"}, "{anser}, which is none of {answer}"),
+        ({"prompt": "{"}, "str.format"),
+        ({"prompt": 3}, "prompt must be a text"),
+        ({"comparison": "{answer}"}, "comparison has {answer}"),
+        ({"request": 3}, "request must map"),
+        ({"timeout": 0}, "timeout"),
+        ({"max_connections": 0}, "max_connections"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        LLMJudge(**{"urls": "http://127.0.0.1:1/v1", "model": "m", **changed})

@@ -1,0 +1,137 @@
+"""`same_value`: answers compared by math-verify, in processes that a hang cannot leave."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.envs.rewards.outcomes import outcome
+from toolgym.envs import Score, StopReason
+from toolgym.envs.rewards import math_answer, same_value
+from toolgym.tools.errors import ConfigError, MissingExtraError
+
+pytest.importorskip("math_verify")
+
+HANGS = r"\boxed{9^{9^{9^{9^{9}}}}}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def workers_end():
+    yield
+    math_answer._workers().end_idle()
+
+
+@pytest.fixture
+def no_workers():
+    math_answer._workers().end_idle()
+
+
+def processes():
+    return [one for one in psutil.Process().children() if any("math_worker" in part for part in one.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "score"),
+    [
+        (r"so \boxed{0.5}", r"\frac{1}{2}", 1.0),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
+        (r"the answer is $\frac{3}{6}$.", "1/2", 1.0),
+        (r"\boxed{\{1, 2\}}", r"\{2,1\}", 1.0),
+        (r"\boxed{(1,2]}", r"$(1, 2]$", 1.0),
+        (r"\boxed{[1,2]}", r"(1,2)", 0.0),
+        ("#### 7", 7.0, 1.0),
+        (r"\boxed{8}", ["7", "8.0"], 1.0),
+        (r"\boxed{3}", "4", 0.0),
+        (r"<think>\boxed{4}</think>\boxed{3}", "4", 0.0),
+        ("nothing", "5", 0.0),
+        ("", "5", 0.0),
+        ("5", None, 0.0),
+        (r"\boxed{" + "(" * 30 + "}", "2", 0.0),
+        ("\ud800 \\boxed{2}", "2", 1.0),
+        ("\\boxed{2\ud800}", "2", 0.0),
+    ],
+)
+async def test_equal_as_mathematics(text, truth, score):
+    assert await same_value()(outcome(text, truth=truth)) == Score(score)
+
+
+async def test_a_comparison_that_does_not_end_is_no_right_answer_and_holds_nothing_up(no_workers):
+    scorer = same_value(timeout=1.5)
+    await scorer(outcome(r"\boxed{1.0}", truth="1"))  # the worker has started
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    found = await scorer(outcome(HANGS, truth="5"))
+    ticking.cancel()
+    assert found == Score(0.0, {"not_comparable": 1.0})
+    assert ticks > 20
+    assert processes() == []  # it was killed
+    assert await scorer(outcome(r"\boxed{1.0}", truth="1")) == Score(1.0)
+
+
+async def test_a_worker_that_died_is_replaced(no_workers):
+    scorer = same_value()
+    await scorer(outcome(r"\boxed{1.0}", truth="1"))
+    [worker] = processes()
+    os.kill(worker.pid, signal.SIGKILL)
+    assert await scorer(outcome(r"\boxed{2.0}", truth="2")) == Score(1.0)
+
+
+async def test_a_comparison_that_is_cancelled_leaves_no_process(no_workers):
+    scorer = same_value(timeout=60)
+    await scorer(outcome(r"\boxed{1.0}", truth="1"))
+    [worker] = processes()
+    asking = asyncio.create_task(scorer(outcome(HANGS, truth="5")))
+    while math_answer._workers()._idle:
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not worker.is_running()
+
+
+async def test_many_comparisons_share_a_few_workers():
+    scorer = same_value()
+    scores = await asyncio.gather(*(scorer(outcome(rf"\boxed{{{n}.0}}", truth=str(n))) for n in range(20)))
+    assert [one.value for one in scores] == [1.0] * 20
+    assert 1 <= len(processes()) <= (os.cpu_count() or 1)
+
+
+async def test_a_worker_ends_with_its_input(no_workers):
+    await same_value()(outcome(r"\boxed{1.0}", truth="1"))
+    [worker] = processes()
+    idle = math_answer._workers()._idle.pop()
+    idle._process.stdin.close()
+    deadline = time.monotonic() + 20
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    idle.end()
+
+
+async def test_a_ground_truth_that_is_no_mathematics_is_the_users_error():
+    with pytest.raises(ConfigError, match="cannot be read as mathematics"):
+        await same_value()(outcome(r"\boxed{1}", truth="$$"))
+
+
+async def test_an_episode_without_an_answer_scores_nothing():
+    cut = outcome(r"\boxed{1}", truth="1", stop_reason=StopReason.MAX_TURNS)
+    assert await same_value()(cut) == Score(0.0)
+
+
+def test_a_missing_extra_is_said_when_the_scorer_is_made(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"math"):
+        same_value()

@@ -1,0 +1,306 @@
+"""Public data sets in the shapes that users download, whose records are written here, as tasks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from toolgym.envs.tasks.prepare.maths import last_boxed
+from toolgym.envs.tasks.prepare.recipes import RECIPES, Preparation
+from toolgym.envs.tasks.stored import from_parquet
+from toolgym.envs.tasks.writing import write_tasks
+from toolgym.tools.errors import ConfigError, UnknownNameError
+
+GSM8K = {
+    "question": "Mia packs 12 boxes of 100 pens. How many pens is that?",
+    "answer": "Each box has 100 pens, so there are 12*100=<<12*100=1200>>1200 pens.\n#### 1,200",
+}
+MATH = {
+    "problem": "What is half of $\\frac{1}{3}$?",
+    "level": "Level 2",
+    "type": "Algebra",
+    "solution": "Half of a third is $\\boxed{\\frac{1}{6}}$.",
+}
+MATH_500 = {"problem": "1+1?", "solution": "$\\boxed{2}$", "answer": "2", "subject": "Algebra", "level": 1,
+            "unique_id": "test/algebra/1.json"}  # fmt: skip
+DAPO = {
+    "data_source": "math_dapo",
+    "prompt": [{"role": "user", "content": "Do it. Write Answer: $A.\n\nFind x.\n\nIt is odd.\n\nAgain: use Answer:."}],
+    "ability": "MATH",
+    "reward_model": {"ground_truth": "34", "style": "rule"},
+    "extra_info": {"index": "9a9b6eb4"},
+}
+HOTPOTQA = {
+    "_id": "5a7a", "question": "In which land is the tower of Ost?", "answer": "Westmark", "type": "bridge",
+    "level": "hard", "supporting_facts": [["Ost", 0], ["Tower", 1]], "context": [["Ost", ["A town.", "It is old."]]],
+}  # fmt: skip
+FLASHRAG = {"id": "test_0", "question": "who built it", "golden_answers": ["Ada", "Ada B."], "metadata": {"hops": 2}}
+MUSIQUE = {"id": "2hop__1_2", "paragraphs": [], "question": "Who?", "answer": "Ivo",
+           "answer_aliases": ["Ivo K.", "Ivo"], "answerable": True}  # fmt: skip
+MBPP = {
+    "text": "Write a function to double a number.", "code": "def double(n):\n    return 2 * n", "task_id": 602,
+    "test_setup_code": "", "test_list": ["assert double(2) == 4", "assert double(0) == 0"], "challenge_test_list": [],
+}  # fmt: skip
+MBPP_SANITIZED = {
+    "source_file": "x.ipynb", "task_id": 11, "prompt": "Write a function to halve.", "code": "...", "test_imports": [],
+    "test_list": ["assert halve(4) == 2"],
+}  # fmt: skip
+HUMANEVAL = {
+    "task_id": "HumanEval/0", "prompt": '\ndef same(a, b):\n    """Whether they are equal."""\n',
+    "entry_point": "same", "canonical_solution": "    return a == b\n",
+    "test": "def check(candidate):\n    assert candidate(1, 1)\n",
+}  # fmt: skip
+APPS = {
+    "id": 7, "question": "Print the sum.", "solutions": "[]", "difficulty": "interview", "url": "u", "starter_code": "",
+    "input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]}),
+}  # fmt: skip
+
+
+def lines(*records):
+    return "".join(json.dumps(one) + "\n" for one in records).encode()
+
+
+def prepared(name, path, **options):
+    return [task.to_row() for task in Preparation(name, path, **options)]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(data, name="data.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+def test_gsm8k(file):
+    [row] = prepared("gsm8k", file(lines(GSM8K)), split="test", agent_name="toolgym_agent")
+    assert row["data_source"] == "openai/gsm8k"
+    assert row["agent_name"] == "toolgym_agent"
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+    assert row["prompt"][1]["content"] == GSM8K["question"]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "1200"}
+    assert row["extra_info"] == {
+        "split": "test", "index": 0, **GSM8K, "need_tools_kwargs": True,
+        "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "1200"}}},
+        "interaction_kwargs": {"name": "gsm8k", "query": GSM8K["question"], "ground_truth": "1200"},
+    }  # fmt: skip
+    assert "calc_gsm8k_reward" in row["prompt"][0]["content"]
+
+
+def test_gsm8k_for_an_env_that_has_other_tools(file):
+    [row] = prepared("gsm8k", file(lines(GSM8K)), with_tools_kwargs=False)
+    assert (row["extra_info"]["need_tools_kwargs"], "tools_kwargs" in row["extra_info"]) == (False, False)
+    assert "calc_gsm8k_reward" not in row["prompt"][0]["content"]
+    [row] = prepared("gsm8k", file(lines(GSM8K)), system="")
+    assert [message["role"] for message in row["prompt"]] == ["user"]
+    [row] = prepared("gsm8k", file(lines(GSM8K)), system="Be brief.")
+    assert row["prompt"][0] == {"role": "system", "content": "Be brief."}
+
+
+async def test_gsm8k_is_played_in_an_env(file):
+    from toolgym.envs import CodeInterpreterEnv
+
+    [task] = Preparation("gsm8k", file(lines(GSM8K)), with_tools_kwargs=False)
+    async with CodeInterpreterEnv([task]) as env:
+        await env.reset()
+        assert (await env.step("#### 1200")).reward == 1.0
+
+
+def test_math_as_a_folder_of_files_and_as_lines(file, tmp_path):
+    file(json.dumps(MATH, indent=1).encode(), "MATH/train/algebra/2.json")
+    file(json.dumps(MATH_500).encode(), "MATH/train/algebra/10.json")
+    rows = prepared("math", tmp_path / "MATH")
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["2", "\\frac{1}{6}"]
+    assert rows[0]["extra_info"]["id"] == "test/algebra/1.json"
+    assert (rows[1]["extra_info"]["level"], rows[1]["extra_info"]["type"]) == ("Level 2", "Algebra")
+    assert rows[1]["prompt"][1]["content"] == MATH["problem"]
+    assert "\\boxed{}" in rows[1]["prompt"][0]["content"]
+    assert prepared("math", file(lines(MATH_500, MATH))) == rows
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"so $\boxed{4}$ or rather $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+        (r"$\fbox{3}$", "3"),
+        (r"$\boxed 7$ apples", "7"),
+        (r"\boxed {x}", "x"),
+        (r"$\boxed{\{1, 2\}}$", r"\{1, 2\}"),
+        (r"$\boxed{\text{}}$", r"\text{}"),
+    ],
+)
+def test_the_last_boxed_answer(solution, answer):
+    assert last_boxed(solution) == answer
+
+
+@pytest.mark.parametrize("solution", ["4", r"\boxed{4", r"\boxed", ""])
+def test_a_solution_without_an_answer(solution):
+    with pytest.raises(ConfigError, match="field 'solution' must hold"):
+        last_boxed(solution)
+
+
+def test_dapo_math_has_each_problem_once(tmp_path):
+    path = tmp_path / "dapo.parquet"
+    other = {**DAPO, "extra_info": {"index": "b"}}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([DAPO, other, DAPO, DAPO]), path)
+    tasks = Preparation("dapo-math", path)
+    rows = [task.to_row() for task in tasks]
+    assert [(row["extra_info"]["id"], row["extra_info"]["index"]) for row in rows] == [("9a9b6eb4", 0), ("b", 1)]
+    assert rows[0]["prompt"][1]["content"] == "Find x.\n\nIt is odd."
+    assert rows[0]["reward_model"]["ground_truth"] == "34"
+    assert dict(tasks.left_out) == {"is there already, with the same id": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "target", "id"),
+    [
+        ("hotpotqa", json.dumps([HOTPOTQA]).encode(), ["Westmark"], "5a7a"),
+        ("hotpotqa", json.dumps([HOTPOTQA], indent=2).encode(), ["Westmark"], "5a7a"),
+        ("2wiki", json.dumps([HOTPOTQA]).encode(), ["Westmark"], "5a7a"),
+        ("nq", lines(FLASHRAG), ["Ada", "Ada B."], "test_0"),
+        ("nq", lines({"question": "who?", "answer": ["a", "b"]}), ["a", "b"], None),
+        ("2wiki", lines(FLASHRAG), ["Ada", "Ada B."], "test_0"),
+        ("musique", lines(MUSIQUE), ["Ivo", "Ivo K."], "2hop__1_2"),
+    ],
+)
+def test_questions(file, name, data, target, id):
+    [row] = prepared(name, file(data))
+    assert row["reward_model"]["ground_truth"] == {"target": target}
+    assert row["extra_info"].get("id") == id
+    assert row["data_source"].startswith("searchR1_")
+    assert "context" not in row["extra_info"]
+    assert row["extra_info"].get("supporting_titles") == (["Ost", "Tower"] if id == "5a7a" else None)
+
+
+def test_questions_that_have_no_answer_are_counted(file):
+    tasks = Preparation("musique", file(lines(MUSIQUE, {**MUSIQUE, "answerable": False})))
+    assert len(list(tasks)) == len(list(tasks)) == 1
+    assert list(tasks.left_out.values()) == [1]
+
+
+def test_mbpp_by_its_splits(file):
+    path = file(lines(MBPP, {**MBPP, "task_id": 3}, {**MBPP, "task_id": 600}))
+    assert [row["extra_info"]["split"] for row in prepared("mbpp", path)] == ["train", "prompt", "validation"]
+    tasks = Preparation("mbpp", path, split="train")
+    [row] = [task.to_row() for task in tasks]
+    assert dict(tasks.left_out) == {"belongs to another split": 2}
+    assert json.loads(row["reward_model"]["ground_truth"]) == MBPP
+    assert row["extra_info"]["id"] == "MBPP/602"
+    assert MBPP["test_list"][1] in row["prompt"][1]["content"]
+    assert "return 2 * n" not in row["prompt"][1]["content"]
+
+
+def test_mbpp_sanitized_is_a_list(file):
+    [row] = prepared("mbpp", file(json.dumps([MBPP_SANITIZED]).encode(), "sanitized-mbpp.json"))
+    assert row["prompt"][1]["content"].startswith(MBPP_SANITIZED["prompt"])
+    assert row["extra_info"]["split"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.jsonl", lines(HUMANEVAL)), ("a.jsonl.gz", gzip.compress(lines(HUMANEVAL), mtime=0))]
+)
+def test_humaneval(file, name, data):
+    [row] = prepared("humaneval", file(data, name))
+    assert json.loads(row["reward_model"]["ground_truth"]) == HUMANEVAL
+    assert HUMANEVAL["prompt"].strip() in row["prompt"][1]["content"]
+    assert "a == b" not in row["prompt"][1]["content"]
+    assert row["extra_info"]["id"] == "HumanEval/0"
+
+
+@pytest.mark.parametrize("name", ["apps", "taco"])
+def test_apps_and_taco(file, name):
+    def tests(**value):
+        return {**APPS, "input_output": json.dumps(value)}
+
+    function = {**tests(fn_name="add", inputs=[[1, 2]], outputs=[3]), "starter_code": "def add(a, b):\n"}
+    without_tests = [{**APPS, "input_output": ""}, tests(inputs=[], outputs=[])]
+    tasks = Preparation(name, file(lines(APPS, function, *without_tests)))
+    plain, named = [task.to_row() for task in tasks]
+    assert plain["reward_model"]["ground_truth"] == APPS["input_output"]
+    assert "standard input" in plain["prompt"][1]["content"]
+    assert "Write the function `add`" in named["prompt"][1]["content"]
+    assert "def add(a, b):" in named["prompt"][1]["content"]
+    assert sum(tasks.left_out.values()) == 2
+
+
+ORIGINALS = {
+    "gsm8k": GSM8K, "math": MATH, "dapo-math": DAPO, "hotpotqa": HOTPOTQA, "2wiki": FLASHRAG, "musique": MUSIQUE,
+    "nq": FLASHRAG, "triviaqa": FLASHRAG, "popqa": FLASHRAG, "bamboogle": FLASHRAG, "mbpp": MBPP,
+    "humaneval": HUMANEVAL, "apps": APPS, "taco": APPS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_data_set_is_written_as_a_plain_table_and_read_again(file, tmp_path, name):
+    source = file(lines(ORIGINALS[name], ORIGINALS[name]))
+    rows = prepared(name, source)
+    out = tmp_path / "out.parquet"
+    write_tasks(out, Preparation(name, source))
+    assert pyarrow.parquet.read_table(out).to_pylist() == rows
+    assert [task.to_row() for task in from_parquet(out)] == rows
+
+
+def without(record, name):
+    return {key: value for key, value in record.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "said"),
+    [
+        ("gsm8k", without(GSM8K, "answer"), r"there is no field 'answer'. Fields: question"),
+        ("gsm8k", {**without(GSM8K, "answer"), "anwser": "x"}, "there is no field 'answer', did you mean 'anwser'"),
+        ("gsm8k", {**GSM8K, "answer": "1200"}, "field 'answer' must end with '#### <number>', got '1200'"),
+        ("gsm8k", {**GSM8K, "question": None}, "field 'question' must be a text, got None"),
+        ("math", {**MATH, "solution": "6"}, "field 'solution' must hold"),
+        ("dapo-math", {"prompt": "x"}, r"expected the fields prompt\[-1\]\.content"),
+        ("dapo-math", {**DAPO, "prompt": [{"role": "user", "content": "x"}]}, "between two paragraphs"),
+        ("hotpotqa", GSM8K | {"answer": 3}, "field 'answer' must be a list of texts, got 3"),
+        ("nq", {"question": "q", "golden_answers": []}, "field 'golden_answers' must be a list of texts"),
+        ("nq", {"question": "q"}, "there is no field 'golden_answers'"),
+        ("musique", {**MUSIQUE, "answer_aliases": [3]}, "field 'answer_aliases' must be a list of texts"),
+        ("mbpp", {**MBPP, "task_id": "602"}, "field 'task_id' must be a whole number"),
+        ("mbpp", {**MBPP, "test_list": "assert"}, "field 'test_list' must be a list of texts"),
+        ("humaneval", without(HUMANEVAL, "entry_point"), "there is no field 'entry_point'"),
+        ("apps", {**APPS, "input_output": "{"}, "field 'input_output' must be JSON text"),
+        ("apps", {**APPS, "input_output": '{"inputs": 3}'}, "must hold lists of inputs and outputs"),
+        ("gsm8k", [1], r"expected a JSON object, got \[1\]"),
+    ],
+)
+def test_a_record_of_another_shape_names_file_line_and_field(file, name, record, said):
+    path = file(lines(ORIGINALS[name], record))
+    with pytest.raises(ConfigError, match=said) as error:
+        list(Preparation(name, path))
+    assert str(error.value).startswith(f"{path}, line 2: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.jsonl", lines(GSM8K) + b"{", "line 2: expected a JSON object, got '{'"),
+        ("a.jsonl", b"question,answer", "expected JSON, or a JSON object in each line"),
+        ("a.jsonl", b"", "expected JSON, or a JSON object in each line"),
+        ("a.jsonl.gz", lines(GSM8K), "cannot unpack"),
+        ("a.jsonl.gz", gzip.compress(lines(GSM8K) * 99, mtime=0)[:-30], "cannot unpack|line"),
+        ("a.parquet", b"PAR1", "cannot read the Parquet file"),
+        ("a.json", b"3", r"a\.json: expected a JSON object, got 3"),
+    ],
+)
+def test_a_file_of_another_format_is_said(file, name, data, said):
+    with pytest.raises(ConfigError, match=said):
+        list(Preparation("gsm8k", file(data, name)))
+
+
+def test_names_that_are_not_there(tmp_path):
+    with pytest.raises(UnknownNameError, match="no data set 'gsm8', did you mean 'gsm8k'"):
+        Preparation("gsm8", tmp_path)
+    with pytest.raises(UnknownNameError, match="task file"):
+        list(Preparation("gsm8k", tmp_path / "train.jsonl"))
+    with pytest.raises(ConfigError, match="has no file whose name ends with"):
+        list(Preparation("gsm8k", tmp_path))

@@ -1,0 +1,90 @@
+"""What the tests' workers play: an engine that answers at once, and envs that do what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from toolgym.envs import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.rollout.engines.base import Engine, EngineLoad, FinishReason, Generation
+from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.tools import CodeInterpreterTool
+from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.message import user
+from toolgym.tools.schema import ToolSchema
+
+
+class Instant(Engine):
+    """Answers at once: a call of the tool in each turn but the last."""
+
+    def __init__(self, turns=2, tool="work", arguments=None):
+        self.tokenizer = load_tokenizer(tiny_policy_path())
+        self._turns, self._call = turns, json.dumps({"name": tool, "arguments": arguments or {}})
+
+    @property
+    def vocab_size(self):
+        return len(self.tokenizer)
+
+    @property
+    def context_length(self):
+        return 4096
+
+    async def load(self):
+        return EngineLoad(0.25, running=3, queued=1, max_running=8)
+
+    async def _generate(self, request):
+        turn = int(request.request_id.rpartition("-")[2])
+        text = f"<tool_call>\n{self._call}\n</tool_call>" if turn < self._turns - 1 else "#### 12"
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        seed = (request.params.seed or 0) % 1000 / 1000
+        return Generation(tuple(ids), (-seed,) * len(ids), FinishReason.STOP, ("0",) * len(ids))
+
+
+class Work(BaseTool):
+    """Does what a task's `execute_kwargs` say: sleeps, kills its process, and writes a line to a file."""
+
+    default_schema = ToolSchema("work", "Works.", {"type": "object", "properties": {}})
+
+    async def execute(self, instance_id, parameters, *, seconds=0.0, kill="", note="", **_):
+        if note:
+            with open(note, "a") as file:
+                file.write(f"{os.getpid()}\n")
+        if kill and not (kill != "always" and Path(kill).exists()):
+            if kill != "always":
+                Path(kill).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            if note:
+                with open(note, "a") as file:
+                    file.write(f"cancelled {time.time()}\n")
+            raise
+        return ToolResult(f"worked in {os.getpid()}")
+
+
+def task(at, **execute_kwargs):
+    kwargs = {"work": {"execute_kwargs": execute_kwargs}} if execute_kwargs else {}
+    return Task(messages=[user(f"What is {at}?")], id=str(at), ground_truth="12", tools_kwargs=kwargs)
+
+
+def make_env():
+    return ToolEnv([Work({})], [task(0)], max_turns=8)
+
+
+def make_coding_env():
+    """An env with a code interpreter, whose reward is the number of servers that this has."""
+    tool = CodeInterpreterTool()
+    return ToolEnv(
+        [tool],
+        [task(0)],
+        owns_tools=True,
+        max_turns=8,
+        scorer=lambda text, task: float(len(getattr(tool.sandbox, "urls", ()))),
+    )

@@ -1,0 +1,324 @@
+"""`RayRunner` on a cluster of two nodes: workers, nodes and engines die, consumers are slow or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import aclosing
+from functools import partial
+
+import pytest
+
+from tests.ray_cluster import cluster, until
+from tests.rollout.ray.parts import Instant, make_coding_env, make_env, task
+from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner
+from toolgym.rollout.engines.base import EngineLoad
+from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.runner.branching import Branching, at_turns
+from toolgym.tools.errors import ConfigError, EngineUnavailableError
+
+pytestmark = pytest.mark.ray
+
+ANY_NODE = {"num_cpus": 0}
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with cluster(1, 1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kept(nodes):
+    """A runner whose two workers stay for all tests; each changes its config as it needs."""
+    from toolgym.rollout import RayRunner
+
+    runner = RayRunner(make_env, partial(Instant, 3), num_workers=2, ray_options=ANY_NODE)
+    asyncio.run(runner.__aenter__())
+    yield runner
+    asyncio.run(runner.close())
+
+
+@pytest.fixture
+def runner(kept):
+    kept.config, kept.observers, kept.sinks = RunConfig(seed=7, max_concurrent=8), (), ()
+    return kept
+
+
+def lines(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def places(trajectories):
+    return [(one.task_index, one.sample_index) for one in trajectories]
+
+
+def shape(trajectory):
+    """What of an episode does not depend on when and where it was played, nor on the process that its tool names."""
+    return (
+        [segment.token_ids.tolist() for segment in trajectory.sequence.policy_segments],
+        [segment.logprobs.tolist() for segment in trajectory.sequence.policy_segments],
+        [turn.seed for turn in trajectory.turns],
+        trajectory.prompt_text,
+        trajectory.reward,
+        trajectory.stop_reason,
+        trajectory.tools,
+    )
+
+
+def test_episodes_are_those_that_a_runner_of_this_process_plays(runner):
+    tasks, config = [task(at) for at in range(6)], RunConfig(seed=7, group_size=2)
+    runner.config = config
+    there = asyncio.run(runner.run(tasks))
+    here = asyncio.run(Runner(make_env, Instant(3), config=config).run(tasks))
+    assert places(there) == places(here)
+    assert list(map(shape, there)) == list(map(shape, here))
+    assert all(one.response_text.endswith("<|im_end|>") for one in there)
+    assert sum(one["episodes"] for one in runner.worker_metrics.values()) == 12
+    assert all(one["cpu_seconds"] > 0 for one in runner.worker_metrics.values())
+
+
+def test_two_thousand_episodes_each_once(runner):
+    runner.config = RunConfig(seed=1, group_size=8, max_concurrent=64)
+    made = asyncio.run(runner.run([task(at) for at in range(250)]))
+    assert places(made) == [(at, sample) for at in range(250) for sample in range(8)]
+    assert len({one.id for one in made}) == 2000
+    assert {one.stop_reason.value for one in made} == {"answered"}
+    assert all(one["episodes"] > 0 for one in runner.worker_metrics.values())
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_comes_twice(runner, tmp_path):
+    tasks = [task(at, seconds=0.02, kill=str(tmp_path / "killed") if at == 9 else "") for at in range(60)]
+    made = asyncio.run(runner.run(tasks))
+    assert places(made) == [(at, 0) for at in range(60)]
+    assert {one.stop_reason.value for one in made} == {"answered"}
+    assert (tmp_path / "killed").exists()
+    here = asyncio.run(Runner(make_env, Instant(3), config=runner.config).run([task(at) for at in range(60)]))
+    assert list(map(shape, made)) == list(map(shape, here))
+
+
+def test_of_jobs_that_share_a_worker_only_the_one_that_kills_it_fails(runner, tmp_path, caplog):
+    note = tmp_path / "note"
+    tasks = [task(at, kill="always" if at == 3 else "", note=str(note) if at == 3 else "") for at in range(12)]
+    with caplog.at_level(logging.WARNING, logger="toolgym.rollout"):
+        made = asyncio.run(runner.run(tasks))
+    assert places(made) == [(at, 0) for at in range(12)]
+    assert [one.task_index for one in made if one.failed] == [3]
+    assert made[3].stop_reason.value == "worker_died"
+    assert "its worker died 3 times" in made[3].error.message
+    assert len(set(lines(note))) == 3
+    assert "1 of 12 episodes failed with worker_died" in caplog.text
+
+
+def test_an_observer_hears_of_the_run_and_of_its_episodes(runner):
+    class Hears(EpisodeObserver):
+        def __init__(self):
+            self.heard = []
+
+        def run_began(self):
+            self.heard.append("run began")
+
+        def run_ended(self):
+            self.heard.append("run ended")
+
+        def began(self, job):
+            self.heard.append("began")
+
+        def ended(self, job, trajectory):
+            self.heard.append("ended")
+
+    hears = Hears()
+    runner.observers = (hears,)
+    asyncio.run(runner.run([task(at) for at in range(3)]))
+    assert [hears.heard[0], *sorted(hears.heard[1:-1]), hears.heard[-1]] == [
+        "run began",
+        *["began"] * 3,
+        *["ended"] * 3,
+        "run ended",
+    ]
+
+
+def test_a_slow_consumer_slows_the_workers(runner):
+    class Began(EpisodeObserver):
+        count = runs = over = 0
+
+        def run_began(self):
+            self.runs += 1
+
+        def run_ended(self):
+            self.over += 1
+
+        def began(self, job):
+            self.count += 1
+
+    began = Began()
+    runner.observers, runner.config = (began,), RunConfig(seed=1, max_concurrent=4)
+
+    async def play():
+        taken = 0
+        async with aclosing(runner.stream(task(at) for at in range(10**9))) as stream:
+            async for _ in stream:
+                taken += 1
+                if taken == 50:
+                    await asyncio.sleep(1.0)  # the workers could play hundreds
+                    assert began.count <= 50 + 4 + 2 * 5 + 1  # what the stream holds, and what two workers do
+                if taken == 60:
+                    break
+        return taken
+
+    assert asyncio.run(play()) == 60
+    assert (began.runs, began.over) == (1, 1)
+
+
+def test_closing_the_stream_cancels_the_episodes_and_waits_for_their_clean_up(runner, tmp_path):
+    note = tmp_path / "note"
+
+    async def play():
+        tasks = [task(0), *(task(at, seconds=300, note=str(note)) for at in range(1, 9))]
+        async with aclosing(runner.stream(tasks)) as stream:
+            async for _ in stream:
+                while len(lines(note)) < 8:
+                    await asyncio.sleep(0.01)
+                break
+
+    asyncio.run(play())
+    assert sum(line.startswith("cancelled") for line in lines(note)) == 8
+    assert len(asyncio.run(runner.run([task(0)]))) == 1  # and the workers play on
+
+
+def test_stragglers_of_a_plan_are_cut_in_their_workers(runner, tmp_path):
+    note = tmp_path / "note"
+    tasks = [task(at, seconds=300 if at == 1 else 0, note=str(note) if at == 1 else "") for at in range(3)]
+    plan = GroupPlan(groups=2, spare_groups=1, stragglers="keep")
+    made = asyncio.run(runner.run(tasks, plan=plan))
+    assert {one.task_index: one.stop_reason.value for one in made} == {0: "answered", 1: "straggler", 2: "answered"}
+    assert runner.counts.episodes_cut == 1
+    with pytest.raises(ConfigError, match="goes with a Runner"):
+        asyncio.run(runner.run(tasks, plan=GroupPlan(groups=1, stragglers="carry")))
+    runner.config = RunConfig(branching=Branching(at_turns(1), max_branches=1))
+    with pytest.raises(ConfigError, match="cannot branch"):
+        asyncio.run(runner.run(tasks))
+
+
+def test_an_error_of_a_sink_reaches_the_caller_when_what_plays_has_ended(runner):
+    class Full:
+        def write(self, trajectory):
+            raise OSError("the disk is full")
+
+    runner.sinks = (Full(),)
+    with pytest.raises(OSError, match="the disk is full"):
+        asyncio.run(runner.run([task(at) for at in range(20)]))
+
+
+def test_mistakes_are_raised_as_they_are_here(runner, tmp_path):
+    from toolgym.rollout import RayRunner
+
+    async def play(**changed):
+        arguments = {"env": make_env, "engine": Instant, "num_workers": 1, "ray_options": ANY_NODE, **changed}
+        return await RayRunner(**arguments).run([task(0)])
+
+    with pytest.raises(EngineUnavailableError):
+        asyncio.run(play(engine="http://127.0.0.1:9"))
+    with pytest.raises(ConfigError, match="ray_options cannot have max_restarts"):
+        asyncio.run(play(ray_options={"max_restarts": 3}))
+    with pytest.raises(ConfigError, match="must be made in each worker"):
+        asyncio.run(play(engine=Instant()))
+    open_file = (tmp_path / "open").open("w")
+    with pytest.raises(ConfigError, match="one of them cannot"):
+        asyncio.run(play(env=lambda: open_file))
+    open_file.close()
+
+
+def test_an_engine_is_an_actor_and_another_one_takes_over_when_it_dies(nodes):
+    import ray
+
+    from toolgym.rollout import EngineActor, RayEngine, RayRunner
+
+    hosts = [ray.remote(EngineActor).options(num_cpus=0, max_restarts=0).remote(partial(Instant, 3)) for _ in range(2)]
+    config = RunConfig(seed=2, limits=EpisodeLimits(engine_timeout=60))
+
+    async def play():
+        async with RayRunner(make_env, hosts, num_workers=1, ray_options=ANY_NODE, config=config) as runner:
+            first = await runner.run([task(at) for at in range(20)])
+            ray.kill(hosts[0])
+            return first, await runner.run([task(at) for at in range(20)])
+
+    first, second = asyncio.run(play())
+    assert {one.stop_reason.value for one in (*first, *second)} == {"answered"}
+    here = asyncio.run(Runner(make_env, Instant(3), config=config).run([task(at) for at in range(20)]))
+    assert list(map(shape, first)) == list(map(shape, here))
+    engine = RayEngine(*hosts)
+    assert asyncio.run(engine.load()) == EngineLoad(0.25, running=3, queued=1, max_running=8), "of the one that lives"
+    ray.kill(hosts[1])
+    with pytest.raises(EngineUnavailableError, match="no actor"):
+        asyncio.run(engine.load())
+
+
+def test_sandbox_servers_serve_the_workers_and_end_with_them(nodes):
+    import ray
+
+    from toolgym.rollout import RayRunner
+
+    async def play():
+        runner = RayRunner(
+            make_coding_env,
+            partial(Instant, 3, "code_interpreter", {"code": "print(6 * 7)"}),
+            num_workers=1,
+            ray_options=ANY_NODE,
+            config=RunConfig(limits=EpisodeLimits(env_timeout=120)),
+            sandbox="ray",
+            sandbox_settings={"preload": ["json"], "workers": 1},
+        )
+        async with runner:
+            first = await runner.run([task(at) for at in range(6)])
+            urls = runner._setup.variables["TOOLGYM_SANDBOX_URLS"].split(",")
+            ray.kill(runner._servers._hosts[0])  # as when its machine dies
+            return first, urls, await runner.run([task(at) for at in range(6)])
+
+    first, urls, second = asyncio.run(play())
+    assert len(urls) == sum(node["Alive"] for node in ray.nodes())
+    for one in (*first, *second):
+        assert [call.text for call in one.tool_calls] == ["42", "42"]
+        assert one.reward == len(urls)
+    until(lambda: not any(_serves(url) for url in urls))
+
+
+def _serves(url):
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_node_that_dies_takes_no_episode_with_it(nodes, tmp_path):
+    from toolgym.rollout import RayRunner
+
+    there = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "resources": {"victim": 1}}
+    victim, note, drawn = nodes.add_node(**there), tmp_path / "note", []
+    options = {"num_cpus": 0, "resources": {"victim": 1}}
+    config = RunConfig(seed=3, max_concurrent=8)
+
+    def tasks():
+        """Until a second process plays them."""
+        while len(set(lines(note))) < 2 and len(drawn) < 2000:
+            drawn.append(len(drawn))
+            yield task(drawn[-1], seconds=0.05, note=str(note))
+
+    async def play():
+        made = []
+        elsewhere = RayRunner(make_env, partial(Instant, 3), num_workers=1, ray_options=options, config=config)
+        async with aclosing(elsewhere.stream(tasks())) as stream:
+            async for trajectory in stream:
+                made.append(trajectory)
+                if len(made) == 5:
+                    nodes.remove_node(victim, allow_graceful=False)
+                    nodes.add_node(**there)
+        return made
+
+    made = asyncio.run(play())
+    assert sorted(places(made)) == [(at, 0) for at in drawn]
+    assert {one.stop_reason.value for one in made} == {"answered"}
+    assert len(set(lines(note))) == 2

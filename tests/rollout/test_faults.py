@@ -1,0 +1,143 @@
+"""One batch with everything that breaks in it: a tool that hangs, a release that raises, an engine that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import pytest
+
+from tests.rollout.answering_server import answering
+from toolgym.envs import Task, ToolEnv
+from toolgym.envs.types import StopReason
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, SGLangServer
+from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.tools import StatefulTool, ToolSchema, ToolSession
+from toolgym.tools.concurrency import deadline, loop_watch, quarantine
+from toolgym.tools.seldom import Seldom
+
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+TOOL_TIMEOUT, GRACE = 0.5, 0.2
+EPISODES = 256
+HANGS, RAISES, BLOCKS = 17, 40, 90
+"""The tasks whose tool hangs and swallows its cancellation, raises in `release`, and blocks the event loop."""
+
+
+class Session(ToolSession):
+    def __init__(self, fault):
+        self.fault = fault
+
+    async def execute(self, parameters, **kwargs):
+        if self.fault == "hangs":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # its cancellation has come, and is swallowed
+        if self.fault == "blocks":
+            time.sleep(0.3)
+        return "seen"
+
+    async def close(self):
+        if self.fault == "raises":
+            raise OSError("the disk is gone")
+
+
+class Look(StatefulTool):
+    default_schema = ToolSchema("look", "", {"type": "object", "properties": {}})
+
+    async def open(self, fault="", **kwargs):
+        return Session(fault)
+
+
+def tasks(count):
+    faults = {HANGS: "hangs", RAISES: "raises", BLOCKS: "blocks"}
+    return [
+        Task(
+            ({"role": "user", "content": f"go {number}"},),
+            id=str(number),
+            tools_kwargs={"look": {"create_kwargs": {"fault": faults.get(number, "")}}},
+        )
+        for number in range(count)
+    ]
+
+
+def config(**changes):
+    limits = EpisodeLimits(engine_timeout=20, env_timeout=20, episode_timeout=30)
+    return RunConfig(
+        sampling=SamplingParams(max_new_tokens=32), seed=0, limits=limits, max_concurrent=EPISODES, **changes
+    )
+
+
+@pytest.fixture
+def _short(monkeypatch):
+    monkeypatch.setattr(deadline, "CANCEL_GRACE", GRACE)
+    monkeypatch.setattr(deadline, "_stuck_logs", {})
+    monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", 0.1)
+    monkeypatch.setattr(loop_watch, "_said", Seldom(60.0))
+    fresh = quarantine.Quarantine()
+    monkeypatch.setattr(quarantine, "QUARANTINE", fresh)
+    yield
+    fresh.close()
+
+
+def check(done, caplog):
+    """255 of 256, or all; each fault concerned its own episode alone, and the log says whose it was."""
+    assert len(done) == EPISODES
+    assert [one for one in done if one.failed] == []
+    assert {one.stop_reason for one in done} == {StopReason.ANSWERED}
+    statuses = {one.task_index: one.tool_calls[0].status for one in done}
+    assert {index for index, status in statuses.items() if status != "ok"} == {HANGS}
+    [hung] = done[HANGS].tool_calls
+    assert hung.status == "timeout"
+    assert hung.seconds < TOOL_TIMEOUT + GRACE + 10.0  # on a machine that does much else, too
+    said = [record.getMessage() for record in caplog.records]
+    assert any("the tool 'look', which ignores cancellation" in line for line in said)
+    assert any("releasing tool 'look' failed" in line for line in said)
+    assert any("the tool 'look' has blocked the event loop" in line for line in said)
+
+
+@pytest.mark.usefixtures("_short")
+async def test_each_fault_costs_its_own_episode_its_deadline_and_the_others_nothing(caplog, scripted):
+    engine = scripted(lambda prompt, _: "#### 1" if CALL in prompt else CALL)
+    with caplog.at_level(logging.WARNING):
+        done = await Runner(
+            lambda: ToolEnv([Look()], tasks(1), tool_timeout=TOOL_TIMEOUT), engine, config=config()
+        ).run(tasks(EPISODES))
+    check(done, caplog)
+
+
+class Killer(EpisodeObserver):
+    """Kills a process when so many turns have been asked for."""
+
+    def __init__(self, victim, turns):
+        self.victim, self.left = victim, turns
+
+    def waits(self, job, phase, what=""):
+        self.left -= phase is Phase.ENGINE
+        if not self.left:
+            self.victim.kill()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_short")
+async def test_and_one_of_two_engines_is_killed_in_the_middle(caplog, tokenizer):
+    """Two processes over HTTP, one of which is killed when half of five hundred requests have been asked for."""
+    call, answer = ([*tokenizer.encode(text), tokenizer.eos_token_id] for text in (CALL, "#### 1"))
+    with answering(2, call, answer) as servers:
+        (first, victim), (second, _) = servers
+        async with SGLangServer(
+            first, second, vocab_size=len(tokenizer), health_interval=0.1, health_timeout=0.5, request_timeout=20
+        ) as engine:
+            engine.tokenizer = tokenizer
+            runner = Runner(
+                lambda: ToolEnv([Look()], tasks(1), tool_timeout=TOOL_TIMEOUT),
+                engine,
+                observers=[Killer(victim, EPISODES)],
+                config=config(),
+            )
+            with caplog.at_level(logging.WARNING):
+                done = await runner.run(tasks(EPISODES))
+            assert victim.wait(5) == -9
+            assert str(engine.replicas[first]) != str(engine.replicas[second])
+    check(done, caplog)

@@ -1,0 +1,212 @@
+"""`BashTool`: what is kept from call to call, what the model reads, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+
+import pytest
+import pytest_asyncio
+
+from toolgym.testing import ToolSuite
+from toolgym.tools import BashTool, CodeInterpreterTool, from_config
+from toolgym.tools.errors import ConfigError, SandboxUnsupportedError
+from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, ProcessSandbox
+from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
+from toolgym.tools.sandbox.local import probe
+
+FORKS = "namespaces" in probe()["levels"]
+
+
+class TestBash(ToolSuite):
+    arguments = MappingProxyType({"command": "echo hello"})
+    forks = FORKS
+
+    @pytest.fixture
+    def tool(self):
+        return BashTool()
+
+
+@pytest_asyncio.fixture
+async def bash():
+    """Runs a command in one episode; returns what the model reads."""
+    tool = BashTool({"timeout": 20, "max_output_chars": 200})
+    instance = await tool.create()
+
+    async def run(command="", **rest):
+        kwargs = rest.pop("kwargs", {})
+        return await tool.execute(instance, {"command": command, **rest}, **kwargs)
+
+    yield run
+    await tool.release(instance)
+    await tool.close()
+
+
+async def texts(bash, *commands):
+    return [(await bash(command)).text for command in commands]
+
+
+async def test_folder_variables_and_functions_are_kept(bash):
+    commands = [
+        "mkdir 'a b'; cd 'a b'; one='x\ny'; export TWO=2; list=(1 '2 3'); declare -A map=([k]=v)",
+        'f() { echo "f $1"; }',
+        "alias hi='echo alias'; umask 077; shopt -s nullglob; set -u",
+        'basename "$PWD"; echo "$one" "${list[1]}" "${map[k]}"; env | grep TWO; f 3; hi; umask; echo *.none; echo $-',
+        'cd ..; cd - >/dev/null; basename "$PWD"; echo $nothing',
+    ]
+    *first, third, fourth = await texts(bash, *commands)
+    assert first == ["[No output]"] * 3
+    assert third.startswith("a b\nx\ny 2 3 v\nTWO=2\nf 3\nalias\n0077\n\n")
+    assert "u" in third.rsplit("\n", 1)[1]
+    assert fourth.startswith("a b\n")
+    assert "nothing: unbound variable" in fourth
+
+
+async def test_output_and_errors_come_in_their_order_with_the_exit_code(bash):
+    assert await texts(bash, "echo 1; echo 2 >&2; echo 3; exit 4", "nosuch", "if then", "cat; read x") == [
+        "1\n2\n3\n[Exit code 4]",
+        "bash: line 1: nosuch: command not found\n[Exit code 127]",
+        "bash: eval: line 1: syntax error near unexpected token `then'\nbash: eval: line 1: `if then'\n[Exit code 2]",
+        "[Exit code 1]",
+    ]
+    result = await bash("exit 4")
+    assert (result.metrics["status"], result.metrics["return_code"]) == ("error", 4)
+
+
+async def test_a_command_that_ends_the_shell_keeps_the_state(bash):
+    said = await texts(bash, "x=1; cd /; exit 0", "pwd; echo $x", "set -e; y=2; false; echo no", "false; echo $x $y")
+    assert said == ["[No output]", "/\n1", "[Exit code 1]", "1 2"]
+
+
+async def test_a_command_that_hangs_is_stopped_and_the_shell_goes_on(bash):
+    await bash("cd /; x=1")
+    result = await bash("x=2; echo begun; sleep 60 & sleep 60", kwargs={"timeout": 0.3})
+    assert result.text == (
+        "begun\n[Timed out: the command was stopped after 0.3 seconds. Folder and variables are as before it]"
+    )
+    assert result.metrics["status"] == "timeout"
+    assert (await bash("pwd; echo $x; ps -e 2>/dev/null | grep -c sleep")).text.startswith("/\n1\n0")
+
+
+async def test_programs_in_the_background_go_on(bash):
+    await bash('mkfifo pipe; (read line < pipe; echo "got $line" > done) > /dev/null 2>&1 &')
+    await bash("echo hello > pipe")
+    assert (await bash("until [ -s done ]; do sleep 0.02; done; cat done")).text == "got hello"
+
+
+async def test_long_output_keeps_its_head_and_tail(bash):
+    text = (await bash("seq 1000")).text
+    assert text.startswith("1\n2\n")
+    assert text.endswith("\n999\n1000")
+    assert "characters cut" in text
+    assert len(text) < 260
+
+
+async def test_restart_begins_afresh(bash):
+    await bash("cd /; x=1")
+    assert (await bash(restart=True)).text == "The shell was restarted."
+    assert (await bash("echo $x; [ $PWD = / ] || echo home")).text == "\nhome"
+    await bash("x=1")
+    assert (await bash("echo .$x", restart=True)).text == "."
+    assert (await bash(restart=True)).text == "The shell was restarted."
+    assert "Give the argument" in (await bash("  ")).text
+
+
+async def test_calls_of_one_turn_follow_each_other(bash):
+    results = await asyncio.gather(*(bash(f"x=${{x}}{number}; echo $x") for number in range(4)))
+    assert [result.text for result in results] == ["0", "01", "012", "0123"]
+
+
+async def test_text_that_is_no_ascii_and_quotes_arrive_as_they_are(bash):
+    assert (await bash("cat <<'E'\n\u00e9 \"q\" 'p' $x \\n\nE")).text == "\u00e9 \"q\" 'p' $x \\n"
+
+
+async def test_a_session_that_was_killed_is_opened_again(bash):
+    result = await bash("x=1; touch here; kill -9 -1; sleep 5")
+    ended = result if result.metrics.get("session_ended") else await bash("true")
+    assert "The session ended with it" in ended.text
+    assert ended.metrics["session_ended"] is True
+    after = await bash("ls; echo .$x")
+    assert after.text == "[The session was lost before; files and variables of earlier calls are gone]\n."
+
+
+@pytest.mark.skipif(not FORKS, reason="forks need namespaces")
+async def test_a_fork_has_the_state_and_its_own_files():
+    tool = BashTool()
+    one = await tool.create()
+    await tool.execute(one, {"command": "mkdir d; cd d; x=1; echo a > f"})
+    two = await tool.fork(one)
+    await tool.execute(two, {"command": "x=2; echo b >> f"})
+    assert (await tool.execute(one, {"command": "basename $PWD; echo $x; cat f"})).text == "d\n1\na"
+    assert (await tool.execute(two, {"command": "basename $PWD; echo $x; cat f"})).text == "d\n2\na\nb"
+    await tool.close()
+
+
+async def test_tools_of_a_yaml_file_share_an_episode():
+    tools = from_config({"tools": [
+        {"class_name": "toolgym.tools.BashTool", "config": {"folder": "work", "timeout": 5}},
+        {"class_name": "toolgym.tools.EditorTool", "config": {"folder": "work"}},
+    ]})  # fmt: skip
+    assert tools[0].sandbox is tools[1].sandbox
+    for tool in tools:
+        await tool.close()
+    with pytest.raises(ConfigError, match="unknown option 'timeouts', did you mean 'timeout'"):
+        BashTool({"timeouts": 3})
+    with pytest.raises(ConfigError, match="bash: give one of sandbox_url and sandbox_urls"):
+        BashTool({"sandbox_url": "http://a:1", "sandbox_urls": ["http://b:1"]})
+
+
+def test_a_sandbox_without_sessions_is_refused():
+    with pytest.raises(SandboxUnsupportedError, match="ProcessSandbox has no sessions"):
+        BashTool(sandbox=ProcessSandbox())
+
+
+@pytest.mark.skipif("landlock" not in probe()["levels"], reason="needs landlock")
+async def test_a_level_without_programs_says_so():
+    async with LocalSandbox(level="landlock", preload=()) as sandbox:
+        tool = BashTool(sandbox=sandbox)
+        with pytest.raises(SandboxUnsupportedError, match="landlock"):
+            await tool.execute(await tool.create(), {"command": "ls"})
+        await tool.close()
+        assert CodeInterpreterTool(sandbox=sandbox).stateful
+
+
+class NoBash(Sandbox):
+    """A sandbox whose sessions have no bash."""
+
+    async def execute(self, request):
+        raise NotImplementedError
+
+    async def open_session(self, request):
+        return NoBashSession.__new__(NoBashSession)
+
+
+class NoBashSession(Session):
+    id, alive, checkpoints = "1", True, ()
+    run_cell = _start = write_file = read_file = _pack = _unpack = _fork = _checkpoint = _drop_checkpoint = None
+
+    async def _act(self, action, name, rest):
+        return []
+
+    async def _exec(self, command, stdin, timeout):
+        return ExecResult(ExecutionStatus.ERROR, stderr="no program 'bash'\n", return_code=127)
+
+    async def close(self):
+        pass
+
+
+async def test_a_sandbox_without_bash_says_so():
+    tool = BashTool(sandbox=NoBash())
+    with pytest.raises(SandboxUnsupportedError, match="needs bash in the sandbox: no program 'bash'"):
+        await tool.execute(await tool.create(), {"command": "ls"})
+
+
+async def test_a_command_with_a_nul_is_not_run_in_part(bash):
+    assert (await bash("touch half\0")).text == "[A command cannot hold a NUL character]"
+    assert (await bash("ls")).text == "[No output]"
+
+
+async def test_a_shell_that_cannot_be_kept_says_so(bash):
+    said = (await bash("mkdir .bash_state.new; kept=1; echo done")).text  # nothing can be written there
+    assert said.startswith("done\n[Folder and variables could not be saved")
+    assert (await bash('rmdir .bash_state.new; echo "[$kept]"')).text == "[]"

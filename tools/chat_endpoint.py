@@ -1,0 +1,108 @@
+"""`ChatEndpoint`: a text from a model behind an OpenAI-compatible chat address, for judges and simulated users."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
+from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.client import (
+    GarbledError,
+    Request,
+    excerpt,
+    json_body,
+)
+from toolgym.tools.http.lazy_client import LazyClient
+from toolgym.tools.http.retries import Retries
+from toolgym.tools.http.session import Reply
+from toolgym.tools.message import Message
+
+MAX_REPLY = 4 * 1024 * 1024
+"""Most bytes of one reply."""
+
+
+class ChatEndpoint(AsyncCloseable):
+    """Asks a model behind an OpenAI-compatible chat address for a text; for the event loop that first uses it.
+
+    Args:
+        urls: the address that an OpenAI client would be given, with `/v1`; or those of several equal servers.
+        model: the model's name there.
+        token: sent as a bearer token; None: nothing is sent.
+        request: further fields of each request, such as `max_tokens`; the temperature is 0 unless it stands here.
+        timeout: seconds for one attempt.
+        patience: seconds for one call with all its attempts: after failures that another attempt may mend, after a 429
+            when the server says.
+        max_connections: connections at once, to all servers.
+
+    Raises:
+        ConfigError: an address or a number cannot be used; says which.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        model: str,
+        *,
+        token: str | None = None,
+        request: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+        patience: float = 100.0,
+        max_connections: int = 120,
+    ) -> None:
+        given = [urls] if isinstance(urls, str) else urls
+        if not isinstance(given, Sequence) or not given:
+            raise ConfigError(f"a chat endpoint needs at least one address, got {urls!r}")
+        self.urls = tuple(dict.fromkeys(check_address(url, "a chat server") for url in given))
+        if not isinstance(model, str) or not model:
+            raise ConfigError(f"a chat endpoint needs the model's name, got {model!r}")
+        if not isinstance(request, Mapping | None):
+            raise ConfigError(f"request must map fields of a chat request to values, got {request!r}")
+        check_seconds(timeout=timeout, patience=patience)
+        require_whole_number("max_connections", max_connections, at_least=1)
+        self._body = {"temperature": 0.0, **(request or {}), "model": model}
+        # A health check asks the list of models, which every such server has.
+        self._client = LazyClient(
+            self,
+            self.urls,
+            Retries(attempt_margin=timeout, patience=patience),
+            token=token,
+            max_connections=max_connections,
+            max_answer=MAX_REPLY,
+            health_path="/models",
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._body['model']} at {', '.join(self.urls)}>"
+
+    async def ask(self, messages: Sequence[Message]) -> str:
+        """Return the text of the model's next message; empty where it has none.
+
+        Raises:
+            CallError: no server gave a completion in time.
+            ClientClosedError: it is closed.
+            ConfigError: the server refused the request, or another event loop uses this object.
+        """
+        body = json_body({**self._body, "messages": list(messages)})
+        text, _ = await self._client.connected().call(Request("POST", "/chat/completions", body), _read)
+        return text
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+
+def _read(reply: Reply) -> str:
+    if reply.status >= 500:
+        raise GarbledError(f"it answered {reply.status}: {excerpt(reply.body)}")  # it may be better the next time
+    if reply.status != 200:
+        raise ConfigError(f"the chat server refused the request with {reply.status}: {excerpt(reply.body)}")
+    try:
+        content = json.loads(reply.body)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        raise GarbledError(f"expected a chat completion, got {excerpt(reply.body)}") from None
+    if not isinstance(content, str | None):
+        raise GarbledError(f"expected a text as the content of a message, got {excerpt(reply.body)}")
+    return content or ""

@@ -1,0 +1,121 @@
+"""`begin`: a coroutine in a task of its own that takes its first step at once.
+
+Much of what has a deadline ends without ever waiting: a tool that computes, an env's step, a reset. Its result is then
+there when the task is made, and nothing needs to wait for it. Python 3.12 has this as `eager_start`; this module does
+the same with what `asyncio` documents for task implementations of others, `_enter_task` and `_leave_task`, so that the
+code finds its own task in `asyncio.current_task` from the first line on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from asyncio.tasks import _enter_task, _leave_task
+from collections.abc import Awaitable, Coroutine
+from contextvars import copy_context
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def begin(awaitable: Awaitable[T]) -> tuple[FirstStep[T], asyncio.Task[T]]:
+    """Take the first step of a coroutine; anything else that can be awaited works too.
+
+    Returns:
+        What came of the step, and the task that takes the further ones. Where the coroutine has ended already, the
+        task ends too, in the loop's next round; its result is not the coroutine's.
+    """
+    loop, context = asyncio.get_running_loop(), copy_context()
+    coroutine: Any = awaitable if isinstance(awaitable, types.CoroutineType) else _awaited(awaitable)
+    step: FirstStep[T] = FirstStep(coroutine)
+    task: asyncio.Task[T] = loop.create_task(step, context=context)
+    caller = asyncio.current_task()
+    if caller is not None:
+        _leave_task(loop, caller)
+    _enter_task(loop, task)
+    try:
+        context.run(step._take)
+    finally:
+        _leave_task(loop, task)
+        if caller is not None:
+            _enter_task(loop, caller)
+    return step, task
+
+
+class FirstStep(Coroutine[Any, Any, T], Generic[T]):
+    """A coroutine that has taken its first step, as its task drives it. It does not know the task: a cycle of the two
+    would stay until the garbage collector finds it.
+
+    Attributes:
+        ended: the coroutine ended in its first step.
+    """
+
+    __slots__ = ("__name__", "__qualname__", "_coroutine", "_error", "_first", "_result", "ended")
+
+    def __init__(self, coroutine: types.CoroutineType[Any, Any, T]) -> None:
+        self.__name__, self.__qualname__ = coroutine.__name__, coroutine.__qualname__  # what `repr(task)` shows
+        self._coroutine = coroutine
+        self._first: Any = None  # what the first step waits for
+        self.ended = False
+        self._error: BaseException | None = None
+
+    def result(self) -> T:
+        """What the coroutine returned in its first step; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _take(self) -> None:
+        try:
+            self._first = self._coroutine.send(None)
+            self._set_blocking(False)  # others may wait for the same future before the task does
+        except StopIteration as end:
+            self._result: T = end.value
+            self.ended = True
+        except BaseException as error:
+            self._error = error
+            self.ended = True
+            if not isinstance(error, Exception | asyncio.CancelledError | SystemExit):
+                raise
+
+    # ------------------------------------------------------------------ as the task drives it
+
+    def send(self, value: Any) -> Any:
+        if self.ended:
+            raise StopIteration(None)
+        if self._first is None:
+            return self._coroutine.send(value)
+        return self._hand_over()
+
+    def throw(self, error: Any, *more: Any) -> Any:
+        if self.ended:
+            raise error
+        if self._first is not None and isinstance(error, asyncio.CancelledError) and self._first.cancel():
+            return self._hand_over()  # as for any task: what it waits for is cancelled, and ends first
+        self._first = None
+        return self._coroutine.throw(error, *more)
+
+    def _hand_over(self) -> Any:
+        """What the first step waits for, as an `await` gives it to a task."""
+        self._set_blocking(True)
+        first, self._first = self._first, None
+        return first
+
+    def _set_blocking(self, blocking: bool) -> None:
+        if asyncio.isfuture(self._first):
+            self._first._asyncio_future_blocking = blocking
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        raise TypeError("it is driven by its task")
+
+    @property
+    def cr_frame(self) -> types.FrameType | None:
+        """For `asyncio.Task.get_stack`."""
+        return self._coroutine.cr_frame
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value

@@ -1,0 +1,236 @@
+"""`watch_loop`: how late the running event loop is, and which tool blocks it.
+
+A coroutine that computes, or calls a function that waits, stops all others of its event loop. No code on that loop can
+say so meanwhile. So each loop that is watched has a timer, which measures how late it is itself, and one thread of the
+process looks at the timers. Where one is overdue, the thread sees which task runs, and where it is.
+
+What holds the interpreter's lock all the time, as an extension in C may, stops that thread, too: only the lag tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from toolgym.tools.concurrency.loop_lag import Lag, LoopLag
+from toolgym.tools.seldom import Seldom
+
+BLOCKED_AFTER = 1.0
+"""Seconds that an event loop may be blocked before the log says so."""
+
+INTERVAL = 0.05
+"""Seconds between two calls of a loop's timer."""
+
+LOG_INTERVAL = 60.0
+"""At most one line about the same tool, or the same place, is logged in so many seconds."""
+
+_log = logging.getLogger("toolgym.tools")
+
+
+class LoopWatch:
+    """Watches one event loop. `watch_loop` makes it.
+
+    Args:
+        loop: the loop, which runs in the calling thread.
+        bound: seconds that it may be blocked before the log says so.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bound: float) -> None:
+        self.loop, self.bound = loop, bound
+        self.users = 0
+        self._thread = threading.get_ident()
+        self._lag = LoopLag(INTERVAL)
+        self._due = time.monotonic() + INTERVAL
+        self._timer = loop.call_later(INTERVAL, self._beat)
+        # What kept the timer from being called at the last look, and since when it is known.
+        self._step: tuple[tuple[float, object], float] | None = None
+
+    def lag(self) -> Lag:
+        """How late the loop was so far."""
+        return self._lag.read()
+
+    def overdue(self) -> float:
+        """Seconds by which the loop is late now; 0.0 where it is not."""
+        return max(0.0, time.monotonic() - self._due)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        self._lag.add(max(0.0, now - self._due))
+        self._due = now + INTERVAL
+        self._timer = self.loop.call_later(INTERVAL, self._beat)
+
+    def look(self) -> None:
+        """From the watching thread: where one step of one task has blocked the loop for too long, log it, and tell whom
+        it concerns. A loop that is late because many tasks have something to do is not blocked."""
+        due = self._due
+        if time.monotonic() < due:
+            self._step = None
+            return
+        task = asyncio.current_task(self.loop)
+        frame = sys._current_frames().get(self._thread)
+        # While the timer is overdue, a task gets one step at most: the next one comes after the timer.
+        step = (due, task if task is not None else _handle(frame))
+        if step[1] is None or self._step is None or step != self._step[0]:
+            self._step = None if step[1] is None else (step, time.monotonic())
+            return
+        seconds = time.monotonic() - self._step[1]
+        if seconds < self.bound:
+            return
+        call = _calls.get(task) if task is not None else None
+        if due != self._due:
+            return  # it goes on: what was seen may be what came after
+        if call is None:
+            _say(_described(task), seconds, frame, "")
+        else:
+            _say(f"the tool {call[0]!r}", seconds, frame, call[1]())
+
+
+def _handle(frame: FrameType | None) -> FrameType | None:
+    """The frame in which asyncio calls what is due; None where the loop waits."""
+    while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
+        frame = frame.f_back
+    return frame
+
+
+_calls: dict[asyncio.Task[Any], tuple[str, Callable[[], str]]] = {}
+_said = Seldom(LOG_INTERVAL)
+
+
+class tool_works(contextlib.AbstractContextManager[None]):
+    """Say that the running task is that of a tool's call while the block runs.
+
+    Args:
+        name: the tool's.
+        caught: called in another thread when the task blocks its event loop. Returns what is done about it, for the
+            log.
+    """
+
+    __slots__ = ("_call", "_task")
+
+    def __init__(self, name: str, caught: Callable[[], str]) -> None:
+        self._call = name, caught
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        _calls[task] = self._call
+
+    def __exit__(self, *_: object) -> None:
+        del _calls[self._task]
+
+
+def _described(task: asyncio.Task[Any] | None) -> str:
+    return "a callback" if task is None else f"the coroutine {getattr(task.get_coro(), '__qualname__', '?')}"
+
+
+def _say(who: str, seconds: float, frame: FrameType | None, done: str) -> None:
+    if _said.due(who) is None:
+        return
+    place = "somewhere"
+    if frame is not None:
+        last = traceback.extract_stack(frame)[-1]
+        place = f"{last.filename}:{last.lineno} in {last.name}: {last.line or '?'}"
+    _log.warning(
+        "%s has blocked the event loop for %.1f seconds, at %s. All other episodes stand still meanwhile: let it await "
+        "what it waits for, or make it a plain function (`def`), which runs in a thread.%s",
+        who,
+        seconds,
+        place,
+        f" {done}" if done else "",
+    )
+
+
+class _Watchdog:
+    """The thread that looks at the loops that are watched; it is there while there are any."""
+
+    def __init__(self) -> None:
+        self._watches: set[LoopWatch] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, watch: LoopWatch) -> None:
+        with self._changed:
+            self._watches.add(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="toolgym-watchdog", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, watch: LoopWatch) -> None:
+        with self._changed:
+            self._watches.discard(watch)
+            self._changed.notify()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                # Copies: a garbage collection in this thread may end a block that was left behind, which removes one.
+                watches = list(self._watches)
+                if not watches:
+                    self._thread = None
+                    return
+                pause = min(watch.bound for watch in watches) / 4
+                began = time.monotonic()
+                self._changed.wait(pause)
+                watches = list(self._watches)
+            if time.monotonic() - began > 2 * pause:
+                continue  # this thread was not called in time either: the whole process stood still
+            for watch in watches:
+                watch.look()
+
+
+_watchdog = _Watchdog()
+_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
+
+
+def _forget() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global _watchdog, _watches
+    _watchdog, _watches = _Watchdog(), weakref.WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def watch_loop(bound: float | None = None) -> Iterator[LoopWatch]:
+    """Watch the running event loop while the block runs. Blocks that run at the same time share one watch.
+
+    Args:
+        bound: seconds that the loop may be blocked before the log says so; None: `BLOCKED_AFTER`. That of the first
+            block counts.
+    """
+    loop = asyncio.get_running_loop()
+    watch = _watches.get(loop)
+    if watch is None:
+        watch = _watches[loop] = LoopWatch(loop, BLOCKED_AFTER if bound is None else bound)
+        _watchdog.add(watch)
+    watch.users += 1
+    try:
+        yield watch
+    finally:
+        watch.users -= 1
+        if not watch.users:
+            watch.stop()
+            _watchdog.remove(watch)
+            del _watches[loop]
+
+
+def current_watch() -> LoopWatch | None:
+    """The watch of the running event loop; None where it is not watched."""
+    return _watches.get(asyncio.get_running_loop())

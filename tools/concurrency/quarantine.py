@@ -1,0 +1,93 @@
+"""`Quarantine`: an event loop of its own for each tool that was caught blocking the one that it shared with others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections.abc import Hashable
+
+from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.concurrency.loop_watch import LoopWatch, watch_loop
+
+GIVEN_UP_AFTER = 30.0
+"""Seconds that a tool may block its own event loop before instances that are opened later get another one."""
+
+_log = logging.getLogger("toolgym.tools")
+
+
+class _OwnLoop:
+    """An event loop in a thread, watched as every other one."""
+
+    def __init__(self, name: str) -> None:
+        self.thread = EventLoopThread(name=f"toolgym-tool-{name}")
+        self._watch: LoopWatch | None = None
+        self.thread.submit(self._watched())
+
+    async def _watched(self) -> None:
+        with watch_loop() as self._watch:
+            # Until the loop is closed. The timer keeps this task alive, which the loop knows by a weak reference only.
+            await asyncio.sleep(math.inf)
+
+    @property
+    def given_up(self) -> bool:
+        return self._watch is not None and self._watch.overdue() > GIVEN_UP_AFTER
+
+
+class Quarantine:
+    """The tools of this process that were caught, and their event loops. Callable from every thread."""
+
+    def __init__(self) -> None:
+        self._caught: dict[Hashable, tuple[str, _OwnLoop | None]] = {}
+        self._lock = threading.Lock()
+
+    def catch(self, tool: Hashable, name: str) -> bool:
+        """Give a tool's later instances a loop of their own. Returns whether that is new."""
+        with self._lock:
+            new = tool not in self._caught
+            self._caught.setdefault(tool, (name, None))
+            return new
+
+    def loop_of(self, tool: Hashable) -> EventLoopThread | None:
+        """The loop for an instance that is opened now; None for a tool that was not caught."""
+        if tool not in self._caught:
+            return None
+        with self._lock:
+            name, own = self._caught[tool]
+            if own is not None and own.given_up:
+                _log.warning(
+                    "the tool %r has blocked its own event loop for %g seconds: the instances there are given up, and "
+                    "later ones get another loop",
+                    name,
+                    GIVEN_UP_AFTER,
+                )
+                own.thread.stop()
+                own = None
+            if own is None:
+                own = _OwnLoop(name)
+                self._caught[tool] = name, own
+            return own.thread
+
+    def close(self) -> None:
+        """Forget all tools, and begin to end their loops."""
+        with self._lock:
+            caught, self._caught = self._caught, {}
+        for _, own in caught.values():
+            if own is not None:
+                with contextlib.suppress(RuntimeError):
+                    own.thread.stop()
+
+
+QUARANTINE = Quarantine()
+
+
+def _forget() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global QUARANTINE
+    QUARANTINE = Quarantine()
+
+
+os.register_at_fork(after_in_child=_forget)

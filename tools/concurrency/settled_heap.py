@@ -1,0 +1,48 @@
+"""`settled_heap`: what was there before a run is none of the garbage collector's business during it.
+
+The collector looks at every object of the process from time to time, and the event loop stands still meanwhile: for a
+quarter of a second where a trainer's libraries are loaded, several times in a run of a thousand episodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+
+YOUNG_OBJECTS = 20_000
+"""New objects after which the collector looks at them, in a block. Python's own 700 are made by 20 turns of an episode;
+nearly all of them are freed without it."""
+
+_lock = threading.Lock()
+_blocks = 0
+_found: tuple[int, int, int] | None = None  # the collector's thresholds, where the first block has changed them
+
+
+@contextlib.contextmanager
+def settled_heap() -> Iterator[None]:
+    """Keep the objects that are there now out of the garbage collections of the block (`gc.freeze`), and make these
+    rarer.
+
+    They are freed as ever when the last reference to them goes; cycles among them, once the block is over. Blocks that
+    run at the same time count as one. Where the process has frozen its heap by itself, nothing happens.
+    """
+    global _blocks, _found
+    with _lock:
+        _blocks += 1
+        if _blocks == 1 and not gc.get_freeze_count():
+            gc.freeze()
+            _found = gc.get_threshold()
+            if 0 < _found[0] < YOUNG_OBJECTS:  # at 0 it is switched off
+                gc.set_threshold(YOUNG_OBJECTS, *_found[1:])
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if not _blocks and _found is not None:
+                gc.unfreeze()
+                if gc.get_threshold()[0] == YOUNG_OBJECTS:  # else it was changed meanwhile
+                    gc.set_threshold(*_found)
+                _found = None

@@ -1,0 +1,70 @@
+"""`EpisodeSession`: the sandbox session of a tool in one episode, opened when a call needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import SessionLostError
+from toolgym.tools.sandbox.base import Sandbox, Session
+
+
+class EpisodeSession:
+    """A tool's session in one episode: opened when it is first needed, and again where it has ended.
+
+    Args:
+        sandbox: where, often a `Workspace`.
+        folder: the folder of the session that the tool works in; it is made. None: the session's own.
+    """
+
+    def __init__(self, sandbox: Sandbox, folder: str | None = None) -> None:
+        self._sandbox, self.folder = sandbox, folder
+        self._session: Session | None = None
+        self._changing = asyncio.Lock()  # the calls of one turn come at the same time, and share one session
+        self._closed = False
+
+    async def get(self) -> tuple[Session, bool]:
+        """Return the session, and whether another one was lost before.
+
+        Raises:
+            SandboxError: it cannot be opened, or the episode is over.
+        """
+        async with self._changing:
+            before = self._session
+            if before is not None and before.alive:
+                return before, False
+            if before is not None:
+                await before.close()
+            if not self.is_closed():
+                opened = await self._sandbox.session()
+                if not self.is_closed():
+                    self._session = opened
+                    if self.folder is not None:
+                        await opened.mkdir(self.folder, parents=True, exist_ok=True)
+                    return opened, before is not None
+                await shielded(opened.close())
+            raise SessionLostError("the episode was released before this call could run")
+
+    async def opened(self) -> Session:
+        """Return the session as it is, also where it has ended; opened where there was none."""
+        return self._session if self._session is not None else (await self.get())[0]
+
+    def is_closed(self) -> bool:
+        """Whether it is closed, asked anew: that may have happened during an await."""
+        return self._closed
+
+    async def fork(self) -> Self:
+        """Return an independent copy; see `Session.fork` for errors."""
+        twin = type(self)(self._sandbox, self.folder)
+        async with self._changing:
+            session = self._session
+            # A session that ended goes to the copy too, whose model then reads of the loss. Closing it twice is fine.
+            twin._session = await session.fork() if session is not None and session.alive else session
+        return twin
+
+    async def close(self) -> None:
+        """Close the session, or give back its handle."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,69 @@
+"""The `#### answer` convention: find the answer in a text, and compare it with the ground truth."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from toolgym.tools.errors import ConfigError
+
+_MARK = re.compile(r"####[ \t]*([^\n]*)")
+_NUMBER = re.compile(r"\$?\s*([-+]?\$?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
+
+
+def without_thinking(text: str) -> str:
+    """Return the part of a turn that is outside of `<think>` blocks."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def final_answer(text: str) -> str | None:
+    """The answer after the last `####` of a text, outside of `<think>` blocks; None where there is none.
+
+    The `#### answer` convention is GSM8K's. A number is returned without currency signs and thousands separators;
+    anything else as the rest of the line.
+    """
+    found = _MARK.findall(without_thinking(text))
+    if not found:
+        return None
+    line: str = found[-1].strip()
+    number = _NUMBER.match(line)
+    if number:
+        return re.sub(r"[$,\s]", "", number.group(1))
+    return line or None
+
+
+def score_final_answer(text: str, ground_truth: Any) -> float:
+    """1.0 when the final answer equals the ground truth, as numbers where both are numbers; 0.0 otherwise.
+
+    Args:
+        text: the policy's last turn.
+        ground_truth: text, a number, true or false, or a list of these, any of which is right. None: no answer is.
+
+    Raises:
+        ConfigError: the ground truth is an object, which no line of text equals.
+    """
+    if isinstance(ground_truth, list | tuple):
+        return max((score_final_answer(text, one) for one in ground_truth), default=0.0)
+    if isinstance(ground_truth, dict):
+        raise ConfigError(
+            "a final answer is compared with text, a number or a list of these, got the ground truth "
+            f"{ground_truth!r}; give the env a scorer of its own"
+        )
+    answer = final_answer(text)
+    if answer is None or ground_truth is None:
+        return 0.0
+    truth = ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth)
+    left, right = _number(answer), _number(truth)
+    if left is not None and right is not None:
+        return float(left == right)
+    return float(answer == truth.strip())
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        value = Decimal(re.sub(r"[$,\s]", "", text))
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() else None

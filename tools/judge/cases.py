@@ -1,0 +1,143 @@
+"""What a program is judged by: tests, and the verdicts on them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.base import ExecutionResult
+
+
+@dataclass(frozen=True)
+class StdioTest:
+    """The program reads standard input and prints; the comparison is made outside of its sandbox.
+
+    Attributes:
+        stdin: what the program reads.
+        expected: what it should print; several texts: any of them is right.
+        tolerance: numbers may differ by this much, relative to the expected one where that is above 1, as AtCoder's
+            judge has it; None: they are compared as texts.
+        ignore_case: whether letters may differ in case, as SandboxFusion has it.
+    """
+
+    stdin: str
+    expected: str | Sequence[str]
+    tolerance: float | None = None
+    ignore_case: bool = False
+
+    def __post_init__(self) -> None:
+        _check_tolerance(self.tolerance)
+
+
+@dataclass(frozen=True)
+class FunctionTest:
+    """A function of the program is called; what it returns is compared outside of its sandbox.
+
+    Attributes:
+        function: its name; where the program has a class `Solution` with a method of that name, that one is called, as
+            LiveCodeBench and LeetCode have it.
+        args: arguments, as JSON holds them.
+        expected: what it should return, as JSON holds it; tuples count as lists.
+        or_expected: further right values.
+        tolerance: as for `StdioTest`.
+    """
+
+    function: str
+    args: Sequence[Any]
+    expected: Any
+    or_expected: Sequence[Any] = ()
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_tolerance(self.tolerance)
+
+
+@dataclass(frozen=True)
+class AssertTest:
+    """Python source that calls the program's functions and asserts what they return.
+
+    It runs beside the program, in another process of the sandbox; see `toolgym.tools.judge.in_sandbox` for what can go
+    from one to the other.
+
+    Attributes:
+        code: the assertions.
+        setup: source that stands before the program. What it imports is there for `code` too.
+        helpers: source that stands before `code` alone: functions that the program must not replace.
+        entry_points: names of the program that `code` uses. Empty: all that `code` names, apart from Python's builtins.
+    """
+
+    code: str
+    setup: str = ""
+    helpers: str = ""
+    entry_points: Sequence[str] = ()
+
+
+Test: TypeAlias = StdioTest | FunctionTest | AssertTest
+
+
+class VerdictStatus(enum.StrEnum):
+    """What became of one test."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    """The program's answer is not the expected one."""
+    ERROR = "error"
+    """The program raised, ended early, or lacks the function."""
+    COMPILE_ERROR = "compile_error"
+    TIMEOUT = "timeout"
+    LIMIT = "limit"
+    """The program exceeded its memory, output, or files."""
+    NOT_RUN = "not_run"
+    """A test before it failed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one test.
+
+    Attributes:
+        status: what.
+        detail: for a reader: the error, or what came and what was expected; empty where the test passed. It tells what
+            the test expects: do not show it for hidden tests.
+        run: the run; None where there was none.
+    """
+
+    status: VerdictStatus
+    detail: str = ""
+    run: ExecutionResult | None = field(default=None, repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the test passed."""
+        return self.status is VerdictStatus.PASSED
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A programming task with its tests.
+
+    Attributes:
+        prompt: what to write, for a reader.
+        hidden: tests that decide.
+        visible: tests that its writer may see and run.
+        id: its name in its data set.
+        solution: a program that passes; empty: unknown.
+        source: the format that it was read from, for example `humaneval`.
+        labels: further columns of its row.
+    """
+
+    prompt: str
+    hidden: tuple[Test, ...]
+    visible: tuple[Test, ...] = ()
+    id: str = ""
+    solution: str = ""
+    source: str = ""
+    labels: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
+        raise ConfigError(f"tolerance must be a number from 0 to below 1, or None, got {tolerance!r}")

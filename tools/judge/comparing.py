@@ -1,0 +1,77 @@
+"""Compares a program's output or result with the expected one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def same_output(actual: str, expected: str, *, tolerance: float | None = None, ignore_case: bool = False) -> bool:
+    """Whether two outputs say the same: line by line the same words, whatever the white space between and around them.
+
+    Empty lines at the beginning and at the end do not count. This takes what SandboxFusion, LiveCodeBench and AtCoder
+    take; they differ in details of white space alone.
+
+    Args:
+        actual: what the program printed.
+        expected: what it should have printed.
+        tolerance: see `StdioTest`.
+        ignore_case: likewise.
+    """
+    left, right = actual.strip(), expected.strip()
+    if ignore_case:
+        left, right = left.lower(), right.lower()
+    if left == right:
+        return True
+    lines, wanted = left.split("\n"), right.split("\n")
+    return len(lines) == len(wanted) and all(
+        _same_line(one, other, tolerance) for one, other in zip(lines, wanted, strict=True)
+    )
+
+
+def same_value(actual: Any, expected: Any, *, tolerance: float | None = None) -> bool:
+    """Whether two values are equal, where tuples count as lists; numbers may differ as `tolerance` says."""
+    if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
+        return len(actual) == len(expected) and all(
+            same_value(one, other, tolerance=tolerance) for one, other in zip(actual, expected, strict=True)
+        )
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        found = {_key(key): value for key, value in actual.items()}
+        wanted = {_key(key): value for key, value in expected.items()}
+        return found.keys() == wanted.keys() and all(
+            same_value(found[key], wanted[key], tolerance=tolerance) for key in wanted
+        )
+    if tolerance is not None and _is_number(actual) and _is_number(expected):
+        return _close(actual, expected, tolerance)
+    return bool(actual == expected)
+
+
+def _same_line(actual: str, expected: str, tolerance: float | None) -> bool:
+    words, wanted = actual.split(), expected.split()
+    if words == wanted:
+        return True
+    if tolerance is None or len(words) != len(wanted):
+        return False
+    return all(one == other or _close_words(one, other, tolerance) for one, other in zip(words, wanted, strict=True))
+
+
+def _close_words(actual: str, expected: str, tolerance: float) -> bool:
+    try:
+        return _close(float(actual), float(expected), tolerance)
+    except ValueError:
+        return False
+
+
+def _close(actual: float, expected: float, tolerance: float) -> bool:
+    if not (math.isfinite(actual) and math.isfinite(expected)):
+        return actual == expected
+    return abs(actual - expected) <= tolerance * max(1.0, abs(expected))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _key(key: Any) -> Any:
+    """A key as JSON has it: `json.loads` gives texts for the numbers that a program uses."""
+    return str(key) if isinstance(key, int | float) else key

@@ -1,0 +1,108 @@
+"""`extract_program`: the program in a model's text."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+Kind = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
+"""How a program was found, in SandboxFusion's words: in a fence, in one that is not closed, without a fence, not."""
+
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+
+_ALIASES = {
+    "python": ("py", "python3"),
+    "cpp": ("c++",),
+    "nodejs": ("javascript", "js"),
+    "bash": ("sh", "shell"),
+    "csharp": ("c#",),
+    "rust": ("rs",),
+    "julia": ("jl",),
+    "typescript": ("ts",),
+    "D_ut": ("d",),
+    "go_test": ("go",),
+    "kotlin_script": ("kotlin",),
+    "pytest": ("python", "py", "python3"),
+}
+"""Words behind a fence for a language, beside its own name."""
+
+
+class Extracted(NamedTuple):
+    """A program that was found in a text.
+
+    Attributes:
+        code: its source; empty where there is none.
+        kind: how it was found.
+    """
+
+    code: str
+    kind: Kind
+
+
+class _Block(NamedTuple):
+    tag: str
+    code: str
+    closed: bool
+
+
+def extract_program(text: str, language: str = "python", *, which: Literal["first", "last"] = "last") -> Extracted:
+    """Return the program in a model's text.
+
+    Blocks with the language's tag go before those without a tag, and these before others; of equals the first or the
+    last. A block that is not closed counts where no block is. Without any fence, a text that reads as a Python program
+    is taken whole, or from its first line that begins one.
+
+    Args:
+        text: what the model wrote.
+        language: the language's name in a sandbox.
+        which: of several blocks, the first one (SandboxFusion's choice) or the last one.
+    """
+    blocks = _blocks(text)
+    for closed, kind in ((True, "fenced"), (False, "incomplete_fenced")):
+        found = _choose([one for one in blocks if one.closed is closed], language, which)
+        if found is not None:
+            return Extracted(found, kind)  # type: ignore[arg-type]  # mypy widens the literal to str
+    code = _bare_python(text) if language in ("python", "pytest") else ""
+    return Extracted(code, "heuristic" if code else "empty")
+
+
+def _blocks(text: str) -> list[_Block]:
+    blocks, place = [], 0
+    while (opening := _FENCE.search(text, place)) is not None:
+        mark, tag = opening.group(1), opening.group(2).strip().partition(" ")[0].lower()
+        closing = re.compile(rf"^[ \t]*{re.escape(mark[0])}{{{len(mark)},}}[ \t]*$", re.MULTILINE)
+        end = closing.search(text, opening.end() + 1)
+        stop = len(text) if end is None else end.start()
+        blocks.append(_Block(tag, text[opening.end() + 1 : stop].replace("\r", "").removesuffix("\n"), end is not None))
+        if end is None:
+            break
+        place = end.end()
+    return blocks
+
+
+def _choose(blocks: list[_Block], language: str, which: str) -> str | None:
+    names = (language.lower(), *_ALIASES.get(language, ()))
+    for wanted in (
+        [one for one in blocks if one.tag in names],
+        [one for one in blocks if not one.tag],
+        blocks,
+    ):
+        if wanted:
+            return wanted[0 if which == "first" else -1].code
+    return None
+
+
+def _bare_python(text: str) -> str:
+    begins = re.search(r"^(?:(?:async )?def|class|import|from|@)\b[^\n]*", text, re.MULTILINE)
+    for code in (text, text[begins.start() :] if begins else ""):
+        if begins and _compiles(code):
+            return code.strip("\n")
+    return ""
+
+
+def _compiles(code: str) -> bool:
+    try:
+        compile(code, "<text>", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True

@@ -1,0 +1,278 @@
+"""`Judge`: a program and tests in, a verdict for each test out.
+
+Each test is a run of its own in a sandbox, so none sees what another left, and each has the limits for itself. How many
+run at once is the sandbox's matter.
+
+What the program could do to its verdict, and what stands against it:
+
+- The tests never stand in the sandbox as files. Standard input of a `StdioTest` is the program's to read, and what it
+  should print stays outside; so do the expected values of a `FunctionTest`.
+- The program of an `AssertTest` runs in another process than the tests. It can neither find them in frames or through
+  `gc`, nor replace what they call, nor pass an object that equals everything: `in_sandbox` says how.
+- That all assertions were passed is said by a random word, which the tests' process alone knows. A program that exits
+  with 0, prints "passed", or kills its tests gets no point.
+
+What is left: the process that becomes the program's has received the run's request, so bytes of the assertions,
+compressed, may lie in its memory. No object leads there; a program that searches its own raw memory could find them.
+Where tests are to be kept from such a program too, use tests whose expected values stay outside. In a `ProcessSandbox`,
+which isolates nothing, a program of root can read the memory of the tests' process as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import json
+import marshal
+import secrets
+import zlib
+from collections.abc import Sequence
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from typing import Any
+
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxError,
+    SandboxUnsupportedError,
+    ToolgymError,
+    check_seconds,
+    require_whole_number,
+    shorten,
+)
+from toolgym.tools.judge import in_sandbox
+from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict, VerdictStatus
+from toolgym.tools.judge.comparing import same_output, same_value
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+
+AT_ONCE = 8
+"""Tests of one program that are asked of the sandbox at once."""
+
+_DETAIL = 2000
+"""Characters of a verdict's detail."""
+
+_STATUS = {
+    ExecutionStatus.COMPILE_ERROR: VerdictStatus.COMPILE_ERROR,
+    ExecutionStatus.TIMEOUT: VerdictStatus.TIMEOUT,
+    ExecutionStatus.CPU_LIMIT: VerdictStatus.TIMEOUT,
+    ExecutionStatus.MEMORY_LIMIT: VerdictStatus.LIMIT,
+    ExecutionStatus.OUTPUT_LIMIT: VerdictStatus.LIMIT,
+    ExecutionStatus.FILE_LIMIT: VerdictStatus.LIMIT,
+    ExecutionStatus.DISK_LIMIT: VerdictStatus.LIMIT,
+}
+
+
+class Judge:
+    """Judges programs.
+
+        judge = Judge(sandbox)
+        verdicts = await judge.judge("print(int(input()) * 2)", [StdioTest("4", "8")])
+        all(one.passed for one in verdicts)
+
+    Args:
+        sandbox: where programs run; it stays the caller's to close.
+        language: the programs' language. Function and assert tests are Python's alone.
+        timeout: wall seconds for one test.
+        compile_timeout: wall seconds for a compiler. Default: `timeout`.
+        memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
+        stop_at_failure: whether tests behind one that fails are left out, with the verdict `NOT_RUN`.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        language: str = "python",
+        timeout: float = 10.0,
+        compile_timeout: float | None = None,
+        memory_mb: int | None = None,
+        stop_at_failure: bool = True,
+    ) -> None:
+        check_seconds(timeout=timeout, compile_timeout=compile_timeout)
+        if memory_mb is not None:
+            require_whole_number("memory_mb", memory_mb, at_least=1)
+        self.sandbox, self.language = sandbox, language
+        self.timeout, self.compile_timeout, self.memory_mb = timeout, compile_timeout, memory_mb
+        self.stop_at_failure = stop_at_failure
+
+    async def judge(self, program: str, tests: Sequence[Test]) -> list[Verdict]:
+        """Return a verdict for each test, in their order.
+
+        Raises:
+            ConfigError: there is no test, a test is none, or not for the language, or the sandbox lacks the language.
+            SandboxError: the sandbox failed, which says nothing about the program.
+            SandboxUnsupportedError: it allows no second process (isolation level `landlock`), and a test needs one.
+        """
+        self._check(tests)
+        verdicts = [Verdict(VerdictStatus.NOT_RUN)] * len(tests)
+        numbers = iter(range(len(tests)))
+        running: list[tuple[int, asyncio.Task[None]]] = []
+        failed = False
+
+        async def work() -> None:
+            nonlocal failed
+            for number in numbers:  # shared with the other workers
+                if failed:
+                    return
+                task = asyncio.current_task()
+                assert task is not None
+                running.append((number, task))
+                verdicts[number] = await self._verdict(program, tests[number])
+                running.remove((number, task))
+                if self.stop_at_failure and not verdicts[number].passed:
+                    failed = True
+                    for other, worker in running:
+                        if other > number:  # those before it may fail first
+                            worker.cancel()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(AT_ONCE, len(tests))):
+                    group.create_task(work())
+        except* ToolgymError as errors:
+            raise errors.exceptions[0] from None
+        if self.stop_at_failure:
+            first = next((at for at, one in enumerate(verdicts) if not one.passed), len(verdicts))
+            verdicts[first + 1 :] = [Verdict(VerdictStatus.NOT_RUN)] * (len(verdicts) - first - 1)
+        return verdicts
+
+    def _check(self, tests: Sequence[Test]) -> None:
+        if not tests:
+            raise ConfigError("a program needs at least one test to be judged")
+        for test in tests:
+            if not isinstance(test, StdioTest | FunctionTest | AssertTest):
+                raise ConfigError(f"a test is a StdioTest, FunctionTest or AssertTest, got {shorten(repr(test))}")
+            if self.language != "python" and not isinstance(test, StdioTest):
+                raise ConfigError(f"a {type(test).__name__} is for Python programs, not for {self.language!r}")
+
+    async def _verdict(self, program: str, test: Test) -> Verdict:
+        if isinstance(test, StdioTest):
+            run = await self._run(program, test.stdin)
+            return _stdio_verdict(run, test)
+        word = secrets.token_hex(16)
+        if isinstance(test, FunctionTest):
+            setups = [in_sandbox.PRELUDE]
+            task: dict[str, Any] = {"word": word, "function": test.function, "args": list(test.args)}
+        else:
+            setups = [test.setup]
+            task = {
+                "word": word,
+                "setup": test.setup,
+                "helpers": test.helpers,
+                "code": test.code,
+                "entry_points": list(test.entry_points),
+            }
+        run = await self._run(
+            f"{_driver()}\nmain({setups!r}, {program!r})\n",
+            base64.b64encode(zlib.compress(json.dumps(task).encode(), 1)).decode(),
+        )
+        return _reported_verdict(run, word, test)
+
+    async def _run(self, code: str, stdin: str) -> ExecutionResult:
+        run = await self.sandbox.run(
+            code,
+            language=self.language,
+            timeout=self.timeout,
+            compile_timeout=self.compile_timeout,
+            memory_mb=self.memory_mb,
+            stdin=stdin,
+        )
+        if run.status is ExecutionStatus.SANDBOX_ERROR:
+            raise SandboxError(f"a test could not be run: {run.message}")
+        return run
+
+
+@functools.cache
+def _driver() -> str:
+    """The source of `in_sandbox`; a Python of the same version need not compile it anew."""
+    source = Path(in_sandbox.__file__).read_text("utf-8")
+    compiled = marshal.dumps(compile(source, "<judge>", "exec"))
+    packed, text = (base64.b64encode(zlib.compress(one, 9)).decode() for one in (compiled, source.encode()))
+    return (
+        "import base64, marshal, zlib, _frozen_importlib_external\n"
+        f"if _frozen_importlib_external.MAGIC_NUMBER == {MAGIC_NUMBER!r}:\n"
+        f"    exec(marshal.loads(zlib.decompress(base64.b64decode({packed!r}))))\n"
+        f"else:\n    exec(zlib.decompress(base64.b64decode({text!r})))"
+    )
+
+
+def _stdio_verdict(run: ExecutionResult, test: StdioTest) -> Verdict:
+    if not run.ok:
+        return _failed_run(run)
+    wanted = [test.expected] if isinstance(test.expected, str) else list(test.expected)
+    if not run.stdout_truncated and any(
+        same_output(run.stdout, one, tolerance=test.tolerance, ignore_case=test.ignore_case) for one in wanted
+    ):
+        return Verdict(VerdictStatus.PASSED, run=run)
+    return Verdict(VerdictStatus.WRONG, _difference(run.stdout, wanted[0] if wanted else ""), run)
+
+
+def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | AssertTest) -> Verdict:
+    """Read what the tests' process has said. Without its word it has said nothing."""
+    try:
+        report = _report(run.stdout, word)
+    except (ValueError, RecursionError):  # too much for a line, or nested too deeply
+        return Verdict(VerdictStatus.LIMIT, "what the function returned is too large", run)
+    if report is None:
+        return _failed_run(run)
+    if report["status"] == "no_fork":
+        raise SandboxUnsupportedError(
+            "functions and assertions are judged by two processes, and the sandbox lets a program have one "
+            f"({report['error']}); use the isolation level namespaces or uid"
+        )
+    if isinstance(test, FunctionTest) and report["status"] == "value":
+        value = _value(report["value"])
+        if any(same_value(value, one, tolerance=test.tolerance) for one in (test.expected, *test.or_expected)):
+            return Verdict(VerdictStatus.PASSED, run=run)
+        return Verdict(VerdictStatus.WRONG, _difference(repr(value), repr(test.expected)), run)
+    detail = str(report.get("error", ""))
+    return Verdict(VerdictStatus(report["status"]), detail, run)
+
+
+def _report(stdout: str, word: str) -> dict[str, Any] | None:
+    for line in reversed(stdout.split("\n")):
+        if line.startswith(word):
+            found: dict[str, Any] = json.loads(line.removeprefix(word))
+            return found
+    return None
+
+
+def _value(found: Any) -> Any:
+    """What `in_sandbox._plain` has written; values that JSON lacks equal nothing."""
+    if isinstance(found, list):
+        return [_value(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    if "dict" in found:
+        return {_hashable(_value(key)): _value(one) for key, one in found["dict"]}
+    return _Other(found["other"])
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key
+
+
+class _Other:
+    """A value that no test expects."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _failed_run(run: ExecutionResult) -> Verdict:
+    status = _STATUS.get(run.status, VerdictStatus.ERROR)
+    said = (run.compile or run).stderr.strip() if status is VerdictStatus.COMPILE_ERROR else run.stderr.strip()
+    if not said and status is VerdictStatus.ERROR:
+        said = "the program ended before its tests" if run.ok else f"the program ended with code {run.return_code}"
+    return Verdict(status, said[-_DETAIL:] or run.message or status.value, run)
+
+
+def _difference(got: str, expected: str) -> str:
+    return f"got {shorten(got.strip(), _DETAIL // 2)}, expected {shorten(expected.strip(), _DETAIL // 2)}"

@@ -1,0 +1,344 @@
+"""Programming tasks from the rows of data sets, as their authors publish them.
+
+| format | recognised by | published as |
+| --- | --- | --- |
+| HumanEval, HumanEval+ | `prompt`, `test`, `entry_point` | `HumanEval.jsonl.gz` |
+| MBPP, and its sanitised half | `test_list` | `mbpp.jsonl`, `sanitized-mbpp.json` |
+| LiveCodeBench | `private_test_cases` | `test*.jsonl` of code_generation_lite |
+| APPS, TACO | `input_output` | `train.jsonl`, Parquet |
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolgym.tools.errors import ConfigError, missing_file, missing_package, shorten
+from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
+from toolgym.tools.judge.packed_tests import packed_text
+
+STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
+
+VISIBLE = 2
+"""Tests of an APPS or TACO row that its writer may see: the first ones, where there are more."""
+
+
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """Read a row of any format of the table above.
+
+    Raises:
+        ConfigError: it is of no such format, or lacks a column of it.
+    """
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"a row of a code data set must be an object, got {shorten(repr(row))}")
+    for column, read in _FORMATS.items():
+        if row.get(column) is not None:
+            try:
+                return read(row)
+            except KeyError as error:
+                raise ConfigError(
+                    f"a row with {column!r} needs {error.args[0]!r} too; it has {_columns(row)}"
+                ) from error
+            except (TypeError, AttributeError) as error:
+                raise ConfigError(f"a row with {column!r} has a column of another kind: {error}") from error
+    raise ConfigError(
+        "a row of a code data set needs 'entry_point' (HumanEval), 'test_list' (MBPP), 'private_test_cases' "
+        f"(LiveCodeBench) or 'input_output' (APPS, TACO); it has {_columns(row)}"
+    )
+
+
+def read_tests(spec: Any) -> tuple[Test, ...]:
+    """Read the tests of a task's ground truth: JSON text or the object itself.
+
+    It is a list of tests as `dataclasses.asdict` gives them; or a row of the formats above; or `{"inputs", "outputs"}`
+    with an optional `fn_name` (the `input_output` of APPS and TACO, and the ground truth of verl's code rows); or a
+    list of `{"input", "output", "testtype"}` (LiveCodeBench).
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    spec = _json("a task's tests", spec)
+    if isinstance(spec, Mapping) and "inputs" in spec:
+        return _input_output(spec)
+    if isinstance(spec, list) and spec and all(isinstance(one, Mapping) for one in spec):
+        return _own(spec) if "testtype" not in spec[0] and "input" not in spec[0] else _cases(spec, None)
+    if isinstance(spec, Mapping):
+        return problem_of(spec).hidden
+    raise ConfigError(f"a task's tests must be an object or a list, got {shorten(repr(spec))}")
+
+
+_MAY_BE_NONE = frozenset({"expected", "tolerance"})
+
+
+def _own(tests: Sequence[Mapping[str, Any]]) -> tuple[Test, ...]:
+    kinds: dict[str, type[StdioTest | FunctionTest | AssertTest]]
+    kinds = {"stdin": StdioTest, "function": FunctionTest, "code": AssertTest}
+    found: list[Test] = []
+    for one in tests:
+        kind = next((kind for key, kind in kinds.items() if one.get(key) is not None), None)
+        try:
+            if kind is None:
+                raise TypeError("it needs 'stdin', 'function' or 'code'")
+            # Arrow fills keys that a test of this kind does not have with None when it unites rows.
+            found.append(kind(**{key: value for key, value in one.items() if value is not None or key in _MAY_BE_NONE}))
+        except TypeError as error:
+            raise ConfigError(f"a test cannot be used: {error}; got {shorten(repr(one))}") from error
+    return tuple(found)
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Read the rows of a data set's file: JSON Lines, a JSON list, either of them gzipped, or Parquet.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: it cannot be read.
+        MissingExtraError: it is Parquet, and pyarrow is not installed.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise missing_file("data set", path) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the data set {str(path)!r}: {error}") from error
+    if data.startswith(b"PAR1"):
+        return _parquet(path)
+    try:
+        text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode("utf-8-sig")
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [_row(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: expected a JSON object in each line, or a JSON list: {error}") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{path}: expected JSON objects, and at least one")
+    return list(rows)
+
+
+def _row(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"line {number}: {error}") from None
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing_package("pyarrow", f"Reading the Parquet file {str(path)!r}", error) from error
+    return list(pyarrow.parquet.read_table(path).to_pylist())
+
+
+# ---------------------------------------------------------------------- HumanEval
+
+
+def prompt_helpers(prompt: str, entry_point: str) -> str:
+    """Return what a HumanEval prompt has beside the function to write: imports and helper functions."""
+    try:
+        body = ast.parse(prompt.rstrip() + "\n    pass\n").body
+    except SyntaxError:
+        return ""
+    kept = [node for node in body if getattr(node, "name", None) != entry_point]
+    return "\n".join(ast.unparse(node) for node in kept if not isinstance(node, ast.Expr))
+
+
+def _humaneval(row: Mapping[str, Any]) -> Problem:
+    prompt, name = row["prompt"], row["entry_point"]
+    helpers = prompt_helpers(prompt, name)
+    test = AssertTest(f"{row['test']}\n\ncheck({name})\n", setup=helpers, helpers=helpers, entry_points=(name,))
+    return Problem(
+        prompt=f"Complete this Python function, and write it out whole.\n\n```python\n{prompt.rstrip()}\n```",
+        hidden=(test,),
+        visible=_doctests(prompt, name, helpers),
+        id=str(row.get("task_id", "")),
+        solution=prompt + row["canonical_solution"] if row.get("canonical_solution") else "",
+        source="humaneval",
+        labels=_rest(row, "prompt", "test", "canonical_solution"),
+    )
+
+
+def _doctests(prompt: str, name: str, helpers: str) -> tuple[Test, ...]:
+    """The examples of a docstring, `>>> f(1)` and a line with the value, as tests."""
+    lines = [line.strip() for line in prompt.split("\n")]
+    found: list[Test] = []
+    for line, value in itertools.pairwise(lines):
+        call = line.removeprefix(">>> ")
+        if line.startswith(f">>> {name}(") and _is_literal(value) and _is_expression(call):
+            found.append(AssertTest(f"assert {call} == {value}", setup=helpers, helpers=helpers, entry_points=(name,)))
+    return tuple(found)
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    return True
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- MBPP
+
+
+def mbpp_tests(row: Mapping[str, Any], assertions: Sequence[str]) -> tuple[Test, ...]:
+    """Return the tests of an MBPP row, for these of its assertions."""
+    setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or ())])
+    names = tuple(sorted({*_defined(row.get("code") or ""), *_defined(setup)}))
+    return tuple(AssertTest(one, setup=setup, entry_points=names) for one in assertions)
+
+
+def _mbpp(row: Mapping[str, Any]) -> Problem:
+    assertions = row["test_list"]
+    if isinstance(assertions, str) or not assertions:
+        raise ConfigError(f"'test_list' must be a list of assertions, got {shorten(repr(assertions))}")
+    text = next((row[name] for name in ("text", "prompt", "content") if row.get(name)), None)
+    if text is None:
+        raise KeyError("text")
+    tests = mbpp_tests(row, assertions)
+    return Problem(
+        prompt=f"{text.strip()}\n\nYour code should pass this test:\n\n```python\n{assertions[0]}\n```",
+        hidden=tests,
+        visible=tests[:1],
+        id=str(row.get("task_id", row.get("id", ""))),
+        solution=row.get("code") or "",
+        source="mbpp",
+        labels=_rest(row, "text", "prompt", "content", "code", "test_list", "challenge_test_list"),
+    )
+
+
+def _defined(source: str) -> set[str]:
+    """Names of the functions and classes, and the variables, that a source defines at its top."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return set()
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    assigned = [node for node in body if isinstance(node, ast.Assign)]
+    return names | {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+
+
+# ---------------------------------------------------------------------- LiveCodeBench
+
+
+def _livecodebench(row: Mapping[str, Any]) -> Problem:
+    metadata = _json("metadata", row.get("metadata") or "{}")
+    name, starter = metadata.get("func_name"), row.get("starter_code") or ""
+    public = _cases(_json("public_test_cases", row["public_test_cases"]), name)
+    private = _cases(_private(row["private_test_cases"]), name)
+    ask = f"Complete this Python code.\n\n```python\n{starter.rstrip()}\n```" if starter else STDIN_HINT
+    return Problem(
+        prompt=f"{row['question_content'].strip()}\n\n{ask}",
+        hidden=(*public, *private),
+        visible=public,
+        id=str(row.get("question_id", "")),
+        source="livecodebench",
+        labels=_rest(row, "question_content", "public_test_cases", "private_test_cases"),
+    )
+
+
+def _private(given: Any) -> Any:
+    """LiveCodeBench's private tests: JSON in its first releases, packed since."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except ValueError:
+        return _json("private_test_cases", packed_text(given))
+
+
+def _cases(cases: Any, name: str | None) -> tuple[Test, ...]:
+    if not isinstance(cases, list) or not all(isinstance(one, Mapping) for one in cases):
+        raise ConfigError(f"LiveCodeBench's tests are a list of objects, got {shorten(repr(cases))}")
+    return tuple(_case(one, name) for one in cases)
+
+
+def _case(case: Mapping[str, Any], name: str | None) -> Test:
+    kind = case.get("testtype", "stdin")
+    if kind == "stdin":
+        return StdioTest(case["input"], case["output"])
+    name = case.get("fn_name") or name
+    if kind != "functional" or not name:
+        raise ConfigError(f"a test is 'stdin', or 'functional' with a function's name; got {kind!r} and {name!r}")
+    args = [_json("a test's input", line) for line in case["input"].split("\n") if line.strip()]
+    return FunctionTest(name, tuple(args), _json("a test's output", case["output"]))
+
+
+# ---------------------------------------------------------------------- APPS, TACO
+
+
+def _apps(row: Mapping[str, Any]) -> Problem:
+    spec = _json("input_output", row["input_output"])
+    tests, starter = read_tests(spec), row.get("starter_code") or ""
+    name = spec.get("fn_name")
+    ask = STDIN_HINT if not name else f"Write a Python function `{name}`."
+    return Problem(
+        prompt="\n\n".join(part for part in (row["question"].strip(), ask, starter.rstrip()) if part),
+        hidden=tests,
+        visible=tests[:VISIBLE] if len(tests) > VISIBLE else (),
+        id=str(row.get("problem_id", row.get("id", ""))),
+        solution=next(iter(_json("solutions", row.get("solutions") or "[]")), ""),
+        source="apps",
+        labels=_rest(row, "question", "input_output", "solutions"),
+    )
+
+
+def _input_output(spec: Mapping[str, Any]) -> tuple[Test, ...]:
+    inputs, outputs, name = spec["inputs"], spec.get("outputs"), spec.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+        raise ConfigError("'inputs' and 'outputs' must be lists of the same length, with at least one test")
+    if not name:
+        return tuple(StdioTest(_text(one), _text(out)) for one, out in zip(inputs, outputs, strict=True))
+    # APPS wraps the values of some rows in a list of one, and its checker takes either.
+    wrapped = all(isinstance(out, list) and len(out) == 1 for out in outputs)
+    return tuple(
+        FunctionTest(name, tuple(one), out, tuple(out) if wrapped else ())
+        for one, out in zip(inputs, outputs, strict=True)
+    )
+
+
+def _text(value: Any) -> str:
+    """A text of APPS, which may be given as a list of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+_FORMATS = {
+    "entry_point": _humaneval,
+    "test_list": _mbpp,
+    "private_test_cases": _livecodebench,
+    "input_output": _apps,
+}
+"""From a column to the reader of the format that it stands for."""
+
+
+def _json(what: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} must be JSON, got {shorten(value, 80)!r}: {error}") from error
+
+
+def _rest(row: Mapping[str, Any], *used: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in used}
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return shorten(", ".join(map(str, row)) or "no columns")

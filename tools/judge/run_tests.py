@@ -1,0 +1,143 @@
+"""`RunTestsTool`: the model sends a program, and reads which of its task's visible tests fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.tools.base import ToolResult
+from toolgym.tools.code_interpreter import SANDBOX_FAILED, CodeInterpreterConfig, open_sandbox
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import ConfigError, SandboxError, shorten
+from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict
+from toolgym.tools.judge.judge import Judge
+from toolgym.tools.judge.rows import read_tests
+from toolgym.tools.sandbox.base import Sandbox
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.stateful import StatefulTool, ToolSession
+
+MOST_FAILURES = 3
+"""Failures that the model reads of one call."""
+
+_CHARS = 400
+"""Characters of one test, and of what came of it."""
+
+
+class RunTestsTool(StatefulTool):
+    """Runs the task's visible tests on the `code` that the model sends, and says which fail and how.
+
+    A task's `create_kwargs` have `tests`: JSON that `toolgym.tools.judge.read_tests` reads. Hidden tests do not belong
+    there. Without any the model reads that there are none.
+
+    Args:
+        config: where it runs, and `default_timeout` for one test; see `toolgym.tools.CodeInterpreterConfig`.
+        tool_schema: another name or description for the model; it must keep the argument `code`.
+        sandbox: run on this sandbox instead; it stays the caller's to close.
+
+    Attributes:
+        sandbox: where the programs run, each test as a run of its own.
+
+    Raises:
+        ConfigError: an option is unknown or out of range; names it.
+    """
+
+    stays_on_loop = True
+    default_schema = ToolSchema(
+        name="run_tests",
+        description="Run the example tests of the task on a Python program and return which of them fail.",
+        parameters={
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The whole program."}},
+            "required": ["code"],
+        },
+    )
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        options = read_options(CodeInterpreterConfig, self.config, "run_tests")
+        if "code" not in self.tool_schema.parameters.get("properties", {}):
+            raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
+        self._owns_sandbox = sandbox is None
+        self.sandbox = sandbox if sandbox is not None else open_sandbox(options, "run_tests")
+        memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
+        self._judge = Judge(self.sandbox, timeout=options.default_timeout, memory_mb=memory, stop_at_failure=False)
+
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        """Begin an episode.
+
+        Raises:
+            ConfigError: the tests cannot be read.
+        """
+        given = create_kwargs.get("tests")
+        return _Episode(self._judge, read_tests(given) if given else ())
+
+    async def close(self) -> None:
+        """Close the sandbox, unless the caller gave it."""
+        await super().close()
+        if self._owns_sandbox:
+            await self.sandbox.close()
+
+
+class _Episode(ToolSession):
+    def __init__(self, judge: Judge, tests: Sequence[Test]) -> None:
+        self._judge, self._tests = judge, tests
+
+    async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        if not self._tests:
+            return ToolResult("[This task has no example tests]")
+        try:
+            verdicts = await self._judge.judge(parameters["code"], self._tests)
+        except SandboxError as error:
+            said = f"{type(error).__name__}: {error}"
+            return ToolResult(SANDBOX_FAILED, 0.0, {"infra_failure": True, "error": said})
+        passed = sum(one.passed for one in verdicts)
+        failures = [
+            _failure(number, test, verdict)
+            for number, (test, verdict) in enumerate(zip(self._tests, verdicts, strict=True), start=1)
+            if not verdict.passed
+        ]
+        text = [f"{passed} of {len(verdicts)} tests passed.", *failures[:MOST_FAILURES]]
+        if len(failures) > MOST_FAILURES:
+            text.append(f"[{len(failures) - MOST_FAILURES} more failures]")
+        return ToolResult("\n\n".join(text), 0.0, {"passed": passed, "tests": len(verdicts)})
+
+    async def fork(self) -> ToolSession:
+        """Return a session with the same tests; it keeps nothing else."""
+        return _Episode(self._judge, self._tests)
+
+
+def _failure(number: int, test: Test, verdict: Verdict) -> str:
+    said = verdict.detail.strip()
+    if len(said) > _CHARS:  # the end of a traceback says the most
+        said = f"...{said[-_CHARS:]}"
+    return f"Test {number}: {verdict.status.value}\n{shown(test)}\n{said}"
+
+
+def shown(test: Test, most: int = _CHARS) -> str:
+    """Return a test for a reader, cut to so many characters."""
+    match test:
+        case StdioTest():
+            return f"Input:\n{shorten(test.stdin.rstrip(), most)}"
+        case FunctionTest():
+            return shorten(f"{test.function}({', '.join(map(repr, test.args))})", most)
+        case AssertTest():
+            return shorten(test.code.strip(), most)
+
+
+def example(test: Test, most: int = _CHARS) -> str:
+    """Return a test with what it expects, for a reader, each part cut to so many characters."""
+    text = shown(test, most)
+    match test:
+        case StdioTest():
+            expected = test.expected if isinstance(test.expected, str) else test.expected[0]
+            return f"{text}\nOutput:\n{shorten(expected.rstrip(), most)}"
+        case FunctionTest():
+            return f"{text} == {shorten(repr(test.expected), most)}"
+        case AssertTest():
+            return text

@@ -1,0 +1,4 @@
+"""SandboxFusion's evaluation endpoints for the sandbox server: data sets, prompts, and programs that are judged.
+
+`api` answers, `datasets` has the formats, `messages` the fields, `extract_logic` runs a client's own extraction.
+"""

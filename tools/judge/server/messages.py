@@ -1,0 +1,124 @@
+"""The messages of SandboxFusion's evaluation endpoints (its OpenAPI description at commit 469de08)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+from pydantic import BaseModel, Field, FiniteFloat
+
+from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Language, RunCodeResponse
+
+
+class _Message(BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", ser_json_inf_nan="null")
+
+
+class Prompt(_Message):
+    """What a model is asked."""
+
+    id: int | str
+    prompt: str
+    labels: dict[str, Any] = {}
+
+
+class EvaluationConfig(_Message):
+    """How a data set is read and a program judged; SandboxFusion's `TestConfig`."""
+
+    dataset_type: str | None = Field(None, description="the format, for a data set that the server does not have")
+    language: Language | None = Field(None, description="the language of programs, for CommonOJDataset")
+    locale: str | None = None
+    is_fewshot: bool | None = None
+    compile_timeout: FiniteFloat | None = Field(None, gt=0)
+    run_timeout: FiniteFloat | None = Field(None, gt=0)
+    custom_extract_logic: str | None = Field(
+        None, description="Python that calls `submit_code_blocks` with what it finds in `completion`"
+    )
+    provided_data: list[dict[str, Any]] | dict[str, Any] | None = Field(
+        None, description="rows instead of the server's own: a list, or one row where one is asked for"
+    )
+    extra: dict[str, Any] = {}
+
+
+class GetPromptsRequest(_Message):
+    """Body of `/list_ids` and `/get_prompts`."""
+
+    dataset: str
+    config: EvaluationConfig
+    offset: int = Field(0, ge=0)
+    limit: int = Field(1_000_000, ge=0)
+
+
+class GetPromptByIdRequest(_Message):
+    """Body of `/get_prompt_by_id`."""
+
+    dataset: str
+    config: EvaluationConfig
+    id: int | str
+
+
+class SubmitRequest(_Message):
+    """Body of `/submit`."""
+
+    dataset: str
+    id: int | str
+    completion: str
+    config: EvaluationConfig
+
+
+class EvalTestCase(_Message):
+    """What became of one test."""
+
+    passed: bool
+    exec_info: RunCodeResponse
+    test_info: dict[str, Any] | None = None
+
+
+class EvalResult(_Message):
+    """Answer of `/submit`."""
+
+    id: int | str
+    accepted: bool
+    extracted_code: str
+    full_code: str | None = None
+    test_code: str | None = None
+    tests: list[EvalTestCase] = Field(max_length=MAX_ITEMS)
+    extracted_type: Literal["fenced", "incomplete_fenced", "heuristic", "empty"] | None = None
+    extra: dict[str, Any] | None = None
+
+
+class GetMetricsRequest(_Message):
+    """Body of `/get_metrics`."""
+
+    dataset: str
+    config: EvaluationConfig
+    results: list[EvalResult]
+
+
+class GetMetricsFunctionRequest(_Message):
+    """Body of `/get_metrics_function`."""
+
+    dataset: str
+    config: EvaluationConfig
+
+
+class GetMetricsFunctionResult(_Message):
+    """Answer of `/get_metrics_function`."""
+
+    function: str | None = Field(description="source of a function `get_metrics(results)`")
+
+
+class Names(pydantic.RootModel[list[str]]):
+    """Answer of `/list_datasets`."""
+
+
+class Ids(pydantic.RootModel[list[int | str]]):
+    """Answer of `/list_ids`."""
+
+
+class Prompts(pydantic.RootModel[list[Prompt]]):
+    """Answer of `/get_prompts`."""
+
+
+class Metrics(pydantic.RootModel[dict[str, float]]):
+    """Answer of `/get_metrics`."""

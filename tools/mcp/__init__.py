@@ -1,0 +1,1 @@
+"""Tools of MCP servers, through the official SDK (extra `mcp`)."""

@@ -1,0 +1,202 @@
+"""`McpConnection`: one session with an MCP server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from contextlib import AsyncExitStack
+from typing import Any
+
+from toolgym.tools.base import ToolResult
+from toolgym.tools.errors import ConfigError, ToolgymError, error_text, shorten
+from toolgym.tools.mcp.server import McpServer
+from toolgym.tools.schema import ToolSchema
+
+CLOSE_SECONDS = 10.0
+"""Seconds for the end of a session; the SDK stops a command within some five."""
+
+MAX_PAGES = 1000
+"""Pages of a list of tools after which a server's list is taken to have no end."""
+
+UNAVAILABLE = "[The tool's server is not available]"
+"""What the model reads where the server failed. The reason is in the call's metrics."""
+
+_MODELS_FAULT = (-32602, -32601)
+"""Codes of JSON-RPC for arguments and tools that the server does not take: the model reads what it says."""
+
+
+class McpError(ToolgymError, ConnectionError):
+    """A session with an MCP server could not be begun."""
+
+
+class McpConnection:
+    """A session that is open. Use `open`.
+
+    The SDK's contexts belong to the task that entered them, so a task of the session's own holds them. Its calls may
+    come from any task.
+    """
+
+    def __init__(self, server: McpServer, mode: str) -> None:
+        self.server, self._mode = server, mode
+        self._client: Any = None
+        self._stop = asyncio.Event()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._holder = asyncio.create_task(self._hold(), name=f"toolgym-mcp {server.name}")
+
+    @classmethod
+    async def open(cls, server: McpServer, seconds: float) -> McpConnection:
+        """Begin a session.
+
+        Args:
+            server: the server.
+            seconds: wall seconds within which it must be ready.
+
+        Raises:
+            McpError: it is not there, or speaks no MCP, or was not ready in time; says what it wrote.
+            MissingExtraError: the SDK is not installed.
+        """
+        for mode in server.modes:
+            connection = cls(server, mode)
+            try:
+                async with asyncio.timeout(seconds):
+                    connection._client = await asyncio.shield(connection._ready)
+            except (ConfigError, asyncio.CancelledError):
+                await connection.close()
+                raise
+            except Exception as error:
+                said = connection._wrote()
+                await connection.close()
+                if mode != server.modes[-1] and type(error).__name__ == "MCPError":  # it speaks MCP, of some kind
+                    continue
+                why = (
+                    f"was not ready within {seconds:g} seconds"
+                    if isinstance(error, TimeoutError)
+                    else error_text(error)
+                )
+                raise McpError(f"the MCP server {server.name!r}: {why}{said}") from error
+            server.modes = (mode,)
+            return connection
+        raise AssertionError("a server has at least one mode")
+
+    async def schemas(self, seconds: float) -> list[ToolSchema]:
+        """Return the tools that the server has, in its order.
+
+        Raises:
+            McpError: it does not tell them in time, or tells something else.
+            ConfigError: the schema of a tool is none.
+        """
+        found: list[ToolSchema] = []
+        cursor = None
+        try:
+            async with asyncio.timeout(seconds):
+                for _ in range(MAX_PAGES):
+                    page = await self._client.list_tools(cursor=cursor)
+                    found += [ToolSchema(one.name, one.description or "", dict(one.input_schema)) for one in page.tools]
+                    cursor = page.next_cursor
+                    if cursor is None:
+                        return found
+        except ToolgymError:
+            raise
+        except Exception as error:
+            raise McpError(f"the MCP server {self.server.name!r} gave no list of tools: {error_text(error)}") from error
+        raise McpError(f"the MCP server {self.server.name!r} has a list of tools of more than {MAX_PAGES} pages")
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool. The caller sets the deadline; a call that is cancelled is cancelled at the server too.
+
+        Returns:
+            What the server said. The metrics hold `status`: `ok`, `error` where the tool says that it failed or does
+            not take the arguments, `unavailable` (with `infra_failure` and `error`) where the server failed.
+        """
+        from mcp import MCPError
+
+        if self._holder.done():
+            return _unavailable(f"the session ended: {self._written() or 'the server closed it'}")
+        try:
+            result = await self._client.call_tool(name, arguments)
+        except MCPError as error:
+            if error.code in _MODELS_FAULT:
+                return ToolResult(error.message, 0.0, {"status": "error", "code": error.code})
+            return _unavailable(f"{error.message} (code {error.code}){self._wrote()}")
+        except Exception as error:  # noqa: BLE001  the SDK lets transports' and validators' errors through
+            return _unavailable(error_text(error))
+        status = "error" if result.is_error else "ok"
+        return ToolResult(text_of(result), 0.0, {"status": status})
+
+    async def close(self) -> None:
+        """End the session: the server's process too, where it was started for it. Closing twice is fine."""
+        self._stop.set()
+        if not self._ready.done():
+            self._holder.cancel()
+        done, _ = await asyncio.wait([self._holder], timeout=CLOSE_SECONDS)
+        if not done:
+            self._holder.cancel()
+            await asyncio.wait([self._holder], timeout=CLOSE_SECONDS)
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()  # retrieved
+        self._log.close()
+
+    async def _hold(self) -> None:
+        """Keep the session open until it is to be closed."""
+        try:
+            async with AsyncExitStack() as opened:
+                client = await self.server.client(self._mode, opened, self._log)
+                await opened.enter_async_context(client)
+                self._ready.set_result(client)
+                await self._stop.wait()
+        except Exception as error:  # noqa: BLE001  raised where the session is opened; later, calls fail by themselves
+            if not self._ready.done():
+                self._ready.set_exception(_first(error))
+        finally:
+            if not self._ready.done():
+                self._ready.cancel()
+
+    def _wrote(self) -> str:
+        said = self._written()
+        return f"; it wrote: {said}" if said else ""
+
+    def _written(self) -> str:
+        """The end of what the server's process wrote to its standard error."""
+        if self._log.closed:
+            return ""
+        descriptor = self._log.fileno()  # shared with the process: its place in the file is left alone
+        end = os.pread(descriptor, 2000, max(0, os.fstat(descriptor).st_size - 2000))
+        return shorten(end.decode(errors="replace").strip(), 500)
+
+
+def text_of(result: Any) -> str:
+    """Return a tool's result as text: its texts one below the other, and a word about what is no text.
+
+    Source: `CallToolResult` of the Model Context Protocol (https://modelcontextprotocol.io/specification).
+    """
+    parts = []
+    for block in result.content:
+        kind = block.type
+        if kind == "text":
+            parts.append(block.text)
+        elif kind in ("image", "audio"):
+            parts.append(f"[{kind}, {block.mime_type}, {len(block.data) * 3 // 4} bytes]")
+        elif kind == "resource" and hasattr(block.resource, "text"):
+            parts.append(block.resource.text)
+        elif kind == "resource":
+            parts.append(f"[resource {block.resource.uri}]")
+        else:
+            parts.append(f"[{kind} {getattr(block, 'uri', '')}]".replace(" ]", "]"))
+    structured = getattr(result, "structured_content", None)
+    if not parts and structured is not None:
+        parts.append(json.dumps(structured, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+def _unavailable(error: str) -> ToolResult:
+    return ToolResult(UNAVAILABLE, 0.0, {"status": "unavailable", "infra_failure": True, "error": error})
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group: what went wrong, where a task group had no other to tell of."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,135 @@
+"""The search server's service: `/retrieve` as Search-R1 has it, and the older `/observation_kilt/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from aiohttp import web
+
+from toolgym.tools.errors import RetrievalError
+from toolgym.tools.search.retriever import Passage, Retriever
+from toolgym.tools.search.server.config import SearchServerConfig
+from toolgym.tools.serving.admission import Gate
+from toolgym.tools.serving.app import HttpApp
+from toolgym.tools.serving.json_bodies import parse, problem
+from toolgym.tools.serving.metrics import Metrics
+from toolgym.tools.serving.peers import Peers
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.transport import RefusedError, answer
+
+METRICS_PREFIX = "toolgym_search"
+"""Beginning of the names of all figures."""
+
+
+class RetrieveRequest(pydantic.BaseModel):
+    """What Search-R1's clients send.
+
+    Attributes:
+        queries: at least one.
+        topk: most passages for each; null: as the server is set.
+        return_scores: whether each document comes with its score.
+    """
+
+    queries: Annotated[list[str], pydantic.Field(min_length=1)]
+    topk: Annotated[int, pydantic.Field(ge=1)] | None = None
+    return_scores: bool = False
+
+
+class RetrieveResponse(pydantic.BaseModel):
+    """A list for each query, best first: `{"document": {"id", "contents"}, "score"}`, or the documents alone."""
+
+    result: list[list[dict[str, Any]]]
+
+
+class KiltRequest(pydantic.BaseModel):
+    """What clients of the older protocol send.
+
+    Attributes:
+        content: the query.
+        translate: taken, and without effect: the server has nothing to translate with.
+    """
+
+    content: str
+    translate: bool = False
+
+
+class SearchApp(HttpApp):
+    """The service over one retriever.
+
+    Args:
+        retriever: searches; the caller closes it.
+        config: settings.
+        version: version of the library.
+        worker: number of this worker.
+        folder: folder of the workers' sockets; None: this is the only one.
+    """
+
+    title = "toolgym search"
+    summary = "Passages for queries, as Search-R1's retrieval server answers."
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        config: SearchServerConfig,
+        *,
+        version: str = "",
+        worker: int = 0,
+        folder: Path | None = None,
+    ) -> None:
+        gate = Gate(config.share(config.max_concurrency), config.share(config.max_queue), config.queue_timeout)
+        others = [number for number in range(config.workers) if number != worker]
+        self._figures = Metrics(METRICS_PREFIX)
+        super().__init__(config, gate, self._figures, Peers(folder, others, config.queue_timeout), worker, version)
+        self._retriever, self._settings = retriever, config
+        kilt = {"POST": Operation(self._kilt, "Find passages for one text", KiltRequest, "application/json")}
+        health = {"GET": Operation(self._health, "Tell whether requests are taken", None, "application/json")}
+        retrieve = Operation(self._retrieve, "Find passages for queries", RetrieveRequest, RetrieveResponse)
+        self.add_routes(
+            [
+                Route("/retrieve", {"POST": retrieve}, runs=True),
+                Route("/observation_kilt/", kilt, runs=True),
+                Route("/observation_kilt", kilt, runs=True),
+                Route("/health", health, public=True, while_draining=True),
+            ]
+        )
+
+    async def _retrieve(self, call: Call) -> web.Response:
+        request = parse(RetrieveRequest, call.body)
+        most = self._settings.max_queries
+        if len(request.queries) > most:
+            raise problem(["queries"], f"one request has at most {most} queries here, not {len(request.queries)}")
+        topk = self._settings.topk if request.topk is None else request.topk
+        if topk > self._settings.max_topk:
+            raise problem(["topk"], f"topk is at most {self._settings.max_topk} here", value=topk)
+        found = await self._search(request.queries, topk)
+        return answer({"result": [[_document(one, request.return_scores) for one in each] for each in found]})
+
+    async def _kilt(self, call: Call) -> web.Response:
+        request = parse(KiltRequest, call.body)
+        [found] = await self._search([request.content], self._settings.topk)
+        return answer([{"content": one.contents} for one in found])
+
+    async def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
+        async with self.gate.slot() as seconds:
+            self._figures.queued(seconds)
+            try:
+                return await self._retriever.search(queries, topk)
+            except RetrievalError as error:  # a ConnectionError, which would look like a client that is gone
+                raise RefusedError(503, str(error)) from error
+
+    async def _health(self, call: Call) -> web.Response:
+        about = {
+            "status": "draining" if self.draining else "ok",
+            "version": self.version,
+            "corpus": self._settings.corpus.name if self._settings.corpus is not None else "",
+            "running": self.gate.running,
+            "waiting": self.gate.waiting,
+        }
+        return answer(about, 503 if self.draining else 200)
+
+
+def _document(passage: Passage, with_score: bool) -> dict[str, Any]:
+    document = {"id": passage.id, "contents": passage.contents}
+    return {"document": document, "score": passage.score} if with_score else document

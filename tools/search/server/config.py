@@ -1,0 +1,62 @@
+"""The search server's settings, from a YAML file and from flags, checked before anything starts.
+
+`toolgym serve search --print-config` prints them all with their meanings, as a file that `--config` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from toolgym.tools.search.threads import processors
+from toolgym.tools.serving.config import ServingConfig, load_settings
+
+TOKEN_VARIABLE = "TOOLGYM_SEARCH_TOKEN"
+"""Environment variable that `toolgym serve search` reads the token from."""
+
+
+class SearchServerConfig(ServingConfig):
+    """Settings of `toolgym serve search`: those of every server (`ServingConfig`), and its own.
+
+    Attributes:
+        port: TCP port; 0: any free one.
+        workers: processes that share the port. They read one index.
+        max_concurrency: requests that search at once, all workers together. Default: 4 per processor.
+        body_limit_mb: MiB of one request's body.
+        corpus: the file of passages, in JSON Lines.
+        index: folder of its index; None: the file's name with `.bm25` behind it, with a model `.dense`.
+        model: folder of a model of sentence-transformers or transformers, whose vectors are compared; None: BM25.
+        pooling: how such a model of transformers makes a vector: `mean` or `cls`.
+        query_prefix: put before each query for the model, such as `query: `.
+        passage_prefix: put before each passage for the model, such as `passage: `.
+        device: where the model computes.
+        topk: passages for each query, where a request does not say.
+        max_topk: most passages for each query that a request may ask for.
+        max_queries: most queries of one request.
+        search_timeout: seconds for the search of one request.
+    """
+
+    port: int = Field(8000, ge=0, le=65535)
+    workers: int = Field(1, ge=1, le=256)
+    max_concurrency: int = Field(default_factory=lambda: 4 * processors(), ge=1)
+    body_limit_mb: pydantic.FiniteFloat = Field(16.0, gt=0)
+    corpus: Path | None = None
+    index: Path | None = None
+    model: Path | None = None
+    pooling: Literal["mean", "cls"] = "mean"
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    device: str = "cpu"
+    topk: int = Field(3, ge=1)
+    max_topk: int = Field(100, ge=1)
+    max_queries: int = Field(4096, ge=1)
+    search_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
+
+
+def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> SearchServerConfig:
+    """Return settings from a file and from flags, see `load_settings`."""
+    return load_settings(SearchServerConfig, path, flags, token_variable=TOKEN_VARIABLE)

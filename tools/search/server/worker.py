@@ -1,0 +1,36 @@
+"""One worker process of the search server."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.search.server.app import SearchApp
+from toolgym.tools.search.server.config import SearchServerConfig
+from toolgym.tools.search.server.open_retriever import open_retriever
+from toolgym.tools.serving.app import HttpApp
+from toolgym.tools.serving.worker import run_worker
+
+
+@contextlib.asynccontextmanager
+async def open_app(config: SearchServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
+    """Open the index, and the service over it.
+
+    Args:
+        config: settings.
+        number: number of this worker.
+        folder: folder of the workers' sockets; None: this is the only one.
+
+    Raises:
+        ConfigError: the corpus, the index or the model cannot be used.
+    """
+    async with await in_thread(open_retriever, config) as retriever:
+        version = importlib.metadata.version("toolgym")
+        yield SearchApp(retriever, config, version=version, worker=number, folder=folder), f"{config.corpus}"
+
+
+if __name__ == "__main__":
+    run_worker(SearchServerConfig, open_app)

@@ -1,0 +1,79 @@
+"""Searching in threads: an index computes, so it must not do so on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from toolgym.tools.concurrency.blocking import BlockingPool, NoThreadError
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import RetrievalError, check_seconds
+from toolgym.tools.search.retriever import Passage
+
+Find = Callable[[Sequence[str], int], list[list[Passage]]]
+"""Finds passages for queries, at most so many each; may take long."""
+
+
+class SearchThreads:
+    """Runs searches beside all event loops.
+
+    Args:
+        find: finds passages for some queries.
+        timeout: seconds for one call.
+        max_threads: searches at once.
+        at_once: most queries that `find` is given; None: all of a thread.
+
+    Raises:
+        ConfigError: the time is not positive.
+    """
+
+    def __init__(self, find: Find, *, timeout: float, max_threads: int, at_once: int | None = None) -> None:
+        check_seconds(timeout=timeout)
+        self._find, self._timeout, self._at_once = find, timeout, at_once
+        self._pool = BlockingPool(max_threads)
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """See `Retriever.search`."""
+        try:
+            return await with_deadline(self._search(queries, topk), self._timeout, queue=self._timeout)
+        except DeadlineError as error:
+            raise RetrievalError(f"the search {error}") from error
+        except NoThreadError as error:
+            raise RetrievalError(str(error)) from error
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.close()
+
+    async def _search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """Share the queries out to the threads."""
+        give_up = time.monotonic() + 2 * self._timeout  # its share of waiting for a thread included
+        size = math.ceil(len(queries) / self._pool.max_threads)
+        parts = [queries[start : start + size] for start in range(0, len(queries), size)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._part(part, topk, give_up)) for part in parts]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [found for task in tasks for found in task.result()]
+
+    async def _part(self, queries: Sequence[str], topk: int, give_up: float) -> list[list[Passage]]:
+        step = self._at_once or len(queries)
+
+        def run() -> list[list[Passage]]:
+            found: list[list[Passage]] = []
+            for start in range(0, len(queries), step):
+                if time.monotonic() > give_up:  # its caller has left it behind
+                    break
+                found += self._find(queries[start : start + step], topk)
+            return found
+
+        return await self._pool.run(run, name="search")
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

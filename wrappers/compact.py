@@ -1,0 +1,164 @@
+"""`Compact`: replaces a long conversation by a summary that the policy writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
+from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.tools.errors import ConfigError, require_whole_number
+from toolgym.tools.message import Message, assistant, user
+from toolgym.tools.parsers import split_reasoning
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.wrappers.base import Wrapper
+from toolgym.wrappers.token_count import count_all, message_text, token_count, turn_text
+
+REQUEST = (
+    "This conversation has become long. Your next message is all that will be kept of it: write a summary of what you "
+    "have found out and done, and of what is left to do. Call no tool in it."
+)
+"""What asks the policy for a summary."""
+
+NOTE = "[The conversation so far was removed. This is your summary of it:]"
+"""What stands before the summary in the new context."""
+
+
+class Compact(Wrapper):
+    """Lets the policy summarise the conversation when it is long; then its context begins anew with the summary.
+
+    Once the conversation has more than `max_tokens`, the next observation ends with a request. The policy's next turn
+    is its summary: a turn like any other, whose tokens are trained. The env inside does not see it, and calls of tools
+    in it are not run. The step that takes it has the reward 0, and `StepInfo.context`: the task's messages with the
+    summary behind them. `rollout` and `run_episode` begin a new token sequence with that context (`start_reason`
+    "env"), and `endpoint.run` a new conversation. With Gymnasium the caller does: the next prompt is `info["context"]`.
+    A caller that can only add to a conversation refuses the env (`tool_class`, servers of envs).
+
+    The metrics of a step hold `compactions`, the summaries of the episode so far. A summary takes none of the env's own
+    turns; a `TurnLimit` around this wrapper counts it.
+
+    Args:
+        env: the env inside.
+        max_tokens: tokens of a conversation, the task's messages included, above which a summary is asked for. Only
+            texts count, not what a chat template puts around them; leave room for the summary in the model's context.
+        tokenizer: a tokenizer, or a function from a text to its number of tokens.
+        request: asks for the summary.
+        note: stands before the summary in the new context.
+
+    Raises:
+        ConfigError: `max_tokens` is no whole number of at least 1, `tokenizer` is none, a text is none, or the env
+            inside begins the context anew itself.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> async def main():
+        ...     async with Compact(toolgym.make("CodeInterpreter-v0"), 400, tokenizer=len, request="Summarise.") as env:
+        ...         await env.reset(seed=0)
+        ...         result = await env.step("<tool_call>" + "no JSON " * 50 + "</tool_call>")
+        ...         print(result.obs[-1]["content"])
+        ...         result = await env.step("The tool wants JSON.")
+        ...         print([message["role"] for message in result.info["context"]])
+        ...         print(result.info["context"][-1]["content"].splitlines()[-1])
+        >>> asyncio.run(main())
+        Summarise.
+        ['system', 'user']
+        The tool wants JSON.
+    """
+
+    def __init__(
+        self, env: BaseEnv, max_tokens: int, *, tokenizer: Any, request: str = REQUEST, note: str = NOTE
+    ) -> None:
+        super().__init__(env)
+        require_growing_context(env, "Compact")
+        require_whole_number("max_tokens", max_tokens, at_least=1)
+        if not isinstance(request, str) or not request or not isinstance(note, str):
+            raise ConfigError(f"request and note must be texts, and request not empty, got {request!r} and {note!r}")
+        self.max_tokens = max_tokens
+        self.request = request
+        self.note = note
+        self._count = token_count(tokenizer)
+        self._begin(())
+
+    def _begin(self, prompt: Sequence[Message]) -> None:
+        self._prompt = tuple(message.copy() for message in prompt)
+        self._tokens = 0
+        self._asked = False
+        self._compactions = 0
+        self._metrics: Mapping[str, Any] = {}
+
+    @property
+    def replaces_context(self) -> bool:  # type: ignore[override]  # read only here
+        return True
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        self._asked = False
+        messages, info = await self.env.reset(seed=seed, options=options)
+        self._begin(messages)
+        self._tokens = await self._size(messages)
+        return messages, info
+
+    async def step(self, action: Action) -> StepResult:
+        if self._asked:
+            return await self._begin_anew(action)
+        result = await self.env.step(action)
+        self._metrics = result.info.get("metrics", {})
+        result = self._counted(result)
+        if result.done:
+            return result
+        self._tokens += await count_all(self._count, [turn_text(action), *map(message_text, result.obs)])
+        if self._tokens <= self.max_tokens:
+            return result
+        self._asked = True
+        return result._replace(obs=_followed_by(result.obs, self.request))
+
+    async def truncate(self, reason: StopReason) -> StepResult:
+        self._asked = False
+        return self._counted(await self.env.truncate(reason))
+
+    async def close(self) -> None:
+        self._asked = False
+        await self.env.close()
+
+    async def _begin_anew(self, action: Action) -> StepResult:
+        """Take the policy's summary."""
+        text = f"{self.note}\n{_summary(action)}"
+        context = _followed_by(self._prompt, text)
+        self._asked = False
+        self._tokens = await self._size(context)
+        self._compactions += 1
+        info: dict[str, Any] = {"message": assistant(_content(action)), "context": context, "metrics": self._metrics}
+        return self._counted(StepResult([user(text)], 0.0, False, info))  # type: ignore[arg-type]  # it is a StepInfo
+
+    async def _size(self, messages: Sequence[Message]) -> int:
+        return await count_all(self._count, [message_text(message) for message in messages])
+
+    def _counted(self, result: StepResult) -> StepResult:
+        metrics = {**result.info.get("metrics", {}), "compactions": self._compactions}
+        return result._replace(info={**result.info, "metrics": metrics})
+
+
+def _followed_by(messages: Sequence[Message], text: str) -> list[Message]:
+    """Messages with a user's text behind them: in the last one where that is a user's, as some chat templates take no
+    two in a row."""
+    copies = [message.copy() for message in messages]
+    if not copies or copies[-1]["role"] != "user":
+        return [*copies, user(text)]
+    copies[-1]["content"] += f"\n\n{text}"
+    return copies
+
+
+def _content(action: Action) -> str:
+    """A turn as text."""
+    if isinstance(action, str):
+        return action
+    return action.text or action.content if isinstance(action, ParsedTurn) else action["content"]
+
+
+def _summary(action: Action) -> str:
+    """What a turn says, without its thinking and its tool calls."""
+    content = action.content if isinstance(action, ParsedTurn) else _content(action)
+    before, closed, _ = content.partition("</think>")
+    # Where the prompt had opened the thinking, the turn only closes it.
+    return split_reasoning(content, starts_open=bool(closed) and "<think>" not in before)[1].strip()

@@ -1,0 +1,89 @@
+"""`FormatPenalty`: a negative reward for each turn of the wrong form."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message, assistant
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.wrappers.base import Wrapper
+
+
+class FormatPenalty(Wrapper):
+    """Takes a penalty off the reward of each turn that does not have a form.
+
+    The metrics of a step hold `bad_format`, the turns without it so far, and `reward/format`, what they cost so far.
+
+    Args:
+        env: the env inside.
+        form: a regular expression that is searched for in the content of each turn's message, where `.` is any
+            character, a line's end too; or a function from that message to whether it has the form. The calls of tools
+            are in the message's `tool_calls`, and not in its content: how they are written belongs to the model.
+        penalty: what a turn without the form costs, at least 0.
+
+    Raises:
+        ConfigError: `form` is neither, or `penalty` is negative or not finite.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> def answers_or_calls(message):
+        ...     return bool(message.get("tool_calls")) or "####" in message["content"]
+        >>> async def main():
+        ...     async with FormatPenalty(toolgym.make("CodeInterpreter-v0"), answers_or_calls, penalty=0.5) as env:
+        ...         await env.reset(seed=0)
+        ...         result = await env.step("It is many.")
+        ...         return result.reward, result.info["metrics"]["bad_format"], result.info["metrics"]["reward/format"]
+        >>> asyncio.run(main())
+        (-0.5, 1, -0.5)
+    """
+
+    def __init__(self, env: BaseEnv, form: str | Callable[[Message], object], penalty: float = 1.0) -> None:
+        super().__init__(env)
+        if isinstance(form, str):
+            try:
+                pattern = re.compile(form, re.DOTALL)
+            except re.error as error:
+                raise ConfigError(f"form is no regular expression: {error}: {form!r}") from error
+            self._has_form: Callable[[Message], object] = lambda message: pattern.search(message["content"])
+        elif callable(form):
+            self._has_form = form
+        else:
+            raise ConfigError(f"form must be a regular expression or a function of a turn's message, got {form!r}")
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 <= penalty < math.inf:
+            raise ConfigError(f"penalty must be a number of at least 0, got {penalty!r}")
+        self.penalty = float(penalty)
+        self._bad = 0
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        self._bad = 0
+        return await self.env.reset(seed=seed, options=options)
+
+    async def step(self, action: Action) -> StepResult:
+        result = await self.env.step(action)
+        has_form = bool(self._has_form(_message(action, result)))
+        self._bad += not has_form
+        return self._counted(result if has_form else result._replace(reward=result.reward - self.penalty))
+
+    async def truncate(self, reason: StopReason) -> StepResult:
+        return self._counted(await self.env.truncate(reason))
+
+    def _counted(self, result: StepResult) -> StepResult:
+        own = {"bad_format": self._bad, "reward/format": -self.penalty * self._bad if self._bad else 0.0}
+        return result._replace(info={**result.info, "metrics": {**result.info.get("metrics", {}), **own}})
+
+
+def _message(action: Action, result: StepResult) -> Message:
+    """The turn as a message: as the env read it, where it says so."""
+    if "message" in result.info:
+        return result.info["message"]
+    if isinstance(action, ParsedTurn):
+        return action.message
+    return assistant(action) if isinstance(action, str) else action

@@ -1,0 +1,140 @@
+"""`Record`: every episode as a line of a JSON Lines file."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.tools.errors import ConfigError, EpisodeError, error_text
+from toolgym.tools.message import Message, assistant
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.wrappers.base import Wrapper
+
+
+class Record(Wrapper):
+    """Appends each episode to a JSON Lines file when it is over. Changes nothing of what the env gives.
+
+    A line has `task` (its id), `source`, `seed`, `messages` (all of them, in order), `actions` (each a text as
+    generated, or a message), `rewards` (of each step), `reward` (their sum), `stop_reason`, `error` and `metrics`. An
+    episode that `reset` or `close` breaks off has the `stop_reason` None; one whose step raised has its `error`. Each
+    line is written at once and whole, so any number of envs may share a file, forks too: a fork's line begins with what
+    it shares. No file stays open between episodes. Put it around `RetryOnInfraError`: its forks would be episodes here.
+
+    Args:
+        env: the env inside.
+        path: the file; its folder must be there.
+
+    Raises:
+        ConfigError: the folder is not there, or `path` is a folder.
+        OSError: in `step`, `reset` and `close`: the file cannot be written.
+
+    Example:
+        >>> import asyncio, json, tempfile, toolgym
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> async def main(path):
+        ...     async with Record(toolgym.make("CodeInterpreter-v0"), path) as env:
+        ...         await env.reset(seed=0)
+        ...         await env.step("#### 1")
+        >>> asyncio.run(main(f"{folder.name}/episodes.jsonl"))
+        >>> with open(f"{folder.name}/episodes.jsonl") as lines:
+        ...     [episode] = map(json.loads, lines)
+        >>> episode["actions"], episode["rewards"], episode["stop_reason"]
+        (['#### 1'], [0.0], 'answered')
+        >>> [message["role"] for message in episode["messages"]]
+        ['system', 'user', 'assistant']
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, env: BaseEnv, path: str | Path) -> None:
+        super().__init__(env)
+        if not isinstance(path, str | Path):
+            raise ConfigError(f"path must be the name of a file, got {path!r}")
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise ConfigError(f"path must be a file in a folder that is there, got {str(path)!r}")
+        self._episode: dict[str, Any] | None = None  # None while none is under way
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        self._write()
+        messages, info = await self.env.reset(seed=seed, options=options)
+        task = info.get("task")
+        self._episode = {
+            "task": None if task is None else task.id,
+            "source": None if task is None else task.source,
+            "seed": seed,
+            "messages": copy.deepcopy(messages),
+            "actions": [],
+            "rewards": [],
+            "metrics": {},
+        }
+        return messages, info
+
+    async def step(self, action: Action) -> StepResult:
+        try:
+            result = await self.env.step(action)
+        except EpisodeError:  # called out of order: no step of an episode
+            raise
+        except Exception as error:
+            reason = error.stop_reason if isinstance(error, EpisodeFailedError) else None
+            self._write(stop_reason=reason, error=error_text(error))
+            raise
+        if self._episode is not None:
+            turn = action.message if isinstance(action, ParsedTurn) else action
+            turn = assistant(turn) if isinstance(turn, str) else turn
+            text = action.text if isinstance(action, ParsedTurn) else ""
+            self._episode["actions"].append(text or (action if isinstance(action, str) else turn))
+            self._episode["messages"] += copy.deepcopy([result.info.get("message") or turn, *result.obs])
+            self._episode["rewards"].append(result.reward)
+            self._add(result)
+        return result
+
+    async def truncate(self, reason: StopReason) -> StepResult:
+        result = await self.env.truncate(reason)
+        if self._episode is not None:
+            if self._episode["rewards"]:  # what the end adds belongs to the last turn
+                self._episode["rewards"][-1] += result.reward
+            self._add(result)
+        return result
+
+    async def close(self) -> None:
+        try:
+            self._write()
+        finally:
+            await self.env.close()
+
+    async def fork(self) -> BaseEnv:
+        twin: Any = await super().fork()
+        twin._episode = copy.deepcopy(self._episode)
+        return cast(BaseEnv, twin)
+
+    def _add(self, result: StepResult) -> None:
+        """Take over a result's metrics, and write the episode where it was the last."""
+        assert self._episode is not None
+        self._episode["metrics"] |= result.info.get("metrics", {})
+        if result.done:
+            self._write(stop_reason=result.stop_reason)
+
+    def _write(self, *, stop_reason: StopReason | None = None, error: str | None = None) -> None:
+        """Append the episode, if one is under way."""
+        episode, self._episode = self._episode, None
+        if episode is None:
+            return
+        episode |= {"reward": sum(episode["rewards"]), "stop_reason": stop_reason, "error": error}
+        line = json.dumps(episode, ensure_ascii=False, default=str).encode("utf-8", errors="replace") + b"\n"
+        with self.path.open("ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
+            end = os.fstat(file.fileno()).st_size
+            written = file.write(line)
+            if written != len(line):
+                file.truncate(end)  # else the next episode, which may find room, would go on in the middle of this line
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes of an episode could be written to {str(self.path)!r}")

@@ -1,0 +1,69 @@
+"""`RewriteObservations`: changes the messages that the policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
+from toolgym.envs.types import ResetInfo
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message
+from toolgym.wrappers.base import Wrapper
+
+
+class RewriteObservations(Wrapper):
+    """Replaces the new messages of each step, and of `reset`, by what a function makes of them.
+
+    Changes the messages and nothing else. The env inside goes on as if the policy had read the original ones.
+
+    Args:
+        env: the env inside. `Compact` goes around this wrapper, and not inside of it.
+        rewrite: from new messages to those that the policy reads. It gets copies, and is not called where there are
+            none.
+        prompt: whether the messages of `reset` are rewritten too.
+
+    Raises:
+        ConfigError: `rewrite` is not callable, or the env may begin the context anew; or, later, it returned something
+            else than a list of messages.
+
+    Example:
+        >>> import asyncio, toolgym
+        >>> def loud(messages):
+        ...     return [{**message, "content": message["content"].upper()} for message in messages]
+        >>> async def main():
+        ...     async with RewriteObservations(toolgym.make("CodeInterpreter-v0"), loud, prompt=False) as env:
+        ...         await env.reset(seed=0)
+        ...         result = await env.step('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>')
+        ...         return result.obs[0]["content"]
+        >>> asyncio.run(main())
+        "UNKNOWN TOOL 'CALCULATOR'. AVAILABLE TOOLS: CODE_INTERPRETER."
+    """
+
+    def __init__(self, env: BaseEnv, rewrite: Callable[[list[Message]], list[Message]], *, prompt: bool = True) -> None:
+        super().__init__(env)
+        require_growing_context(env, "RewriteObservations")
+        if not callable(rewrite):
+            raise ConfigError(f"rewrite must be a function from messages to messages, got {rewrite!r}")
+        self.rewrite = rewrite
+        self.prompt = prompt
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        messages, info = await self.env.reset(seed=seed, options=options)
+        return (self._rewritten(messages) if self.prompt else messages), info
+
+    async def step(self, action: Action) -> StepResult:
+        result = await self.env.step(action)
+        return result._replace(obs=self._rewritten(result.obs))
+
+    def _rewritten(self, messages: list[Message]) -> list[Message]:
+        if not messages:
+            return messages
+        made: Any = self.rewrite([message.copy() for message in messages])
+        if not isinstance(made, list) or not all(
+            isinstance(one, dict) and {"role", "content"} <= set(one) for one in made
+        ):
+            raise ConfigError(f"rewrite must return a list of messages, {self.rewrite!r} returned {made!r}")
+        return made

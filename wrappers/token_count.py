@@ -1,0 +1,67 @@
+"""How wrappers count the tokens of texts and messages, with a tokenizer or a function of the user's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from toolgym.envs.base import Action
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.message import Message
+from toolgym.tools.parsers.base import ParsedTurn
+
+T = TypeVar("T")
+
+LONG = 16_384
+"""From so many characters on, a text is encoded in a thread: it takes some 10 ms, and other episodes go on."""
+
+TokenCount = Callable[[str], int]
+"""The number of tokens of a text."""
+
+
+def token_count(tokenizer: Any) -> TokenCount:
+    """Return a tokenizer as a function that counts the tokens of a text, without special ones; a function as it is.
+
+    Args:
+        tokenizer: one of transformers or tokenizers, or a function, such as `len` to count characters. A function may
+            be called in another thread, where a text is long.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    encode = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
+    if callable(encode):
+        return lambda text: len(encode(text, add_special_tokens=False))
+    if not callable(tokenizer):
+        raise ConfigError(
+            f"tokenizer must be a tokenizer, or a function from a text to its number of tokens, got {tokenizer!r}"
+        )
+    count: TokenCount = tokenizer
+    return count
+
+
+def turn_text(action: Action) -> str:
+    """What the policy wrote in a turn: its text as generated, where that is known."""
+    if isinstance(action, str):
+        return action
+    if isinstance(action, ParsedTurn):
+        return action.text or message_text(action.message)
+    return message_text(action)
+
+
+def message_text(message: Message) -> str:
+    """What a message says: its thinking, its content, and its tool calls as JSON."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join(filter(None, [message.get("reasoning_content", ""), message["content"], *calls]))
+
+
+async def count_all(count: TokenCount, texts: Sequence[str]) -> int:
+    """The tokens of all texts together."""
+    return await apart(lambda: sum(map(count, texts)), texts)
+
+
+async def apart(work: Callable[[], T], texts: Sequence[str]) -> T:
+    """Call what encodes texts; in a thread where they are long."""
+    return work() if sum(map(len, texts)) < LONG else await in_thread(work)
