@@ -27,11 +27,13 @@ demo: $(VENV)/.rollout  ## Roll out 128 episodes of the tiny policy, write traje
 # One process more than processors, since many tests wait for something. Each has its share in a row, so that most
 # fixtures are made once, and takes of the others' when it has done its own.
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 7 ? n + 1 : 8)))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+SPREAD := --numprocesses $(TEST_PROCESSES) --dist worksteal
+# Runs a list of tests: $(TESTS) NAME PYTEST_ARGUMENT...
+TESTS  := scripts/tests.sh $(BIN)/python
 REST   := matrix or abuse or soak or uvloop or wheel or long or ray or sglang
 
 test: $(VENV)/.dev  ## Run the tests: every behaviour once.
-	$(PYTEST) -m "not ($(REST))"
+	$(TESTS) short $(SPREAD) -m "not ($(REST))"
 
 # Properties run in both: there with few examples, here with many. The tests with a real SGLang, and then those with a
 # Ray cluster, mostly wait for it, so they run beside the others. Those of Ray are all in one process, since each process
@@ -39,17 +41,17 @@ test: $(VENV)/.dev  ## Run the tests: every behaviour once.
 # level at once. Soaks count what is left in this machine, so they have it for themselves.
 test-rest: $(VENV)/.dev  ## Run what `make test` leaves out: other isolation levels, abuse, soak, a real SGLang, Ray.
 	$(MAKE) --jobs=2 --output-sync=target test-further test-sglang test-ray
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "abuse and not sglang" tests/tools/sandbox/test_abuse.py
-	$(BIN)/python -m pytest -m "soak and not sglang"
+	$(TESTS) abuse --numprocesses 2 --dist loadgroup -m "abuse and not sglang" tests/tools/sandbox/test_abuse.py
+	$(TESTS) soak -m "soak and not sglang"
 
 test-further: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "($(REST) or hypothesis) and not (abuse or soak or ray or sglang)"
+	HYPOTHESIS_PROFILE=ci $(TESTS) further $(SPREAD) -m "($(REST) or hypothesis) and not (abuse or soak or ray or sglang)"
 
 test-sglang: $(VENV)/.dev
-	$(BIN)/python -m pytest -m sglang
+	$(TESTS) sglang -m sglang
 
 test-ray: $(VENV)/.dev
-	$(BIN)/python -m pytest -m ray
+	$(TESTS) ray -m ray
 
 # Each trainer has its own environment below .trainers; `make test-trainer-verl` makes and tests that of verl.
 TRAINERS := $(basename $(notdir $(wildcard scripts/trainers/*.txt)))
@@ -62,7 +64,7 @@ test-trainer-%: $(VENV)/.dev
 
 test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and run its client side.
 	npm install --silent --no-fund --no-audit --prefix .trainers/mcp-conformance @modelcontextprotocol/conformance@0.1.13
-	$(BIN)/python -m pytest -m long tests/tools/mcp
+	$(TESTS) mcp -m long tests/tools/mcp
 
 test-all: test test-rest test-trainers  ## Run all tests.
 

@@ -22,4 +22,12 @@ tests=(tests/rollout/adapters/test_"$module"*.py tests/rollout/adapters/"$module
 read -r -a more <<<"$(sed -n 's/^# tests //p' "$list" | tr '\n' ' ')"
 tests+=("${more[@]}")
 [ ${#tests[@]} -gt 0 ] || { echo "$name: there are no tests" >&2; exit 1; }
-TOOLGYM_NO_SKIPS=1 timeout --kill-after=10 900 "$folder/bin/python" -m pytest -q -m "not sglang" "${tests[@]}"
+run() {
+  TOOLGYM_NO_SKIPS=1 timeout --kill-after=10 900 \
+    "$folder/bin/python" -m pytest -q -o cache_dir=".pytest_cache/$name" -m "not sglang" "$@"
+}
+code=0
+run "${tests[@]}" || code=$?
+[ $code = 1 ] || exit $code
+echo "== $name: what failed runs once more =="
+run "${tests[@]}" --last-failed --last-failed-no-failures none
