@@ -227,7 +227,13 @@ async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> 
         open_app, config, setup["worker"], folder, setup["family"], tuple(setup["address"]), setup["restarts"]
     )
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, worker.stop)
+
+    def stop(*_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends already
+            loop.call_soon_threadsafe(worker.stop)
+
+    # Not the loop's own handler: Python complains of a signal that comes while the loop is being closed.
+    signal.signal(signal.SIGTERM, stop)
     loop.add_reader(0, _parent_gone, loop, worker)
     await worker.run()
 
