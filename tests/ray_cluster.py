@@ -28,7 +28,7 @@ def cluster(*cpus):
         for count in cpus:
             made.add_node(num_cpus=count, **NODE)
         ray.init(made.address, log_to_driver=False, configure_logging=False, namespace="tests")
-        made.wait_for_nodes(60)
+        made.wait_for_nodes(120)
         yield made
     finally:
         try:
@@ -40,7 +40,7 @@ def cluster(*cpus):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def until(holds, seconds=30.0):
+def until(holds, seconds=60.0):
     """Wait until a function returns something true, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ class Command:
     def stop(self, number=signal.SIGTERM):
         """Send a signal and wait for the end. Returns the exit status and what was logged."""
         self.process.send_signal(number)
-        _, log = self.process.communicate(timeout=30)
+        _, log = self.process.communicate(timeout=120)
         return self.process.returncode, log
 
 
@@ -41,13 +42,15 @@ def running(what, *flags, cwd=None, nofile=None, **variables):
         preexec_fn=end_with_the_tests,
     )
     try:
-        found = re.search(r"http://\S+", process.stdout.readline())
+        ready, _, _ = select.select([process.stdout], [], [], 300)
+        found = re.search(r"http://\S+", process.stdout.readline() if ready else "")
         if found is None:
-            raise AssertionError(process.communicate(timeout=10)[1])
+            process.terminate()
+            raise AssertionError(process.communicate(timeout=60)[1])
         yield Command(found[0], process)
     finally:
         if process.poll() is None:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
         process.stdout.close()
         process.stderr.close()

@@ -42,7 +42,7 @@ class TimeLimit(Limit):
         ...     async def close(self):
         ...         pass
         >>> async def main():
-        ...     async with TimeLimit(Slow(), seconds=0.01) as env:
+        ...     async with TimeLimit(Slow(), seconds=0.3) as env:
         ...         await env.reset()
         ...         result = await env.step("I wait.")
         ...         return result.truncated, str(result.stop_reason)

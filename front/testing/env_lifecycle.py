@@ -17,7 +17,7 @@ from toolgym.testing.env_attacks import SLEEP, program_call, program_tools
 from toolgym.testing.env_checks import EnvSubject, begin
 from toolgym.testing.errors import expect
 
-CANCEL_SECONDS = 10.0
+CANCEL_SECONDS = 20.0
 """Seconds within which a cancelled step must end."""
 
 CANCEL_AFTER = (0.0, 0.02, 0.2)
@@ -26,7 +26,7 @@ CANCEL_AFTER = (0.0, 0.02, 0.2)
 WARM_UP, EPISODES = 2, 4
 """Envs that are played before what they leave is counted, since the first ones start what all share, and after."""
 
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 30.0
 """Seconds that processes and threads get to end after their env was closed."""
 
 

@@ -13,6 +13,12 @@ import pytest  # isort: skip  after `suite`, which says what to install where it
 
 TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
 
+DEADLINES = (1.0, 15.0)
+"""Seconds after which a program is stopped that should have begun by then: a busy machine may need the second."""
+
+LONG = 60.0
+"""Seconds within which all comes that should come soon. What must end before its time would take ten times as long."""
+
 BAD_RUN_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout"),
     ({"timeout": float("nan")}, "timeout"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from toolgym.testing.sandbox_base import SandboxTests, close_all
+from toolgym.testing.sandbox_base import LONG, SandboxTests, close_all
 from toolgym.testing.suite import needs
 from toolgym.tools.errors import (
     ConfigError,
@@ -32,7 +32,7 @@ class ForkSuite(SandboxTests):
             await session.run_cell(
                 "os.mkdir('d')\nos.chdir('d')\nopen('b.txt', 'w').write('two')\nh = open('b.txt')\nh.read(1)"
             )
-            async with await asyncio.wait_for(session.fork(), 20) as other:
+            async with await asyncio.wait_for(session.fork(), LONG) as other:
                 assert other.id != session.id
                 result = await other.run_cell(
                     "f(), math.floor(1.5), open('b.txt').read(), open('../a.txt').read(), h.read()"
@@ -44,7 +44,7 @@ class ForkSuite(SandboxTests):
     async def test_a_fork_and_its_origin_go_on_independently(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.run_cell("x = [1]\nopen('a.txt', 'w').write('before')")
-            other = await asyncio.wait_for(session.fork(), 20)
+            other = await asyncio.wait_for(session.fork(), LONG)
             await session.run_cell("x.append(2)\nopen('a.txt', 'w').write('origin')")
             await other.run_cell("x.append(3)\nopen('a.txt', 'w').write('fork')\nopen('new.txt', 'w').close()")
             mine, theirs = (
@@ -69,7 +69,7 @@ class ForkSuite(SandboxTests):
                 grown = []
                 for parent in level:
                     for side in "ab":
-                        child = await asyncio.wait_for(parent.fork(), 20)
+                        child = await asyncio.wait_for(parent.fork(), LONG)
                         await child.run_cell(f"path.append({side + str(depth)!r})")
                         grown.append(child)
                 level = grown

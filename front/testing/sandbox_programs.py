@@ -9,7 +9,7 @@ import stat
 import time
 from pathlib import Path
 
-from toolgym.testing.sandbox_base import ERROR, OK, TIMEOUT, SandboxTests
+from toolgym.testing.sandbox_base import ERROR, LONG, OK, TIMEOUT, SandboxTests
 from toolgym.testing.suite import needs
 from toolgym.tools.errors import (
     ConfigError,
@@ -73,7 +73,7 @@ class ProgramSuite(SandboxTests):
         async with await sandbox.session() as session:
             left = "(until [ -e go ]; do sleep 0.01; done; echo late; echo late >&2; touch done) & echo now"
             assert (await session.exec(left)).stdout == "now\n"
-            after = await session.exec("touch go; until [ -e done ]; do sleep 0.01; done; echo mine", timeout=20)
+            after = await session.exec("touch go; until [ -e done ]; do sleep 0.01; done; echo mine", timeout=LONG)
             assert (after.stdout, after.stderr) == ("mine\n", "")
             cell = await session.run_cell("1")
             assert (cell.stdout, cell.stderr) == ("", "")
@@ -83,7 +83,7 @@ class ProgramSuite(SandboxTests):
         async with await sandbox.session() as session:
             await session.exec(["true"])
             waits = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n'went'"
-            cell = asyncio.create_task(session.run_cell(waits, timeout=30))
+            cell = asyncio.create_task(session.run_cell(waits, timeout=LONG))
             await asyncio.sleep(0.05)
             assert (await session.exec(["touch", "go"])).ok
             assert (await cell).result == "'went'"
@@ -107,11 +107,11 @@ class ProgramSuite(SandboxTests):
         async with await sandbox.session() as session, await session.start("cat; echo end >&2; exit 4") as process:
             assert await process.poll() is None
             await process.write_stdin("one\n")
-            assert (await process.output(wait=20)).stdout == b"one\n"
+            assert (await process.output(wait=LONG)).stdout == b"one\n"
             assert await process.wait(0.01) is None
             await process.write_stdin(b"\xff")
             await process.close_stdin()
-            assert await process.wait(20) == 4
+            assert await process.wait(LONG) == 4
             rest = await process.output()
             assert (rest.stdout, rest.stderr) == (b"\xff", b"end\n")
             assert (await process.output()).stdout == b""
@@ -121,19 +121,19 @@ class ProgramSuite(SandboxTests):
     @needs("sessions", "programs")
     async def test_a_program_in_the_background_is_killed_with_all_that_it_started(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
-            process = await session.start("sleep 60 & echo $!; wait")
-            child = (await process.output(wait=20)).text.strip()
+            process = await session.start("sleep 600 & echo $!; wait")
+            child = (await process.output(wait=LONG)).text.strip()
             await process.kill(signal.SIGSTOP)
             assert await process.poll() is None
             await process.kill()
-            assert await process.wait(20) == -9
-            deadline = time.monotonic() + 20
+            assert await process.wait(LONG) == -9
+            deadline = time.monotonic() + LONG
             while (left := (await session.exec(f"cat /proc/{child}/stat")).stdout) and ") Z " not in left:
                 assert time.monotonic() < deadline, left
             await process.close()
             with pytest.raises(SandboxError, match="closed"):
                 await process.poll()
-            ended = await session.start(["sleep", "60"])
+            ended = await session.start(["sleep", "600"])
         with pytest.raises(SessionLostError):
             await ended.poll()
         await ended.close()
@@ -154,12 +154,12 @@ class ProgramSuite(SandboxTests):
         assert self.output_bytes is not None
         async with await sandbox.session() as session:
             process = await session.start(f"head -c {self.output_bytes * 3} /dev/zero | tr '\\0' x; echo end")
-            assert await process.wait(20) == 0
+            assert await process.wait(LONG) == 0
             output = await process.output()
             assert output.stdout_truncated
             assert output.stdout.endswith(b"xend\n")
             assert self.output_bytes <= len(output.stdout) < self.output_bytes + 100
-            flood = await session.exec("yes", timeout=20)
+            flood = await session.exec("yes", timeout=LONG)
             assert (flood.status, session.alive) == (ExecutionStatus.OUTPUT_LIMIT, True)
 
     @needs("sessions", "programs")
@@ -168,9 +168,9 @@ class ProgramSuite(SandboxTests):
             results = await asyncio.gather(*(session.exec(f"echo {n}; sleep 0.05; echo {n}") for n in range(6)))
             assert [result.stdout for result in results] == [f"{n}\n{n}\n" for n in range(6)]
             began = time.monotonic()
-            late = await asyncio.gather(*(session.exec("sleep 60", timeout=0.2) for _ in range(3)))
+            late = await asyncio.gather(*(session.exec("sleep 600", timeout=0.2) for _ in range(3)))
             assert {result.status for result in late} == {TIMEOUT}
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < LONG
 
     @needs("sessions", "programs", "terminals")
     async def test_a_terminal(self, sandbox: Sandbox) -> None:
@@ -179,16 +179,16 @@ class ProgramSuite(SandboxTests):
                 await process.write_stdin("\n")
                 seen = b""
                 while b"24 80" not in seen:
-                    output = await process.output(wait=20)
+                    output = await process.output(wait=LONG)
                     seen += output.stdout
                     assert output.stdout
                 await process.resize(40, 100)
                 await process.write_stdin("\n")
-                assert await process.wait(20) == 0
+                assert await process.wait(LONG) == 0
                 assert b"40 100\r\n/dev/pts/" in (await process.output()).stdout
-            async with await session.start("sleep 60", pty=(24, 80)) as process:
+            async with await session.start("sleep 600", pty=(24, 80)) as process:
                 await process.write_stdin(b"\x03")
-                assert await process.wait(20) == -signal.SIGINT
+                assert await process.wait(LONG) == -signal.SIGINT
             pexpect = "import os, pty\npid, fd = pty.fork()\nif not pid: os.execvp('tty', ['tty'])\nos.read(fd, 99)"
             assert "/dev/pts/" in str((await session.run_cell(pexpect)).result)
 
@@ -304,7 +304,7 @@ class ProgramSuite(SandboxTests):
     @needs("sessions", "session_limits", "terminals")
     async def test_network_of_one_session(self, sandbox: Sandbox) -> None:
         code = "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
-        code += "socket.create_connection(s.getsockname(), 5).close()"
+        code += "socket.create_connection(s.getsockname(), 20).close()"
         async with await sandbox.session() as without, await sandbox.session(network="loopback") as own:
             assert (await without.run_cell(code)).status is ERROR
             assert (await own.run_cell(code)).status is OK

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toolgym.testing.sandbox_base import BAD_RUN_OPTIONS, ERROR, OK, TIMEOUT, SandboxTests
+from toolgym.testing.sandbox_base import BAD_RUN_OPTIONS, DEADLINES, ERROR, LONG, OK, TIMEOUT, SandboxTests
 from toolgym.testing.suite import needs
 from toolgym.tools.errors import (
     ConfigError,
@@ -53,11 +53,15 @@ class RunSuite(SandboxTests):
         assert crashed.stdout == "1\n"
 
     async def test_the_deadline_keeps_what_was_printed(self, sandbox: Sandbox) -> None:
-        began = time.monotonic()
-        result = await sandbox.run("import time\nprint('before')\ntime.sleep(60)", timeout=1.0)
+        for seconds in DEADLINES:
+            began = time.monotonic()
+            result = await sandbox.run("import time\nprint('before')\ntime.sleep(600)", timeout=seconds)
+            took = time.monotonic() - began
+            if result.stdout:
+                break
         assert (result.status, result.return_code, result.stdout) == (TIMEOUT, None, "before\n")
-        assert 1.0 <= time.monotonic() - began < 5
-        assert 1.0 <= result.duration < 5
+        assert seconds <= took < LONG
+        assert seconds <= result.duration < LONG
 
     async def test_every_call_is_a_clean_start(self, sandbox: Sandbox) -> None:
         code = "import os, sys\nprint(sorted(os.listdir('.')) == ['main.py'] or os.listdir('.'))\n"
@@ -114,8 +118,11 @@ class RunSuite(SandboxTests):
         assert "absent" not in result.message
 
     async def test_files_come_back_after_a_timeout(self, sandbox: Sandbox) -> None:
-        code = "open('log', 'w').write('so far')\nimport time\ntime.sleep(60)"
-        result = await sandbox.run(code, timeout=1, fetch_files=["log"])
+        code = "open('log', 'w').write('so far')\nimport time\ntime.sleep(600)"
+        for seconds in DEADLINES:
+            result = await sandbox.run(code, timeout=seconds, fetch_files=["log"])
+            if result.files.get("log"):
+                break
         assert result.status is TIMEOUT
         assert dict(result.files) == {"log": b"so far"}
 
@@ -190,24 +197,29 @@ class RunSuite(SandboxTests):
 
     async def test_sixty_four_at_once(self, sandbox: Sandbox) -> None:
         results = await asyncio.gather(
-            *(sandbox.run(f"import time\ntime.sleep(0.05)\nprint({n})", timeout=20) for n in range(64))
+            *(sandbox.run(f"import time\ntime.sleep(0.05)\nprint({n})", timeout=300) for n in range(64))
         )
         assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
 
     async def test_one_that_hangs_does_not_hold_up_the_others(self, sandbox: Sandbox) -> None:
-        hanging = asyncio.create_task(sandbox.run("while True: pass", timeout=3))
-        await asyncio.sleep(0.2)
-        quick = await sandbox.run("print(1)", timeout=3)
+        for seconds in (3, 40):  # the second time for a busy machine, where the quick one is not
+            hanging = asyncio.create_task(sandbox.run("while True: pass", timeout=seconds))
+            await asyncio.sleep(0.2)
+            quick = await sandbox.run("print(1)", timeout=LONG)
+            beside = not hanging.done()
+            status = (await hanging).status
+            if beside:
+                break
         assert quick.stdout == "1\n"
-        assert not hanging.done()
-        assert (await hanging).status in (TIMEOUT, ExecutionStatus.CPU_LIMIT)
+        assert beside
+        assert status in (TIMEOUT, ExecutionStatus.CPU_LIMIT)
 
     async def test_a_cancelled_call_ends_at_once_and_the_sandbox_goes_on(self, sandbox: Sandbox) -> None:
-        call = asyncio.create_task(sandbox.run("import time\ntime.sleep(60)", timeout=60))
+        call = asyncio.create_task(sandbox.run("import time\ntime.sleep(600)", timeout=600))
         await asyncio.sleep(0.3)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(call, 10)
+            await asyncio.wait_for(call, LONG)
         assert (await sandbox.run("print(1)")).stdout == "1\n"
 
     async def test_a_closed_sandbox_runs_nothing(self, make_sandbox: Callable[[], Sandbox]) -> None:
@@ -220,12 +232,12 @@ class RunSuite(SandboxTests):
     async def test_closing_ends_a_run_and_closing_twice_is_fine(self, make_sandbox: Callable[[], Sandbox]) -> None:
         made = make_sandbox()
         assert (await made.run("print(1)")).stdout == "1\n"
-        call = asyncio.create_task(made.run("import time\ntime.sleep(60)", timeout=60))
+        call = asyncio.create_task(made.run("import time\ntime.sleep(600)", timeout=600))
         await asyncio.sleep(0.3)
         await made.close()
         await made.close()
         try:
-            result = await asyncio.wait_for(call, 10)
+            result = await asyncio.wait_for(call, LONG)
         except SandboxError:
             return
         assert not result.ok

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from toolgym.testing.sandbox_base import BAD_SESSION_OPTIONS, ERROR, OK, TIMEOUT, SandboxTests
+from toolgym.testing.sandbox_base import BAD_SESSION_OPTIONS, ERROR, LONG, OK, TIMEOUT, SandboxTests
 from toolgym.testing.suite import needs
 from toolgym.tools.errors import (
     ConfigError,
@@ -19,6 +19,10 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
 
 import pytest  # isort: skip  after `suite`, which says what to install where it is absent
+
+
+CELL_DEADLINES = (0.5, 3.0)
+"""As `DEADLINES`, for a session, whose interpreter runs already. (Sandboxes may limit the time of a processor.)"""
 
 
 class SessionSuite(SandboxTests):
@@ -90,22 +94,29 @@ class SessionSuite(SandboxTests):
     async def test_a_timeout_keeps_the_state(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.run_cell("n = 0")
-            began = time.monotonic()
-            late = await session.run_cell("n = 1\nprint('so far')\nwhile True: n += 1", timeout=0.5)
+            for seconds in CELL_DEADLINES:
+                began = time.monotonic()
+                late = await session.run_cell("n = 1\nprint('so far')\nwhile True: n += 1", timeout=seconds)
+                took = time.monotonic() - began
+                if late.stdout:
+                    break
             assert (late.status, late.stdout, late.alive) == (TIMEOUT, "so far\n", True)
-            assert time.monotonic() - began < 3
+            assert took < LONG
             assert (await session.run_cell("n > 1")).result == "True"
 
     @needs("sessions")
     async def test_a_cell_that_ignores_its_timeout_ends_the_session(self, sandbox: Sandbox) -> None:
-        async with await sandbox.session() as session:
-            code = "import time\nwhile True:\n    try: time.sleep(100)\n    except BaseException: pass"
-            result = await session.run_cell(code, timeout=0.5)
-            assert (result.status, result.alive, session.alive) == (TIMEOUT, False, False)
-            assert result.duration < 5
-            after = await session.run_cell("1")
-            assert after.status is ExecutionStatus.SANDBOX_ERROR
-            assert not after.alive
+        code = "import time\nwhile True:\n    try: time.sleep(600)\n    except BaseException: pass"
+        for seconds in CELL_DEADLINES:
+            async with await sandbox.session() as session:
+                result = await session.run_cell(code, timeout=seconds)
+                alive, after = session.alive, await session.run_cell("1")
+            if not result.alive:
+                break
+        assert (result.status, result.alive, alive) == (TIMEOUT, False, False)
+        assert result.duration < LONG
+        assert after.status is ExecutionStatus.SANDBOX_ERROR
+        assert not after.alive
         assert (await sandbox.run("print(1)")).ok
 
     @pytest.mark.parametrize(
@@ -127,7 +138,7 @@ class SessionSuite(SandboxTests):
 
     async def _dies(self, sandbox: Sandbox, code: str, statuses: set[ExecutionStatus]) -> None:
         async with await sandbox.session() as session:
-            result = await asyncio.wait_for(session.run_cell(code, timeout=20), 30)
+            result = await asyncio.wait_for(session.run_cell(code, timeout=LONG), 2 * LONG)
             assert result.status in statuses, result
             assert not result.alive
             assert not session.alive
@@ -141,12 +152,18 @@ class SessionSuite(SandboxTests):
             assert (done.status, done.stdout, done.return_code) == (OK, "from the cell and in", 0)
             failed = await session.exec(["sh", "-c", "echo no >&2; exit 4"])
             assert (failed.status, failed.stderr, failed.return_code) == (ERROR, "no\n", 4)
-            late = await session.exec(["sleep", "60"], timeout=0.5)
+            late = await session.exec(["sleep", "600"], timeout=0.5)
             assert late.status is TIMEOUT
-            child = await session.exec(["sh", "-c", "sleep 60 & echo $! > child; wait"], timeout=0.5)
-            assert child.status is TIMEOUT
-            gone = await session.exec(["sh", "-c", "kill -0 $(cat child) || cat /proc/$(cat child)/stat"])
-            assert "No such process" in gone.stderr or ") Z " in gone.stdout
+            for seconds in CELL_DEADLINES:
+                child = await session.exec(["sh", "-c", "sleep 600 & echo $! > child; wait"], timeout=seconds)
+                assert child.status is TIMEOUT
+                if await session.exists("child") and await session.read_file("child"):
+                    break
+            async with asyncio.timeout(LONG):
+                while True:  # what is killed may take a moment to be gone
+                    gone = await session.exec(["sh", "-c", "kill -0 $(cat child) && cat /proc/$(cat child)/stat"])
+                    if "No such process" in gone.stderr or ") Z " in gone.stdout:
+                        break
             absent = await session.exec(["no-such-program"])
             assert not absent.ok
             assert (await session.run_cell("open('a.txt').read()")).result == "'from the cell'"
@@ -213,13 +230,13 @@ class SessionSuite(SandboxTests):
     @needs("sessions")
     async def test_a_cancelled_cell_ends_at_once(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
-            call = asyncio.create_task(session.run_cell("import time\ntime.sleep(60)", timeout=60))
+            call = asyncio.create_task(session.run_cell("import time\ntime.sleep(600)", timeout=600))
             await asyncio.sleep(0.3)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(call, 10)
+                await asyncio.wait_for(call, LONG)
             # Either the cell was interrupted and the session lives, or both are gone; nothing goes on unseen.
-            after = await asyncio.wait_for(session.run_cell("1 + 1", timeout=5), 20)
+            after = await asyncio.wait_for(session.run_cell("1 + 1", timeout=30), LONG)
             assert after.result == "2" or not after.alive
 
     @needs("sessions")

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import threading
+import time
 import warnings
 from typing import Any
 
@@ -18,7 +21,7 @@ from toolgym.tools.schema import ToolSchema
 class ToyEnv(BaseEnv):
     """A number is drawn; every turn is echoed with it. "done" ends the episode, and so do `max_turns` turns.
 
-    `sleep` seconds pass in every step; the action "fail" raises.
+    `sleep` seconds pass in every step; the action "fail" raises. `stepping` is how many steps have begun to sleep.
     """
 
     def __init__(self, max_turns: int = 3, sleep: float = 0.0) -> None:
@@ -28,6 +31,7 @@ class ToyEnv(BaseEnv):
         self.turn: int | None = None
         self.closed = 0
         self.cancelled = 0
+        self.stepping = 0
         self.log: list[str] = []
 
     async def reset(self, *, seed=None, options=None):
@@ -43,6 +47,7 @@ class ToyEnv(BaseEnv):
     async def step(self, action):
         if self.turn is None:
             raise EpisodeError("no episode")
+        self.stepping += 1
         try:
             await asyncio.sleep(self.sleep)
         except asyncio.CancelledError:
@@ -69,16 +74,18 @@ class ToyEnv(BaseEnv):
 
 
 class SleepTool(BaseTool):
-    """Sleeps without blocking, and counts how many sleep at once."""
+    """Sleeps without blocking, and counts how many sleep at once. None wakes before `meet` have slept at once."""
 
     default_schema = ToolSchema("nap", "Sleep.", {"type": "object", "properties": {"seconds": {"type": "number"}}})
-    now = most = 0
+    now = most = meet = 0
 
     async def execute(self, instance_id, parameters, **kwargs):
         self.now += 1
         self.most = max(self.most, self.now)
         try:
             await asyncio.sleep(parameters["seconds"])
+            while self.most < self.meet:
+                await asyncio.sleep(0.005)
         finally:
             self.now -= 1
         return ToolResult("slept")
@@ -94,8 +101,46 @@ def sleep_tool():
     return SleepTool
 
 
+class StoppedClock:
+    """Stands in for the module `time`; its monotonic clock goes on only where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def stop_clock(monkeypatch):
+    """Gives modules a clock that stands still, for tests of what is idle: a busy machine makes nothing older."""
+
+    def stop(*modules):
+        clock = StoppedClock()
+        for module in modules:
+            monkeypatch.setattr(module, "time", clock)
+        return clock
+
+    return stop
+
+
+@pytest.fixture
+def env_threads():
+    """Gives the threads of this process, without those of sandboxes that earlier tests left to end when they like."""
+
+    def find():
+        found = threading.enumerate()
+        return {one for one in found if not one.name.startswith("toolgym-sandbox") and "(shutdown)" not in one.name}
+
+    return find
+
+
 @pytest.fixture
 def no_warnings():
+    gc.collect()  # what earlier tests left behind must not warn in this one
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield

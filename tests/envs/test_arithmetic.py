@@ -70,7 +70,7 @@ def test_another_process_draws_the_same_tasks():
         "from toolgym.envs.tasks.arithmetic import ArithmeticTasks\n"
         "print(*[t.id for t in ArithmeticTasks('test').take(20, seed=1)], sep=',', end='')"
     )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert other.stdout.split(",") == [task.id for task in ArithmeticTasks("test").take(20, seed=1)]
 
 

@@ -165,7 +165,7 @@ async def test_a_scorer_that_overruns_its_deadline_fails_the_episode():
 async def test_a_tools_reward_has_the_time_of_a_scorer(seconds, in_time):
     tool = NotesTool()
     tool.reward_seconds = seconds
-    async with ToolEnv([tool], [TASK], tool_timeout=0.2, score_timeout=5 if in_time else 0.3) as env:
+    async with ToolEnv([tool], [TASK], tool_timeout=0.2, score_timeout=60 if in_time else 0.3) as env:
         await env.reset()
         if in_time:
             assert (await env.step("done")).reward == 0.25

@@ -208,7 +208,7 @@ def test_an_instance_is_reset_many_times_and_releases_what_the_episode_had(Count
     wait_until(lambda: not counting.open)
 
 
-def wait_until(holds, seconds=20):
+def wait_until(holds, seconds=60):
     deadline = time.monotonic() + seconds
     while not holds():
         gc.collect()
@@ -275,7 +275,8 @@ def test_a_reward_without_the_answer_is_warned_of_once(Counted, caplog):
         env = Counted()
         env.reset(**ROW)
         assert env.get_reward() == 0.0
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    ours = [record for record in caplog.records if record.name.startswith("toolgym.envs")]
+    assert [record.levelno for record in ours] == [logging.WARNING]
 
 
 def test_an_answer_tool_hands_in_the_answer():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
-import time
 
 import gymnasium
 import numpy as np
@@ -16,7 +15,7 @@ from toolgym.envs.gym.vector_env import ToolVectorEnv, VectorEnvError
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 
-NAP = '<tool_call>{"name": "nap", "arguments": {"seconds": 0.5}}</tool_call>'
+NAP = '<tool_call>{"name": "nap", "arguments": {"seconds": 0}}</tool_call>'
 CALL = '<tool_call>{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
 
 every_mode = pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -189,7 +188,7 @@ def test_a_reset_that_raises(vector):
     envs.step(("a", "b"))
 
 
-def test_an_env_that_cannot_be_made_closes_those_before(toy_env):
+def test_an_env_that_cannot_be_made_closes_those_before(toy_env, env_threads):
     made = []
 
     def first():
@@ -199,11 +198,11 @@ def test_an_env_that_cannot_be_made_closes_those_before(toy_env):
     def second():
         raise ValueError("no room")
 
-    before = set(threading.enumerate())
+    before = env_threads()
     with pytest.raises(ValueError, match="no room"):
         ToolVectorEnv([first, second])
     assert made[0].closed == 1
-    assert set(threading.enumerate()) == before
+    assert env_threads() <= before
 
 
 def test_observations_share_nothing(vector):
@@ -254,7 +253,7 @@ def test_close_closes_every_env_once_and_ends_the_thread(toy_env, end_lingering)
     envs.close()
     envs.close()
     assert envs.get_attr("closed") == (1,) * 5
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     with pytest.raises(EpisodeError, match="closed"):
         envs.reset()
 
@@ -272,15 +271,15 @@ def test_one_that_cannot_be_closed_does_not_keep_the_others_open(toy_env):
     assert envs.get_attr("closed") == (1, 1, 1)
 
 
-def test_a_forgotten_vector_env_is_closed(toy_env):
-    before = set(threading.enumerate())
+def test_a_forgotten_vector_env_is_closed(toy_env, env_threads):
+    before = env_threads()
     envs = ToolVectorEnv([toy_env] * 2)
     envs.reset()
     inner = list(envs.envs)
-    (thread,) = set(threading.enumerate()) - before
+    (thread,) = env_threads() - before
     del envs
     gc.collect()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert [env.closed for env in inner] == [1, 1]
 
@@ -325,15 +324,13 @@ def test_the_env_class_adapts_arguments_for_a_vector_env(registry, toy_env):
 
 async def test_64_envs_sleep_at_the_same_time_also_inside_a_running_loop(sleep_tool, no_warnings):
     nap = sleep_tool()
+    nap.meet = 64
     envs = gymnasium.make_vec("CodeInterpreter-v0", num_envs=64, tools=[nap], own_tools=False)
     envs.reset(seed=0)
-    started = time.monotonic()
     obs, *_ = envs.step((NAP,) * 64)
-    elapsed = time.monotonic() - started
     envs.close()
     assert all(chat[0]["content"] == "slept" for chat in obs)
     assert nap.most == 64
-    assert elapsed < 4  # one after the other they take 32 seconds
 
 
 def test_envs_with_a_code_interpreter_each(no_warnings, end_lingering):
@@ -342,15 +339,16 @@ def test_envs_with_a_code_interpreter_each(no_warnings, end_lingering):
     assert all(isinstance(env, CodeInterpreterEnv) for env in envs.envs)
     envs.reset(seed=0)
     envs.step((CALL,) * 8)  # the sandbox starts with the first calls
-    sleep = CALL.replace("print", "__import__('time').sleep(0.5); print")
-    started = time.monotonic()
-    obs, *_ = envs.step((sleep,) * 8)
-    assert time.monotonic() - started < 3.5  # one after the other they take more than 4 seconds
-    assert [chat[0]["content"] for chat in obs] == ["42"] * 8
+    sleep = "import time; begun = time.monotonic(); time.sleep(0.5); print(begun, time.monotonic(), 6 * 7)"
+    obs, *_ = envs.step((CALL.replace("print(6 * 7)", sleep),) * 8)
+    times = [chat[0]["content"].split() for chat in obs]
+    assert [answer for *_, answer in times] == ["42"] * 8
+    begun, ended = ([float(one[place]) for one in times] for place in (0, 1))
+    assert max(ended) - min(begun) < sum(ended) - sum(begun)  # one after the other they take longer than all together
     truths = [env.task.ground_truth for env in envs.envs]
     _, rewards, terminations, *_ = envs.step([f"#### {truth}" for truth in truths])
     assert rewards.tolist() == [1.0] * 8
     assert terminations.all()
     envs.close()
     end_lingering()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before

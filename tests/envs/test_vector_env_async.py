@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import gymnasium
 import numpy as np
@@ -80,12 +80,7 @@ def test_every_env_gives_what_step_gives(vector, mode, render_mode):
 
 
 def test_a_hung_tool_in_one_env_holds_up_no_other(sleep_tool):
-    tool = sleep_tool()
-    envs = gymnasium.make_vec(
-        "CodeInterpreter-v0", num_envs=3, tools=[tool], own_tools=False, max_turns=99, tool_timeout=0.5
-    )
-    envs.async_reset(seed=0)
-    envs.recv(3)
+    envs = napping(sleep_tool(), tool_timeout=600)
     envs.send([nap(600), nap(0), nap(0)], [0, 1, 2])
     with pytest.raises(LoopTimeoutError, match=r"of 3 envs were ready within 0\.05 seconds"):
         envs.recv(3, timeout=0.05)
@@ -97,12 +92,24 @@ def test_a_hung_tool_in_one_env_holds_up_no_other(sleep_tool):
         assert obs[0][0]["content"] == "slept"
         counts[index] += 1
         envs.send([nap(0)], [index])
-    given = {}
-    while 0 not in given:  # until the tool's deadline
-        obs, *_, infos = envs.recv(1)
-        given[int(infos["env_id"][0])] = obs[0][0]["content"]
-    assert "did not finish within 0.5 seconds" in given[0]
     envs.close()
+
+
+def test_a_hung_tool_ends_at_its_deadline(sleep_tool):
+    envs = napping(sleep_tool(), tool_timeout=0.2)
+    envs.send([nap(600)], [0])
+    obs, *_, infos = envs.recv(1)
+    assert infos["env_id"].tolist() == [0]
+    assert "did not finish within 0.2 seconds" in obs[0][0]["content"]
+    envs.close()
+
+
+def napping(tool, **kwargs):
+    """Three envs with this tool that were reset."""
+    envs = gymnasium.make_vec("CodeInterpreter-v0", num_envs=3, tools=[tool], own_tools=False, max_turns=99, **kwargs)
+    envs.async_reset(seed=0)
+    envs.recv(3)
+    return envs
 
 
 def test_an_env_that_raises_is_named_and_the_others_stay_ready(vector):
@@ -166,16 +173,20 @@ def test_wrong_actions_begin_nothing(vector):
     envs.step(["a", "b"])
 
 
-def test_closing_in_mid_flight_cancels_and_leaves_no_thread(toy_env):
-    before = set(threading.enumerate())
+def test_closing_in_mid_flight_cancels_and_leaves_no_thread(toy_env, env_threads):
+    before = env_threads()
     envs = ToolVectorEnv([lambda: toy_env(sleep=600)] * 2)
     envs.async_reset()
     envs.recv(2)
     envs.send(["a", "b"], [0, 1])
     with pytest.raises(LoopTimeoutError, match="0 of 1 envs"):
-        envs.recv(timeout=0.05)  # both have begun
+        envs.recv(timeout=0.05)
+    deadline = time.monotonic() + 60
+    while envs.get_attr("stepping") != (1, 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     envs.close()
     assert envs.get_attr("cancelled") == (1, 1)
-    assert set(threading.enumerate()) == before
+    assert env_threads() <= before
     with pytest.raises(EpisodeError, match="recv was called after close"):
         envs.recv()

@@ -20,7 +20,7 @@ FEW = ["--steps", "3", "--tasks", "48", "--samples", "1"]
 
 
 def _run(path, *arguments):
-    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -18,7 +18,7 @@ def test_a_policy_learns_while_its_rollout_goes_on():
     arguments = ["--steps", "4", "--groups", "6", "--max-staleness", "1", "--tasks", "16", "--samples", "1"]
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "learn_async.py", *arguments],
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=540, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     steps = re.findall(r"mean reward (\S+), staleness at most (\d+), (\d+) of 48 episodes", done.stdout)

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "rollout.py"
 def test_it_runs_and_shows_trajectories_and_a_batch():
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],
-        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=540, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(r"^32 trajectories, mean reward \d\.\d\d$", done.stdout, re.MULTILINE)

@@ -42,7 +42,7 @@ def rows(tmp_path_factory):
     problems.write_text("\n".join(map(json.dumps, PROBLEMS)))
     options = ["--out", folder / "out", "--train", problems, "--test", problems]
     command = [sys.executable, FOLDER / "gsm8k.py", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "train.parquet: 3 rows" in done.stdout
     return folder / "out"
@@ -55,7 +55,7 @@ def overrides(tmp_path_factory, rows):
     python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     python.chmod(0o755)
     env = {**os.environ, "PYTHON": str(python), "DATA": str(rows), "MODEL": str(tiny_policy_path())}
-    done = subprocess.run([SCRIPT, "trainer.total_epochs=1"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([SCRIPT, "trainer.total_epochs=1"], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     dash, module, *arguments = json.loads(done.stdout)
     assert (dash, module) == ("-m", "verl.trainer.main_ppo")

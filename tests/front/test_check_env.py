@@ -167,6 +167,7 @@ async def test_a_good_env_passes_every_check():
         ),
     ],
 )
+@pytest.mark.usefixtures("end_lingering")  # what ends meanwhile would make up for what is left behind
 async def test_what_is_wrong_is_named(env, check, said, monkeypatch):
     only(monkeypatch, check)
     monkeypatch.setattr("toolgym.testing.env_lifecycle.SETTLE_SECONDS", 0.3)

@@ -59,7 +59,7 @@ def test_the_tiny_policy_as_a_user_types_it():
         [sys.executable, "-m", "toolgym", "check-template", str(tiny_policy_path())],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=env,
         check=False,
     )

@@ -21,7 +21,7 @@ from toolgym.version import __version__
 COMMAND = [sys.executable, "-m", "toolgym"]
 
 
-def run(*arguments, timeout=120, **kwargs):
+def run(*arguments, timeout=300, **kwargs):
     env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **kwargs}
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, env=env, check=False)
 
@@ -212,7 +212,7 @@ def test_a_url_that_does_not_answer_is_told_within_seconds(tmp_path, run_here):
     assert done.returncode == 1
     assert "http://127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
-    assert time.monotonic() - started < 30  # most of it is Python importing on a busy machine
+    assert time.monotonic() - started < 120  # most of it is Python importing on a busy machine
 
 
 @pytest.mark.long
@@ -225,7 +225,7 @@ def test_a_reader_that_goes_away_costs_no_file(tmp_path):
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     assert len(load_batch(tmp_path / "batch.safetensors")) == 1
 
 
@@ -334,7 +334,7 @@ def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_be
     with started(*arguments, "--tool-config", str(tmp_path / "tools.yaml"), PYTHONPATH=str(tmp_path)) as process:
         path = out / "trajectories.jsonl"
         programs = []
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and process.poll() is None:
             programs = below(process.pid)
             if path.exists() and path.stat().st_size > 5_000 and len(programs) > 10:  # most of them sleep by now
@@ -342,14 +342,14 @@ def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_be
             time.sleep(0.05)
         assert len(programs) > 10
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 128 + number, stderr
     assert "interrupted" in stdout
     assert "Traceback" not in stderr
     kept = list(read_trajectories(path))
     assert 0 < len(kept) < 8000
     assert len(load_batch(out / "batch.safetensors")) == len(kept)
-    deadline = time.monotonic() + 10  # what a killed process leaves is collected by others, at their pace
+    deadline = time.monotonic() + 60  # what a killed process leaves is collected by others, at their pace
     while time.monotonic() < deadline and any(map(exists, programs)):
         time.sleep(0.05)
     assert not any(map(exists, programs))
@@ -372,7 +372,7 @@ def test_ctrl_c_while_the_engine_loads_is_one_line(tmp_path, library):
         while process.poll() is None and library not in Path(f"/proc/{process.pid}/maps").read_text():
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=180)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
 

@@ -26,7 +26,7 @@ def test_the_list_of_commands_loads_none_of_them():
         "try:\n    main()\n"
         "finally:\n    print(sorted(name for name in sys.modules if name.startswith('toolgym.cli.')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.splitlines()[-1] == "['toolgym.cli.app']"
     for name, summary in COMMANDS.items():
         assert name in done.stdout
@@ -35,7 +35,7 @@ def test_the_list_of_commands_loads_none_of_them():
 
 def test_a_mistyped_command_gets_the_nearest():
     done = subprocess.run(
-        [sys.executable, "-m", "toolgym", "rolout"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "toolgym", "rolout"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 2
     assert "No such command 'rolout', did you mean 'rollout'?" in done.stderr

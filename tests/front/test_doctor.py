@@ -17,7 +17,7 @@ def run(*arguments):
         [sys.executable, "-m", "toolgym", "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

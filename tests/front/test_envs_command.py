@@ -23,7 +23,7 @@ toolgym.register("Towns-v0", "toolgym.envs.library.code_interpreter:CodeInterpre
 def run(folder, *arguments, **env):
     return subprocess.run(
         [SCRIPT, *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env},
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **env},
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.replay import first_difference
 
 PROGRAM = Path(__file__).with_name("killed_rollout.py")
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 pytestmark = pytest.mark.long
 

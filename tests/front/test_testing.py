@@ -211,7 +211,7 @@ def run(folder, source, *arguments):
     (folder / "test_mine.py").write_text(source)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", "--rootdir", ".", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=540, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert " passed" in done.stdout
@@ -264,7 +264,7 @@ def test_a_suite_without_pytest_names_the_extra(hidden):
         "print(toolgym.testing.check_env.__name__, toolgym.testing.check_tool.__name__)\n"
         "toolgym.testing.SandboxSuite\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (1, "check_env check_tool\n")
     assert "A conformance suite needs" in done.stderr
     assert "[testing]'" in done.stderr
@@ -276,5 +276,5 @@ def test_the_checks_load_no_pytest():
         "toolgym.testing.check_env, toolgym.testing.check_tool, toolgym.testing.ConformanceError\n"
         "print(sorted({'pytest', 'pytest_asyncio', 'torch'} & {*sys.modules}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "[]\n"

@@ -81,7 +81,7 @@ def answering(count: int, call: list[int], answer: list[int]) -> Iterator[list[t
     finally:
         for server in servers:
             server.kill()
-            server.wait(10)
+            server.wait(60)
             server.stdout.close()  # type: ignore[union-attr]
 
 

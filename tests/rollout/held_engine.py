@@ -36,7 +36,7 @@ def question(prompt):
     return prompt.partition("<|im_start|>user\n")[2].partition("<")[0]
 
 
-async def until(condition, seconds=20.0):
+async def until(condition, seconds=50.0):
     """Wait for a condition, through turns of the event loop."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -196,8 +196,15 @@ async def test_an_engine_that_fails_to_tell_is_in_the_log_once(caplog, monkeypat
     assert "it is gone" in line
 
 
-async def test_a_run_follows_its_engine(scripted_engine, tokenizer):
+async def test_a_run_follows_its_engine(scripted_engine, tokenizer, monkeypatch):
     """From 4 episodes to what the cache holds, with the real runner; and nothing of it is left behind."""
+    follow, followers = LoadFollower.run, []
+
+    def run(self):
+        followers.append(self)
+        return follow(self)
+
+    monkeypatch.setattr(LoadFollower, "run", run)
 
     class Caching(scripted_engine):
         """Each request takes a fortieth of the cache, for three looks at it."""
@@ -214,6 +221,9 @@ async def test_a_run_follows_its_engine(scripted_engine, tokenizer):
             return await super()._generate(request)
 
         async def load(self):
+            # What has begun is on its way here, which is long on a busy machine: it counts too.
+            while any(self.running + one._generations.waiting < one._episodes.in_use for one in followers):
+                await asyncio.sleep(0.001)
             before, self.looked = self.looked, asyncio.Event()
             before.set()
             return EngineLoad(min(1.0, self.running / 40), self.running, 0, 1000)
@@ -223,7 +233,8 @@ async def test_a_run_follows_its_engine(scripted_engine, tokenizer):
     config = RunConfig(
         max_concurrent=Adaptive(start=4, interval=0.005), sampling=SamplingParams(max_new_tokens=16), seed=0
     )
-    done = await Runner(lambda: ToolEnv([], tasks[:1]), engine, config=config).run(tasks)
+    async with asyncio.timeout(120):
+        done = await Runner(lambda: ToolEnv([], tasks[:1]), engine, config=config).run(tasks)
     assert not any(one.failed for one in done)
     assert 20 < engine.peak < 40
     assert not [task for task in asyncio.all_tasks() if "follows" in task.get_name()]

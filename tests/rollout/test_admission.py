@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,8 @@ from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.local.host import processors
 
 CALL = '<tool_call>{"name": "gate", "arguments": {}}</tool_call>'
+PATIENCE = (0.5, 5.0)
+"""Deadlines, ten times as long as what they are for: a busy machine may hold the event loop up for the first one."""
 
 
 def tasks(count):
@@ -77,7 +80,7 @@ def call_then_answer(prompt, request_id):
 
 
 async def until(holds):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not holds():
             await asyncio.sleep(0.002)
 
@@ -95,13 +98,16 @@ async def test_an_episode_in_a_tool_holds_no_place_of_the_engine(counting):
 
 async def test_waiting_for_the_engine_counts_towards_no_deadline_and_is_recorded(counting):
     engine = counting(lambda *_: "#### 1")
-    engine.seconds = 0.05
-    settings = config(max_generations=1, max_concurrent=14, limits=EpisodeLimits(engine_timeout=0.5))
-    done = await Runner(lambda: ToolEnv([], tasks(1)), engine, config=settings).run(tasks(14))
+    for timeout in PATIENCE:
+        engine.seconds = timeout / 10
+        settings = config(max_generations=1, max_concurrent=14, limits=EpisodeLimits(engine_timeout=timeout))
+        done = await Runner(lambda: ToolEnv([], tasks(1)), engine, config=settings).run(tasks(14))
+        if not any(one.failed for one in done):
+            break
     assert not any(one.failed for one in done)
     assert done[0].turns[0].queue_seconds == 0.0
     last = max(done, key=lambda one: one.turns[0].queue_seconds)
-    assert last.turns[0].queue_seconds > 0.5 > last.turns[0].engine_seconds
+    assert last.turns[0].queue_seconds > timeout > last.turns[0].engine_seconds
     read = Trajectory.from_json(last.to_json())
     assert read.turns == last.turns
     older = last.to_json()
@@ -120,20 +126,23 @@ async def test_the_engine_serves_episodes_in_the_order_of_their_coming(counting)
 
 async def test_tool_calls_of_all_episodes_share_one_limit_and_waiting_costs_them_no_time(counting):
     class Slow(Gate):
+        seconds = 0.0
+
         async def execute(self, instance_id, parameters, **kwargs):
-            asyncio.get_running_loop().call_later(0.05, self.open.set)
+            asyncio.get_running_loop().call_later(self.seconds, self.open.set)
             self.open.clear()
             return await super().execute(instance_id, parameters, **kwargs)
 
-    tool = Slow()
-
-    def make():
-        return ToolEnv([tool], tasks(1), tool_timeout=0.5)
-
     settings = config(max_tool_calls=1, max_concurrent=12)
-    done = await Runner(make, counting(call_then_answer), config=settings).run(tasks(12))
+    for timeout in PATIENCE:
+        tool = Slow()
+        tool.seconds = timeout / 10
+        make = functools.partial(ToolEnv, [tool], tasks(1), tool_timeout=timeout)
+        done = await Runner(make, counting(call_then_answer), config=settings).run(tasks(12))
+        if {one.tool_calls[0].status for one in done} == {"ok"}:
+            break
     assert [one.tool_calls[0].status for one in done] == ["ok"] * 12
-    assert max(one.tool_calls[0].seconds for one in done) > 0.5
+    assert max(one.tool_calls[0].seconds for one in done) > timeout
     assert (tool.peak, tool.calls) == (1, 12)
 
 
@@ -150,7 +159,7 @@ async def test_a_tool_that_calls_tools_waits_for_no_second_place(counting):
                 return (await env.step(CALL)).obs[0]["content"]
 
     settings = config(max_tool_calls=1, max_concurrent=4)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         done = await Runner(lambda: ToolEnv([Outer()], tasks(1)), counting(call_then_answer), config=settings).run(
             tasks(4)
         )

@@ -188,7 +188,7 @@ async def test_a_run_that_is_cancelled_frees_the_branches_that_wait(scripted, to
 
     play.engine.script = wait
     running = asyncio.create_task(play(TASKS, branching=Branching(at_turns(1, continuations=5)), max_concurrent=1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await held.wait()
         assert Counting.open_now == 5
         running.cancel()
@@ -230,7 +230,7 @@ async def test_a_sink_that_breaks_ends_the_run_and_frees_the_branches_that_wait(
             max_concurrent=1,
         ),
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         with pytest.raises(OSError, match="the disk is full") as caught:
             await runner.run(TASKS)
     assert len(caught.value.trajectories) < 3
@@ -344,12 +344,17 @@ async def test_branches_that_are_stragglers(scripted, tokenizer, monkeypatch, st
     monkeypatch.setattr(turn_sampling, "ABORT_GRACE", 0.01)
     slow, waiting = True, []
 
+    class Engine(type(scripted(None))):
+        async def _generate(self, request):
+            prompt = tokenizer.decode(request.prompt_ids)
+            while "tool_response" in prompt and "q0" not in prompt and len(waiting) < 3:
+                await asyncio.sleep(0.001)
+            return await super()._generate(request)
+
     def script(prompt, request_id):
         if "tool_response" not in prompt:
             return call(5)
-        if "q0" not in prompt:
-            return "done" if len(waiting) == 3 else 0.01
-        if not slow:
+        if "q0" not in prompt or not slow:
             return "done"
         waiting.append(request_id)
         return 3600
@@ -358,7 +363,8 @@ async def test_branches_that_are_stragglers(scripted, tokenizer, monkeypatch, st
         seed=3, sampling=SamplingParams(max_new_tokens=100), branching=Branching(at_turns(1, continuations=3))
     )
     make = lambda: ToolEnv([AddTool()], TASKS)  # noqa: E731
-    async with Runner(make, scripted(script), tokenizer=tokenizer, config=config) as runner, asyncio.timeout(30):
+    engine = Engine(tokenizer, script)
+    async with Runner(make, engine, tokenizer=tokenizer, config=config) as runner, asyncio.timeout(50):
         plan = GroupPlan(groups=1, spare_groups=1, stragglers=stragglers)
         done = await runner.run(TASKS[:2], plan=plan)
         late = [one for one in done if one.task_id == "0"]

@@ -226,7 +226,7 @@ async def test_a_lost_member_is_played_again_while_the_next_task_is_awaited(held
         await never.wait()
 
     stream = Runner(Envs(), held(lost(2, "a")), config=config(refills=2)).stream(source())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         assert not (await anext(stream)).failed
     await stream.aclose()
     assert others() == []

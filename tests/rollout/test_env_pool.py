@@ -15,7 +15,7 @@ TASKS = [Task(({"role": "user", "content": "go"},))]
 
 
 def pool_of(make):
-    return EnvPool(EnvFactory.of(make, None), 10.0)
+    return EnvPool(EnvFactory.of(make, None), 50.0)
 
 
 async def test_envs_that_were_made_together_are_handed_over_one_in_a_round():
@@ -33,7 +33,7 @@ async def test_envs_that_were_made_together_are_handed_over_one_in_a_round():
             await asyncio.sleep(0)
 
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             counter = asyncio.create_task(count())
             await asyncio.gather(*(take() for _ in range(20)))
             counting = False
@@ -57,7 +57,7 @@ class Slow(ToolEnv):
 async def test_envs_that_no_episode_needs_any_more_are_closed_while_the_others_go_on():
     pool = pool_of(lambda: Slow([], TASKS))
     Slow.open = 3
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         idle, used, last = [await pool.take() for _ in range(3)]
         pool.give_back(idle)
         assert await pool.take() is idle, "as long as it may be needed"
@@ -80,7 +80,7 @@ async def test_a_run_closes_envs_before_its_last_episode_is_over(scripted_engine
     )
     runner = Runner(envs, engine, config=config(max_concurrent=4))
     playing = asyncio.create_task(runner.run(tasks("a", "b", "c", "last")))
-    await until(lambda: len(envs.closed) == len(envs.made) - 1)
+    await until(lambda: engine.running and len(envs.closed) == len(envs.made) - 1)
     assert not playing.done()
     gate.set()
     assert len(await playing) == 4

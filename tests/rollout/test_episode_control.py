@@ -30,8 +30,9 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
 TASK = Task(({"role": "user", "content": "q"},), id="q")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short_graces(monkeypatch):
+    """For what uses them up."""
     monkeypatch.setattr(deadline, "CANCEL_GRACE", 0.2)
     monkeypatch.setattr(turn_sampling, "ABORT_GRACE", 0.2)
 
@@ -159,13 +160,13 @@ def stand(scripted_engine, tokenizer, renderers):
 async def held(episode, gates):
     """Run an episode until a gate holds it."""
     running = asyncio.create_task(episode.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await gates.held.wait()
     return running
 
 
 async def result(running):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         return await running
 
 
@@ -191,6 +192,7 @@ async def test_a_cut_keeps_what_the_engine_had_sampled(stand, exact):
         await episode.run()
 
 
+@pytest.mark.usefixtures("short_graces")
 @pytest.mark.parametrize("way", ["cannot", "does not hear", "hangs"])
 async def test_a_request_that_cannot_be_aborted_is_cancelled_and_its_partial_lost(stand, exact, way, monkeypatch):
     episode, engine, gates = stand("engine")
@@ -220,6 +222,7 @@ async def test_a_cut_cancels_what_the_env_does(stand, exact, where):
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.usefixtures("short_graces")
 async def test_a_cut_does_not_wait_for_a_tool_that_ignores_it(stand):
     episode, _, gates = stand("tool")
     stubborn = asyncio.Event()
@@ -240,7 +243,7 @@ async def test_a_cut_does_not_wait_for_a_tool_that_ignores_it(stand):
         episode.cut()
         one = await result(running)
         assert one.stop_reason is StopReason.STRAGGLER
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 45  # and the tool goes on for ever
     finally:
         type(gates).__call__ = kept
         stubborn.set()
@@ -261,7 +264,7 @@ async def test_an_episode_that_waits_for_its_place_at_the_engine_is_stopped_at_o
     episode._observers = (Listener(),)
     with GENERATIONS.set(limiter):
         running = asyncio.create_task(episode.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await waits.wait()
             await asyncio.sleep(0)
         getattr(episode, way)()
@@ -299,7 +302,7 @@ async def test_a_cut_while_a_turn_waits_to_be_resumed(stand, exact, monkeypatch)
 
     episode, engine, _ = stand(script=script)
     running = asyncio.create_task(episode.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await aborted.wait()
         while episode._sampler._request_id is not None:
             await asyncio.sleep(0)
@@ -446,7 +449,7 @@ async def test_the_time_that_an_episode_stands_still_does_not_count(stand):
 
 async def test_the_time_that_an_episode_has_run_already_does():
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(20), episode_deadline(EpisodeLimits(episode_timeout=60), 59.99):
+        async with asyncio.timeout(50), episode_deadline(EpisodeLimits(episode_timeout=60), 59.99):
             await asyncio.Event().wait()
 
 
@@ -466,7 +469,8 @@ async def test_an_episode_of_a_real_engine_goes_on_after_a_suspension():
         await engine.pause()
         stopped = Episode(job, config, ToolEnv([], [TASK]), engine, renderers, observers=[Listener()])
         running = asyncio.create_task(stopped.run())
-        await asked.wait()
+        async with asyncio.timeout(50):
+            await asked.wait()
         stopped.suspend()
         assert await result(running) is None
         await engine.resume()
@@ -525,11 +529,14 @@ def continued(prompt, request_id):
 
 @pytest.mark.parametrize("where", ["engine", "tool", "context"])
 async def test_a_turn_has_a_deadline(stand, exact, where):
-    episode, engine, _ = stand(where, limits=EpisodeLimits(turn_timeout=0.2))
-    one = await episode.run()
+    for seconds in (0.2, 10.0):  # a busy machine may need the first for the way to the gate
+        episode, engine, gates = stand(where, limits=EpisodeLimits(turn_timeout=seconds))
+        one = await episode.run()
+        if gates.held.is_set():
+            break
     exact(engine, one)
     assert (one.stop_reason, one.failed) == (StopReason.TURN_TIMEOUT, True)
-    assert one.error.message.endswith("the turn did not finish within 0.2 seconds")
+    assert one.error.message.endswith(f"the turn did not finish within {seconds:g} seconds")
 
 
 @pytest.mark.long

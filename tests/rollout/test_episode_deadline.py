@@ -39,28 +39,37 @@ async def test_the_grace_has_an_end():
 
 @pytest.mark.parametrize(("score_grace", "stop_reason"), [(60, StopReason.ANSWERED), (0, StopReason.EPISODE_TIMEOUT)])
 async def test_an_episode_whose_time_is_up_while_it_is_scored(scripted, tokenizer, score_grace, stop_reason):
+    scored = asyncio.Event()
+
     async def score(outcome):
-        await asyncio.sleep(1.2)
+        scored.set()
+        await asyncio.sleep(seconds + 0.2)
         return 0.5
 
-    config = RunConfig(
-        sampling=SamplingParams(max_new_tokens=50), limits=EpisodeLimits(episode_timeout=1.0, score_grace=score_grace)
-    )
     engine = scripted(lambda prompt, request_id: "done")
-    runner = Runner(lambda: ToolEnv([], [TASK], scorer=score), engine, tokenizer=tokenizer, config=config)
-    [one] = await runner.run([TASK])
+    for seconds in (1.0, 10.0):  # a busy machine may need the first for what comes before scoring
+        limits = EpisodeLimits(episode_timeout=seconds, score_grace=score_grace)
+        config = RunConfig(sampling=SamplingParams(max_new_tokens=50), limits=limits)
+        runner = Runner(lambda: ToolEnv([], [TASK], scorer=score), engine, tokenizer=tokenizer, config=config)
+        [one] = await runner.run([TASK])
+        if scored.is_set():
+            break
+    assert scored.is_set()
     assert (one.stop_reason, one.reward) == (stop_reason, 0.5 if score_grace else 0.0)
 
 
 async def test_scoring_does_not_count_towards_the_deadline_of_a_step(scripted, tokenizer):
     async def score(outcome):
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(seconds + 0.2)
         return 0.5
 
-    config = RunConfig(sampling=SamplingParams(max_new_tokens=50), limits=EpisodeLimits(env_timeout=0.6))
     engine = scripted(lambda prompt, request_id: "done")
-    runner = Runner(lambda: ToolEnv([], [TASK], scorer=score), engine, tokenizer=tokenizer, config=config)
-    [one] = await runner.run([TASK])
+    for seconds in (0.6, 10.0):  # a busy machine may need the first for what comes before scoring
+        config = RunConfig(sampling=SamplingParams(max_new_tokens=50), limits=EpisodeLimits(env_timeout=seconds))
+        runner = Runner(lambda: ToolEnv([], [TASK], scorer=score), engine, tokenizer=tokenizer, config=config)
+        [one] = await runner.run([TASK])
+        if not one.failed:
+            break
     assert (one.stop_reason, one.reward) == (StopReason.ANSWERED, 0.5)
 
 

@@ -207,7 +207,6 @@ async def test_a_branch_of_several_sequences_shares_those_that_are_over(stand):
     ("stop", "error"), [("raise", ForkNotSupportedError), ("hang", DeadlineError), ("late", DeadlineError)]
 )
 async def test_a_fork_that_fails_leaves_the_episode_as_it_was(stand, stop, error):
-    episode, _, tally = stand(stop, limits=EpisodeLimits(env_timeout=0.2))
     raised = []
 
     async def between_turns(one):
@@ -216,9 +215,15 @@ async def test_a_fork_that_fails_leaves_the_episode_as_it_was(stand, stop, error
                 await one.fork(job(1))
             raised.append(caught.value)
 
-    one = await episode.run(between_turns=between_turns)
+    for seconds in (0.2, 10.0):  # a busy machine may need the first for a step
+        episode, _, tally = stand(stop, limits=EpisodeLimits(env_timeout=seconds))
+        one = await episode.run(between_turns=between_turns)
+        if one.stop_reason is not StopReason.ENV_TIMEOUT:
+            break
+        raised.clear()
+        await episode.env.close()
     assert (one.stop_reason, one.reward, len(raised)) == (StopReason.ANSWERED, 3.0, 1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while any(not session.closed for session in tally.opened):
             await asyncio.sleep(0.01)
     assert [session.closed for session in tally.opened] == ([1, 1] if stop == "late" else [1])
@@ -246,7 +251,7 @@ async def test_what_ends_an_episode_while_it_is_forked_leaves_no_env_behind(stan
     episode, _, tally = stand("late")
     forked = []
     running = asyncio.create_task(episode.run(between_turns=at(1, forked)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await tally.forking.wait()
         if stop == "cancel":
             running.cancel()
@@ -266,7 +271,7 @@ async def test_a_suspension_waits_for_a_fork(stand):
     episode, _, tally = stand("gate")
     forked = []
     running = asyncio.create_task(episode.run(between_turns=at(1, forked)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await tally.forking.wait()
         episode.suspend(grace=60)
         tally.gate.set()
@@ -284,7 +289,7 @@ async def test_a_cut_in_the_moment_that_a_fork_is_made_leaves_no_branch_that_was
     episode, _, tally = stand("gate")
     forked = []
     running = asyncio.create_task(episode.run(between_turns=at(1, forked)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await tally.forking.wait()
         tally.gate.set()
         for _ in range(ticks):
@@ -340,7 +345,8 @@ async def test_an_episode_that_goes_on_while_it_is_forked_has_no_branch_there(st
 
     assert await episode.run(between_turns=stop) is None
     forking = asyncio.create_task(episode.fork(job(1)))
-    await tally.forking.wait()
+    async with asyncio.timeout(50):
+        await tally.forking.wait()
     await episode.run()
     tally.gate.set()
     with pytest.raises(EpisodeError, match="went on"):

@@ -9,6 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
+from tests.rollout.held_engine import held_engine, until
 from toolgym.envs import Task, ToolEnv
 from toolgym.rollout import RunConfig, RunMetrics, Runner
 from toolgym.rollout.runner import progress
@@ -40,7 +41,7 @@ async def test_a_terminal_shows_what_the_slowest_wait_for(scripted, monkeypatch)
     @tool
     async def ask_oracle() -> str:
         """Ask."""
-        await asyncio.wait_for(answer.wait(), 30)
+        await asyncio.wait_for(answer.wait(), 120)
         return "yes"
 
     def script(prompt, request_id):
@@ -50,7 +51,7 @@ async def test_a_terminal_shows_what_the_slowest_wait_for(scripted, monkeypatch)
 
     console = screen()
     playing = asyncio.create_task(run(scripted(script), lambda: ToolEnv([ask_oracle], TASKS), console))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while not re.search(r"1 of 4 episodes.*\n.*\n3 in ask_oracle 0:\d\d", plain(console)):
             await asyncio.sleep(0.01)
             assert not playing.done()
@@ -58,8 +59,8 @@ async def test_a_terminal_shows_what_the_slowest_wait_for(scripted, monkeypatch)
     assert "left" in shown
     assert "reward 0.00" in shown
     answer.set()
-    await asyncio.wait_for(playing, 20)
-    assert plain(console).rstrip().splitlines()[-2].strip().startswith("━" * 40 + " 4 of 4 episodes 0:0")
+    await asyncio.wait_for(playing, 50)
+    assert re.match("━" * 40 + r" 4 of 4 episodes 0:\d\d", plain(console).rstrip().splitlines()[-2].strip())
     assert " 7 turns" in plain(console).rstrip().splitlines()[-1]
 
 
@@ -69,19 +70,19 @@ async def test_what_a_model_calls_a_tool_cannot_draw_in_the_terminal(scripted, m
 
     class Slow(ToolEnv):
         async def step(self, action):
-            await asyncio.wait_for(seen.wait(), 30)
+            await asyncio.wait_for(seen.wait(), 120)
             return await super().step(action)
 
     call = '<tool_call>\n{"name": "\\u001b[2J\\n[red]x' + "y" * 99 + '", "arguments": {}}\n</tool_call>'
     engine = scripted(lambda prompt, request_id: call if request_id.endswith("-0") else "done")
     console = screen()
     playing = asyncio.create_task(run(engine, lambda: Slow([], TASKS), console))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while "4 in ?[2J?[red]xyyy" not in plain(console):
             await asyncio.sleep(0.01)
             assert not playing.done()
     seen.set()
-    await asyncio.wait_for(playing, 20)
+    await asyncio.wait_for(playing, 50)
     assert "y" * 50 not in plain(console)
 
 
@@ -101,12 +102,17 @@ async def test_a_log_gets_few_lines(scripted, total, said):
         assert lines[-1].startswith(f"{said}, reward 0.00, 4 turns")
 
 
-async def test_a_log_that_is_silent_for_long_says_what_is_waited_for(scripted, monkeypatch):
+async def test_a_log_that_is_silent_for_long_says_what_is_waited_for(scripted_engine, tokenizer, monkeypatch):
     monkeypatch.setattr(progress, "TICK", 0.01)
     monkeypatch.setattr(progress, "SILENCE", 0.02)
-    console = Console(file=io.StringIO(), width=200)
-    await run(scripted(lambda p, r: 0.2), lambda: ToolEnv([], TASKS), console)
-    assert "0 of 4 episodes, 0 turns; waiting: 4 in the engine 0:00" in console.file.getvalue()
+    console, seen = Console(file=io.StringIO(), width=200), asyncio.Event()
+    engine = held_engine(scripted_engine, tokenizer, lambda *_: ("done", seen))
+    playing = asyncio.create_task(run(engine, lambda: ToolEnv([], TASKS), console))
+    waited = r"0 of 4 episodes, 0 turns; waiting: 4 in the engine 0:\d\d"
+    await until(lambda: playing.done() or re.search(waited, console.file.getvalue()))
+    assert not playing.done()
+    seen.set()
+    await asyncio.wait_for(playing, 50)
 
 
 NOTEBOOK = """

@@ -103,7 +103,7 @@ async def test_nothing_is_lost_nothing_comes_twice_and_nothing_is_left(faulty, s
         sampling=SamplingParams(max_new_tokens=60),
     )
     source = Queue(draws) if draws.random() < 0.5 else iter(tasks(*map(str, range(TASKS))))
-    async with asyncio.timeout(60), Runner(envs, faulty(draws), config=run_config) as runner:
+    async with asyncio.timeout(300), Runner(envs, faulty(draws), config=run_config) as runner:
         for call in range(CALLS):
             ends_behind = draws.randrange(4) if draws.random() < 0.1 and call < CALLS - 1 else None
             async with aclosing(runner.stream_groups(source, plan=plan if call < CALLS - 1 else None)) as stream:

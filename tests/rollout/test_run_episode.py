@@ -202,7 +202,7 @@ async def test_an_env_is_closed_when_the_episode_is_cancelled(tokenizer):
         await asyncio.sleep(60)
 
     episode = asyncio.create_task(play(hang, tokenizer, env=Watched))
-    await asyncio.wait_for(asked.wait(), 20)
+    await asyncio.wait_for(asked.wait(), 50)
     episode.cancel()
     with pytest.raises(asyncio.CancelledError):
         await episode

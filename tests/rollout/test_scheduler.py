@@ -249,12 +249,16 @@ async def test_a_lease_goes_back_exactly_once():
 
 async def test_no_more_episodes_run_than_are_admitted(scripted):
     running = most = 0
+    full = asyncio.Event()  # as many have come as may: making their envs takes long on a busy machine
 
     class Counting(type(scripted(None))):
         async def _generate(self, request):
             nonlocal running, most
             running += 1
             most = max(most, running)
+            if most == 3:
+                full.set()
+            await full.wait()
             await asyncio.sleep(0.005)
             running -= 1
             return await super()._generate(request)
@@ -266,7 +270,8 @@ async def test_no_more_episodes_run_than_are_admitted(scripted):
         made.append(env())
         return made[-1]
 
-    done = await Runner(counted, engine, config=config(max_concurrent=3)).run(tasks(*map(str, range(12))))
+    async with asyncio.timeout(50):
+        done = await Runner(counted, engine, config=config(max_concurrent=3)).run(tasks(*map(str, range(12))))
     assert (len(done), most, len(made)) == (12, 3, 3)
 
 

@@ -30,7 +30,8 @@ async def played(scripted, source=None, num_tasks=4, **config):
     return [one.task_id for one in done[::2]], seeds, done
 
 
-SOURCES = {"generated": lambda: None, "given": ArithmeticTasks, "a list": lambda: TaskList(listed())}
+SOURCES = {"generated": lambda: None, "given": ArithmeticTasks, "a list": lambda: TaskList(listed(1000))}
+"""So many tasks in each that two runs do not draw the same ones by chance."""
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -123,7 +123,7 @@ async def test_an_async_generator_that_awaits_what_was_cancelled_ends_the_run_an
     live = Live(error=asyncio.CancelledError())
     for task in [*tasks("a"), None]:
         live.queue.put_nowait(task)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         with pytest.raises(SelfCancelledError, match="the async iterable of tasks was cancelled from within"):
             await Runner(Envs(), held(lambda *_: "#### 1"), config=config()).run(live.tasks())
     assert live.closed

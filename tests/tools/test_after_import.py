@@ -57,15 +57,15 @@ def test_while_another_thread_imports_it_this_one_waits(module):
     begun, go = threading.Event(), threading.Event()
     sys.late_events = begun, go
     try:
-        name = module("import sys\nbegun, go = sys.late_events\nbegun.set()\nassert go.wait(30)\nvalue = 1")
+        name = module("import sys\nbegun, go = sys.late_events\nbegun.set()\nassert go.wait(60)\nvalue = 1")
         other = threading.Thread(target=importlib.import_module, args=(name,))
         other.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         threading.Timer(0.05, go.set).start()
         seen = []
         after_import(name, lambda found: seen.append(found.value))
         assert seen == [1]
-        other.join(30)
+        other.join(60)
         assert not other.is_alive()
     finally:
         go.set()

@@ -17,7 +17,7 @@ from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import LocalSandbox, ProcessSandbox, RemoteSandbox, Retries
 
 NOBODY = "http://127.0.0.1:9"
-QUICK = Retries(attempts=2, first_delay=0.01, connect_timeout=2)
+QUICK = Retries(attempts=2, first_delay=0.01, connect_timeout=30)
 
 
 @pytest.fixture
@@ -58,11 +58,12 @@ async def fusion():
     await runner.cleanup()
 
 
-async def episode(config, *codes, **kwargs):
-    """What the model reads of these programs in one episode."""
+async def episode(config, *codes):
+    """What the model reads of these programs in one episode. Each is its code alone, or with its time."""
     tool = CodeInterpreterTool(config)
     instance = await tool.create()
-    texts = [(await tool.execute(instance, {"code": code}, **kwargs)).text for code in codes]
+    calls = [(one, {}) if isinstance(one, str) else (one[0], {"timeout": one[1]}) for one in codes]
+    texts = [(await tool.execute(instance, {"code": code}, **kwargs)).text for code, kwargs in calls]
     await tool.release(instance)
     await tool.close()
     return texts
@@ -116,19 +117,18 @@ async def test_the_model_reads_the_same_wherever_it_runs(where, ours, fusion):
         config,
         "print(6 * 7)",
         "import sys; print('so far'); sys.exit('oh no')",
-        "print('begun', flush=True)\nwhile True: pass",
-        timeout=2,
+        ("print('begun', flush=True)\nwhile True: pass", 3),
     )
     assert good == "42"
     assert bad == "so far\noh no\n[The program ended with exit code 1]"
-    assert late == "begun\n[Timed out: the program was stopped after 2 seconds]"
+    assert late == "begun\n[Timed out: the program was stopped after 3 seconds]"
 
 
 async def test_what_a_session_says_on_our_server(ours):
     bad, late, again = await episode(
-        {"sandbox_url": ours, "default_timeout": 1},
+        {"sandbox_url": ours},
         "import sys; x = 5; print('warned', file=sys.stderr); 1/0",
-        "while True: pass",
+        ("while True: pass", 1),
         "x",
     )
     assert bad.startswith("warned\n")

@@ -104,7 +104,7 @@ async def test_rotten_execution(mode):
     if mode is PoolMode.ProcessMode:
         with pytest.raises(SandboxError, match="died"):
             await pool.execute(os._exit, 1)
-    assert await asyncio.wait_for(pool.execute(lambda: 7), 30) == 7
+    assert await asyncio.wait_for(pool.execute(lambda: 7), 120) == 7
     await pool.close()
 
 
@@ -139,7 +139,7 @@ class TestSingleNodeRateLimiterCase:
 
     async def test_it_can_be_switched_off(self):
         pool = init_execution_pool(6, enable_global_rate_limit=False, rate_limit=1)
-        barrier = threading.Barrier(6, timeout=10)
+        barrier = threading.Barrier(6, timeout=60)
         await asyncio.gather(*(pool.execute(barrier.wait) for _ in range(6)))  # all six at once, or it breaks
         await pool.close()
 
@@ -156,8 +156,8 @@ async def test_a_function_that_overruns_its_time(mode):
     pool = init_execution_pool(1, enable_global_rate_limit=False, mode=mode)
     await pool.execute(int)  # a process takes its time to start
     with pytest.raises(TimeoutError):
-        await pool.execute(time.sleep, 1.5, timeout=0.2)
-    assert await asyncio.wait_for(pool.execute(lambda: 7), 30) == 7
+        await pool.execute(time.sleep, 10, timeout=0.2)
+    assert await asyncio.wait_for(pool.execute(lambda: 7), 120) == 7
     await pool.close()
 
 
@@ -189,7 +189,7 @@ async def test_whatever_a_function_raises_is_told_and_the_worker_goes_on(mode):
         (partial(raising, TimeoutError("its own")), TimeoutError, "its own"),
     ]:
         with pytest.raises(kind, match=said):
-            await asyncio.wait_for(pool.execute(function, timeout=60), 60)
+            await asyncio.wait_for(pool.execute(function, timeout=60), 120)
         assert await pool.execute(os.getpid) == worker
     await pool.close()
 
@@ -215,7 +215,7 @@ async def test_a_function_that_is_given_up_takes_neither_a_place_nor_others_with
     stuck = asyncio.create_task(pool.execute(*endless))
     await asyncio.sleep(0.1)
     stuck.cancel()
-    assert await asyncio.wait_for(pool.execute(lambda: 7), 30) == 7
+    assert await asyncio.wait_for(pool.execute(lambda: 7), 120) == 7
     assert await innocent is None
     over.set()
     await pool.close()
@@ -255,4 +255,6 @@ async def test_closing_while_the_sandbox_starts_leaves_nothing_behind(end_linger
         await tool.close()
         end_lingering()
         assert local.template_ids == []
-    assert {*psutil.Process().children(recursive=True)} <= before
+    async with asyncio.timeout(60):  # what a killed process leaves is collected by others, at their pace
+        while not {*psutil.Process().children(recursive=True)} <= before:
+            await asyncio.sleep(0.02)

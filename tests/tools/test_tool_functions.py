@@ -57,7 +57,7 @@ def test_trl_trains_with_it(tmp_path):
     """One step of the tiny policy, which calls `code_interpreter`; once a plain function, once a coroutine function."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(TRAINING), tmp_path],
-        capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=540, check=False, cwd=ROOT,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -125,7 +125,7 @@ def test_a_type_checker_knows_its_signature(tmp_path):
     modules = ["-m", "program", "-m", "toolgym.tools.function", "-m", "toolgym.tools.base"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--follow-imports=skip", "--no-incremental", *modules],
-        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=540, check=False, cwd=tmp_path,
     )  # fmt: skip
     for line in (
         'program.py:13: note: Revealed type is "str"',

@@ -109,7 +109,7 @@ async def test_a_cancelled_step_leaves_no_fork_behind(counting, counter, call):
         await env.reset(seed=0)
         counter.hangs = True
         step = asyncio.ensure_future(env.step(call(1)))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while counter.open_sessions < 2:
                 await asyncio.sleep(0)
         step.cancel()

@@ -198,7 +198,7 @@ async def test_a_user_has_a_deadline_and_is_closed():
 
     class SlowSession(UserSession):
         async def reply(self, messages):
-            await asyncio.sleep(30)
+            await asyncio.sleep(60)
 
         async def close(self):
             closed.append(1)

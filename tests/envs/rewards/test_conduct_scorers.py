@@ -146,7 +146,7 @@ async def test_async_parts_run_at_the_same_time():
         await barrier.wait()  # nothing passes alone
         return 1.0
 
-    score = await asyncio.wait_for(weighted({"a": (1.0, part), "b": (2.0, part)})(outcome("x")), 5)
+    score = await asyncio.wait_for(weighted({"a": (1.0, part), "b": (2.0, part)})(outcome("x")), 60)
     assert score == Score(3.0, {"a": 1.0, "b": 1.0})
 
 

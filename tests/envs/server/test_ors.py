@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.envs.server.toy import SECRET, TASKS, SumEnv, until
-from toolgym.envs.server import event_stream
+from toolgym.envs.server import event_stream, session, sessions
 from toolgym.envs.server.calls import Calls
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskList
@@ -181,18 +181,18 @@ async def test_a_client_that_is_gone_leaves_no_session(serve, ask, http, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(SumEnv, "reset", slow)
         creating = asyncio.create_task(created(ask, service.url))
-        await begun.wait()
+        await asyncio.wait_for(begun.wait(), 60)
         creating.cancel()
         await until(lambda: len(service.app.sessions) == 0)
     await created(ask, service.url)
 
 
 async def test_failures_are_errors_and_no_rewards(serve, ask):
-    service = await serve(step_timeout=0.2)
-    for name, arguments, reason in [
-        ("submit_answer", {"answer": "crash"}, "score_failed"),
-        ("submit_answer", {"answer": "lost"}, "sandbox_failed"),
-        ("hang", {}, "env_timeout"),
+    patient, strict = await serve(), await serve(step_timeout=0.2)
+    for service, name, arguments, reason in [
+        (patient, "submit_answer", {"answer": "crash"}, "score_failed"),
+        (patient, "submit_answer", {"answer": "lost"}, "sandbox_failed"),
+        (strict, "hang", {}, "env_timeout"),
     ]:
         await created(ask, service.url)
         _, error = await ask.call(service.url, name, arguments, SID)
@@ -236,16 +236,18 @@ async def test_calls_of_a_session_run_one_after_the_other(serve, ask):
     assert sorted(calls) == [f"call_{n}" for n in range(4)]
 
 
-async def test_idle_sessions_are_closed_and_pings_keep_them(serve, ask):
+async def test_idle_sessions_are_closed_and_pings_keep_them(serve, ask, stop_clock):
+    clock = stop_clock(session, sessions)
     service = await serve(session_idle_timeout=0.4)
     await created(ask, service.url, sid="kept-0001")
     await created(ask, service.url, sid="left-0001")
-    async with asyncio.timeout(10):
-        while len(service.app.sessions) == 2:
-            assert (await ask.post(f"{service.url}/ping", X_Session_ID="kept-0001"))[0] == 200
-            await asyncio.sleep(0.02)
+    clock.now += 0.3
+    assert (await ask.post(f"{service.url}/ping", X_Session_ID="kept-0001"))[0] == 200
+    clock.now += 0.3
+    await until(lambda: len(service.app.sessions) < 2)
     assert (await ask.post(f"{service.url}/ping", X_Session_ID="kept-0001"))[0] == 200
     assert (await ask.post(f"{service.url}/ping", X_Session_ID="left-0001"))[0] == 404
+    clock.now += 0.5
     await until(lambda: len(service.app.sessions) == 0)
 
 

@@ -82,9 +82,9 @@ async def test_an_env_of_ones_own_is_served_until_the_server_is_stopped(tmp_path
                 assert response.status == 401
             async with http.ws_connect(f"{server.url}/ws") as socket:
                 await socket.send_json({"type": "reset"})
-                await socket.receive_json(timeout=10)
+                await socket.receive_json(timeout=60)
                 server.process.send_signal(signal.SIGTERM)
-                message = await socket.receive(timeout=20)
+                message = await socket.receive(timeout=60)
                 assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.GOING_AWAY)
         code, log = server.stop()
     assert (code, "Traceback" in log, "open-sesame" in log) == (0, False, False), log

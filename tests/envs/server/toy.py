@@ -135,7 +135,7 @@ async def serving(*names, **settings):
         await app.close()
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():

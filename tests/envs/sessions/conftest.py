@@ -22,7 +22,7 @@ async def service(database):
 @pytest.fixture
 async def post():
     """Asks a service; answered by status and JSON."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as client:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
 
         async def ask(url, path, token=None, **body):
             headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -110,7 +110,7 @@ async def serving(database: Path, backend=None, **settings):
         yield Service(f"http://127.0.0.1:{runner.addresses[0][1]}", app, backend)
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=60.0):
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import socket
 from pathlib import Path
@@ -20,9 +22,12 @@ ROOT = Path(__file__).parents[3]
 
 
 def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    """A port that stays free between two servers: below those that the system gives to whoever asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def kill(command):
@@ -34,7 +39,7 @@ def kill(command):
     for worker in workers:
         os.kill(int(worker), signal.SIGKILL)
     command.process.kill()
-    command.process.wait(timeout=10)
+    command.process.wait(timeout=60)
 
 
 @pytest.mark.long

@@ -72,7 +72,7 @@ def test_reading_a_long_turn_takes_linear_time():
 @pytest.mark.long
 async def test_an_episode_in_a_repository(database):
     task = load_repository_tasks()[0]
-    backend = RepositoryBackend(command_timeout=5)
+    backend = RepositoryBackend(command_timeout=60)
     async with serving(database, backend) as service, SessionClient(service.url) as client:
         repaired, left, wrong = await asyncio.gather(
             *(client.start(hash) for hash in (number_of(task.instance_id), task.instance_id, task.instance_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import time
 
@@ -44,10 +45,20 @@ def started(body):
     return {"sid": "77"}
 
 
+@functools.cache
 def down():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    """The address of a server that is down. Its port stays taken to the end of the tests: no other server gets it."""
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    taken.detach()
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def quick_retries(monkeypatch):
+    """A call has no more attempts long before its time is up, also on a machine that is busy."""
+    monkeypatch.setattr("toolgym.envs.sessions.client.MAX_DELAY", 0.01)
 
 
 async def test_an_episode(service):
@@ -81,9 +92,9 @@ async def test_sessions_are_spread_and_stay(tmp_path):
         assert {(await client.reward(one.sid)).value for one in sessions} == {0.2}
 
 
-async def test_a_server_that_is_down():
+async def test_a_server_that_is_down(quick_retries):
     url = down()
-    async with SessionClient(url, patience=0.3, start_timeout=0.1) as client:
+    async with SessionClient(url, patience=0.3, start_timeout=60) as client:
         with pytest.raises(RemoteSessionError, match=f"/start_instance: .*{url.removeprefix('http://')}"):
             await client.start("count:0")
         with pytest.raises(RemoteSessionError, match="cannot be reached"):
@@ -91,7 +102,7 @@ async def test_a_server_that_is_down():
 
 
 async def test_a_server_that_is_down_beside_one_that_is_not(service):
-    async with SessionClient([down(), service.url], reward_timeout=5) as client:
+    async with SessionClient([down(), service.url], reward_timeout=60) as client:
         session = await client.start("count:3")
         assert (await session.reward()).value == 0.3
         assert (await client.reward(session.sid)).value == 0.3
@@ -100,7 +111,7 @@ async def test_a_server_that_is_down_beside_one_that_is_not(service):
 async def test_a_slow_server(database, monkeypatch):
     monkeypatch.setattr("toolgym.envs.sessions.client.MARGIN", 0.05)
     async with serving(database) as service:
-        async with SessionClient(service.url, action_timeout=0.1, patience=0.3) as client:
+        async with SessionClient(service.url, action_timeout=0.1, patience=0.99) as client:
             session = await client.start("count:0")
             with pytest.raises(RemoteSessionError, match=r"/process_action: .*no answer within 0\.15 s"):
                 await session.act("wait")
@@ -112,7 +123,7 @@ async def test_an_answer_that_was_lost_is_asked_for_again(database, monkeypatch)
     async with serving(database) as service, SessionClient(service.url, action_timeout=0.1) as client:
         session = await client.start("count:0")
         acting = asyncio.create_task(session.act("wait"))
-        await asyncio.wait_for(service.backend.waiting.wait(), 10)
+        await asyncio.wait_for(service.backend.waiting.wait(), 60)
         await asyncio.sleep(0.3)  # the first attempt is given up
         service.backend.go_on.set()
         assert (await acting).content == "1"
@@ -154,7 +165,7 @@ async def test_a_server_that_stays_full():
     busy = web.Response(status=429, headers={"Retry-After": "60"})
     async with (
         scripted(start_instance=lambda body: busy) as (url, sent),
-        SessionClient(url, start_timeout=0.1, patience=0.2) as client,
+        SessionClient(url, start_timeout=0.1, patience=0.5) as client,
     ):
         with pytest.raises(RemoteSessionError, match="is full"):
             await client.start("x")
@@ -181,10 +192,10 @@ async def test_a_huge_answer(monkeypatch):
         (web.Response(text="<html>"), "expected a JSON object"),
     ],
 )
-async def test_a_start_that_makes_no_sense(answer, expected):
+async def test_a_start_that_makes_no_sense(answer, expected, quick_retries):
     async with (
         scripted(start_instance=lambda body: _again(answer)) as (url, _),
-        SessionClient(url, patience=0.2, start_timeout=0.1) as client,
+        SessionClient(url, patience=0.2, start_timeout=60) as client,
     ):
         with pytest.raises(RemoteSessionError, match=expected):
             await client.start("x")
@@ -197,7 +208,7 @@ def _again(answer):
 async def test_a_reward_that_is_none():
     async with (
         scripted(start_instance=started, compute_reward=lambda body: {"reward": None}) as (url, _),
-        SessionClient(url, patience=0.2, reward_timeout=0.1) as client,
+        SessionClient(url, patience=0.2, reward_timeout=60) as client,
     ):
         session = await client.start("x")
         with pytest.raises(RemoteSessionError, match="reward of /compute_reward must be a number"):

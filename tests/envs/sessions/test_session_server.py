@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from tests.envs.sessions.counting import CountingBackend, serving, until
+from toolgym.envs.sessions import session, sessions
 from toolgym.envs.sessions.protocol import MAX_SID, new_sid, read_reward, read_sid
 from toolgym.envs.sessions.store import Store, Stored, StoreError
 from toolgym.tools.errors import ConfigError
@@ -90,7 +91,7 @@ async def test_an_action_goes_on_when_its_client_disconnects(service, post):
     sid = (await post(service.url, "/start_instance", instance_hash="count:0"))[1]["sid"]
     action = {"sid": sid, "content": "wait", "request_id": "one"}
     lost = asyncio.create_task(post(service.url, "/process_action", **action))
-    await asyncio.wait_for(service.backend.waiting.wait(), 10)
+    await asyncio.wait_for(service.backend.waiting.wait(), 60)
     lost.cancel()
     again = asyncio.create_task(post(service.url, "/process_action", **action))
     service.backend.go_on.set()
@@ -108,7 +109,7 @@ async def test_a_session_whose_client_never_learns_of_it_is_deleted(database):
     async with serving(database, Slow()) as service:
         async with aiohttp.ClientSession() as client:
             start = asyncio.create_task(client.post(f"{service.url}/start_instance", json={"instance_hash": "count:0"}))
-            await asyncio.wait_for(service.backend.waiting.wait(), 10)
+            await asyncio.wait_for(service.backend.waiting.wait(), 60)
             start.cancel()
         await until(lambda: service.app.in_flight == 0)
         service.backend.go_on.set()
@@ -187,7 +188,7 @@ async def test_a_client_has_so_many_requests(database, post):
     async with serving(database, max_requests_per_client=1) as service:
         sid = (await post(service.url, "/start_instance", instance_hash="count:0"))[1]["sid"]
         running = asyncio.create_task(post(service.url, "/process_action", sid=sid, content="wait"))
-        await asyncio.wait_for(service.backend.waiting.wait(), 10)
+        await asyncio.wait_for(service.backend.waiting.wait(), 60)
         async with (
             aiohttp.ClientSession() as client,
             client.post(f"{service.url}/compute_reward", json={"sid": sid}) as refused,
@@ -198,17 +199,20 @@ async def test_a_client_has_so_many_requests(database, post):
         assert (await running)[0] == 200
 
 
-async def test_idle_sessions_expire(database, post):
+async def test_idle_sessions_expire(database, post, stop_clock):
+    clock = stop_clock(session, sessions)
     async with serving(database, session_idle_timeout=0.2, reward_timeout_after_postprocess=100) as service:
         idle = (await post(service.url, "/start_instance", instance_hash="count:0"))[1]["sid"]
         finished = (await post(service.url, "/start_instance", instance_hash="count:4"))[1]["sid"]
         await post(service.url, "/postprocess", sid=finished)
+        clock.now += 0.3
         await until(lambda: service.app.sessions.open == 0)
         assert (await post(service.url, "/process_action", sid=idle, content="add 1"))[0] == 404
         assert (await post(service.url, "/compute_reward", sid=finished))[1]["reward"] == 0.4
         await until(lambda: service.backend.open_instances == 0)
     async with serving(database, reward_timeout_after_postprocess=0.2) as service:
         assert service.app.sessions.finished == 1
+        clock.now += 0.3
         await until(lambda: service.app.sessions.finished == 0)
         assert (await post(service.url, "/compute_reward", sid=finished))[0] == 404
 

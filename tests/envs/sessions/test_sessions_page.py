@@ -25,7 +25,7 @@ def test_the_curl_calls(tmp_path):
     task = load_repository_tasks()[0]
     with running("sessions", "--database", str(tmp_path / "sessions.db")) as command:
         script = script.replace("http://127.0.0.1:5000", command.url).replace("TASK", task.instance_id)
-        done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=240, check=True)
         acted, ended, reward = map(json.loads, done.stdout.splitlines())
         assert acted["content"].split() == sorted({name.partition("/")[0] for name in task.files})
         assert ended == {}

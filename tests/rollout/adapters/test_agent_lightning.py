@@ -73,7 +73,7 @@ async def test_the_reward_is_an_event():
 async def test_what_was_broken_off_has_no_reward_and_no_events():
     server = Server(500)
     with pytest.raises(EpisodeFailedError):
-        await server.play(TOOLGYM_RUN=json.dumps({"limits": {"engine_timeout": 20.0}}))
+        await server.play(TOOLGYM_RUN=json.dumps({"limits": {"engine_timeout": 120.0}}))
     [(method, path, content)] = server.requests
     assert (method, path) == ("PATCH", "/api/rollouts/r1")
     assert content["status"]["state"] == "failed"

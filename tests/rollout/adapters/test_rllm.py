@@ -88,7 +88,7 @@ async def test_a_cut_turn_is_a_step_and_a_refused_request_is_none():
 
 
 async def test_what_breaks_off_is_an_error_and_no_reward():
-    agent = ToolgymAgent("tests/Sums-v0", limits=EpisodeLimits(engine_timeout=0.2))
+    agent = ToolgymAgent("tests/Sums-v0", limits=EpisodeLimits(engine_timeout=60))
     async with gateway(lambda messages: web.Response(status=500, text="cuda died")) as server:
         with pytest.raises(EpisodeFailedError, match="cuda died") as caught:
             await agent.arun(task(), config(server.url))
@@ -155,7 +155,7 @@ async def rllm_gateway(worker):
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
     serve = asyncio.create_task(server.serve())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not server.started:
                 await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]

@@ -153,8 +153,9 @@ async def test_what_slime_aborts_comes_back_and_is_played_again(state, tokenizer
     given = sample_of()
     async with router.serve() as url:
         playing = asyncio.create_task(generate(arguments(url), given, dict(SAMPLING)))
-        while not router.bodies:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(60):
+            while not router.bodies:
+                await asyncio.sleep(0.005)
         state.aborted = router.aborting = True
         router.held.set()
         assert (await playing).status is type(given).Status.ABORTED

@@ -176,7 +176,7 @@ async def test_a_rollout_that_is_given_up_frees_its_env(tokenizer):
 
     asked = asyncio.Event()
     rollout = asyncio.create_task(do_group_rollout(builder(env=make, group_size=1), Silent()))
-    await asyncio.wait_for(asked.wait(), 30)
+    await asyncio.wait_for(asked.wait(), 60)
     rollout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await rollout
@@ -191,7 +191,7 @@ async def test_out_of_order_and_out_of_bounds(tokenizer):
     await late.initial_observation()
     with pytest.raises(EpisodeError, match="plays one episode"):
         await late.initial_observation()
-    await asyncio.wait([late._playing], timeout=30)
+    await asyncio.wait([late._playing], timeout=60)
     with pytest.raises(EpisodeFailedError) as failed:
         await late.step([1])
     assert failed.value.stop_reason is StopReason.ENGINE_TIMEOUT

@@ -27,7 +27,7 @@ ROWS = functools.partial(queue_rows, response_length=16, pad_token_id=0, global_
 def cluster():
     from omegaconf import OmegaConf
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     storage = {"num_data_storage_units": 1, "total_storage_size": 100}
     transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": storage}}))
     yield

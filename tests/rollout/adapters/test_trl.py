@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import types
 
 import pytest
@@ -336,17 +337,19 @@ def test_mistakes_are_errors(make_env):
 
 
 def test_a_spec_that_is_forgotten_leaves_no_thread(make_env, model):
-    before = threading.active_count()
+    def ours():
+        return {one for one in threading.enumerate() if one.name.startswith("toolgym-")}
+
+    before = ours()
 
     def play():
         spec = Spec(make_env, num_tasks=1, policy="tiny", config=CONFIG)
+        assert ours() - before
         spec.rollout_func(prompts_of(spec.train_dataset), fake(spec, model=model))
 
     play()
-    deadline = threading.Event()
-    for _ in range(400):
+    deadline = time.monotonic() + 60
+    while not ours() <= before and time.monotonic() < deadline:
         gc.collect()
-        if threading.active_count() <= before:
-            break
-        deadline.wait(0.05)
-    assert threading.active_count() <= before
+        time.sleep(0.05)
+    assert ours() <= before

@@ -19,7 +19,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout import tiny_policy_path
 from toolgym.tools.errors import ConfigError, MissingExtraError, SandboxUnavailableError, UnknownNameError
 
-TIMEOUT = 60.0
+TIMEOUT = 240.0
 
 
 def test_without_verifiers_the_error_names_it(monkeypatch):

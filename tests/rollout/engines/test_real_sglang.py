@@ -153,7 +153,7 @@ async def test_partials_go_on_under_new_weights(engine: SGLangServer, other: Pat
     ]
     await begun(engine)
     await engine.pause(PauseMode.ABORT)
-    partials = await asyncio.wait_for(asyncio.gather(*tasks), 10)
+    partials = await asyncio.wait_for(asyncio.gather(*tasks), 60)
     await engine.update_weights_from_disk(str(other), version="2")
     assert engine.weight_version == "2"
     await engine.resume()
@@ -177,7 +177,7 @@ async def test_a_retracted_request_is_computed_anew(engine: SGLangServer, other:
     await engine.pause(PauseMode.RETRACT)
     await engine.update_weights_from_tensors(state(other), version="3", bucket_bytes=2**20)
     await engine.resume()
-    generation = await asyncio.wait_for(task, 30)
+    generation = await asyncio.wait_for(task, 120)
     change = generation.weight_versions.index("3")
     assert 0 < change < 400
     assert generation.weight_versions[change:] == ("3",) * (400 - change)
@@ -202,7 +202,7 @@ async def test_a_pause_in_place_leaves_no_stale_prefix(engine: SGLangServer, oth
     assert fresh.cached_tokens == 0
     assert gap(load(str(other)), PROMPT, fresh) < await tolerance(engine)
     assert (await engine.generate(PROMPT, SHORT, request_id="b")).cached_tokens > 90
-    assert {*(await asyncio.wait_for(task, 30)).weight_versions} == {engine.info.weight_version, "4"}
+    assert {*(await asyncio.wait_for(task, 120)).weight_versions} == {engine.info.weight_version, "4"}
 
 
 async def test_weights_arrive_by_broadcast(engine: SGLangServer, other: Path) -> None:
@@ -214,7 +214,7 @@ async def test_weights_arrive_by_broadcast(engine: SGLangServer, other: Path) ->
 
     def join() -> Any:
         return join_weights_update_group(
-            "127.0.0.1", port, engine.weights_world_size, group_name="learner", backend=backend, timeout=60
+            "127.0.0.1", port, engine.weights_world_size, group_name="learner", backend=backend, timeout=240
         )
 
     group, _ = await asyncio.gather(
@@ -292,7 +292,7 @@ async def test_a_slow_answer_is_given_up_and_ended_there(farm: Any) -> None:
     async with SGLangServer(*farm.urls(1), request_timeout=0.3) as engine:
         with pytest.raises(EngineError, match=r"0\.3 seconds"):
             await engine.generate(PROMPT, SamplingParams(max_new_tokens=1500), request_id="a")
-        for _ in range(50):
+        for _ in range(600):
             if sum(one["num_running_reqs"] for one in (await engine.loads())[engine.urls[0]]) == 0:
                 break
             await asyncio.sleep(0.1)
@@ -315,7 +315,7 @@ async def test_a_rollout_goes_on_across_an_update_of_the_weights(engine: SGLangS
     await engine.pause(PauseMode.ABORT)
     await engine.update_weights_from_disk(str(other), version="2")
     await engine.resume()
-    done = await asyncio.wait_for(playing, 240)
+    done = await asyncio.wait_for(playing, 480)
     assert [one.error for one in done] == [None] * 32
     assert any(turn.resumes for one in done for turn in one.turns)
     mixed = [

@@ -67,7 +67,7 @@ async def test_no_episode_is_lost_when_a_server_is_killed(farm: Any) -> None:
         assert not rollouts.done(), "the rollout was over before the server could be killed"
         process, rerouter = farm.victim()
         await asyncio.to_thread(process.kill)
-        done, done_through_router = await asyncio.wait_for(rollouts, 240)
+        done, done_through_router = await asyncio.wait_for(rollouts, 480)
         assert engine.replicas == {first: ReplicaState.HEALTHY, second: ReplicaState.UNHEALTHY}
         process.end()
         rerouter.end()

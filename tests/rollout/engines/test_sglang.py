@@ -9,7 +9,6 @@ import importlib.util
 import json
 import pickle
 import socket
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -82,18 +81,14 @@ def wrong(**changes: Any) -> dict[str, Any]:
 # ---- starting
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-async def test_a_dead_url_is_told_within_seconds() -> None:
-    began = time.monotonic()
-    with pytest.raises(EngineUnavailableError, match=r"nothing answers.*launch_server"):
-        await SGLangServer(f"http://127.0.0.1:{free_port()}").start()
-    assert time.monotonic() - began < 3
+async def test_a_dead_url_is_told_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolgym.rollout.engines.sglang.http_transport.FIRST_ANSWER", 600)
+    long = {"request_timeout": 600, "connect_timeout": 600, "control_timeout": 600, "unavailable_timeout": 600}
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else gets the port, and nothing listens there
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineUnavailableError, match=r"nothing answers.*launch_server"):
+                await SGLangServer(f"http://127.0.0.1:{silent.getsockname()[1]}", **long).start()
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
@@ -334,11 +329,18 @@ async def test_repetitions_are_bounded_and_can_be_aborted() -> None:
     async with client(overloaded) as engine:
         with pytest.raises(EngineError, match="busy"):
             await engine.generate([1], SHORT, request_id="a")
-    async with client(answering({"error": "busy"}, 503, {"Retry-After": "20"})) as engine:
+    asked = asyncio.Event()
+
+    async def busy(request: web.Request) -> web.Response:
+        asked.set()
+        return web.json_response({"error": "busy"}, status=503, headers={"Retry-After": "60"})
+
+    async with client(busy) as engine:
         task = asyncio.create_task(engine.generate([1], SHORT, request_id="a"))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(asked.wait(), 60)
+        await asyncio.sleep(0.05)  # most often the pause has begun; an abort before it must do as well
         await engine.abort("a")
-        assert (await asyncio.wait_for(task, 2)).finish_reason is FinishReason.ABORT
+        assert (await asyncio.wait_for(task, 30)).finish_reason is FinishReason.ABORT
 
 
 async def test_a_server_that_goes_away_is_unavailable() -> None:
@@ -354,7 +356,7 @@ async def test_a_slow_server_is_given_up_and_told() -> None:
     aborted: list[str] = []
 
     async def slow(request: web.Request) -> web.Response:
-        await asyncio.sleep(10)
+        await asyncio.sleep(600)
         return web.json_response(GOOD)
 
     async def abort(request: web.Request) -> web.Response:
@@ -362,10 +364,9 @@ async def test_a_slow_server_is_given_up_and_told() -> None:
         return web.Response()
 
     async with client(slow, abort=abort, request_timeout=0.2) as engine:
-        began = time.monotonic()
-        with pytest.raises(EngineError, match=r"0\.2 seconds"):
-            await engine.generate([1], SHORT, request_id="a")
-        assert time.monotonic() - began < 2
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineError, match=r"0\.2 seconds"):
+                await engine.generate([1], SHORT, request_id="a")
     assert len(aborted) == 1
 
 

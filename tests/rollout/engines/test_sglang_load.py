@@ -32,11 +32,12 @@ def entry(use: float, running: int, queued: int, most: int, rank: int = 0) -> di
 
 
 @pytest.fixture
-async def two(stand_in_of: Any, tiny_model_path: Path) -> AsyncIterator[Any]:
+async def two(stand_in_of: Any, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    monkeypatch.setattr(client, "TIMEOUT", 60.0)
     async with (
         stand_in_of(tiny_model_path) as one,
         stand_in_of(tiny_model_path) as other,
-        SGLangServer(one.url, other.url) as engine,
+        SGLangServer(one.url, other.url, control_timeout=60) as engine,
     ):
         yield engine, one, other
 
@@ -99,7 +100,7 @@ async def test_a_real_server_tells_how_full_its_cache_is(farm: Any) -> None:
         params = SamplingParams(max_new_tokens=1200, stop_token_ids=())
         calls = [asyncio.create_task(engine.generate(prompt, params, request_id=str(n))) for n in range(12)]
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while (busy := await engine.load()) is None or busy.running < 12 or busy.kv_cache_use < 0.04:
                     assert not any(one.done() for one in calls)
                     await asyncio.sleep(0.05)

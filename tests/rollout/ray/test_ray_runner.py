@@ -178,8 +178,9 @@ def test_closing_the_stream_cancels_the_episodes_and_waits_for_their_clean_up(ru
         tasks = [task(0), *(task(at, seconds=300, note=str(note)) for at in range(1, 9))]
         async with aclosing(runner.stream(tasks)) as stream:
             async for _ in stream:
-                while len(lines(note)) < 8:
-                    await asyncio.sleep(0.01)
+                async with asyncio.timeout(120):
+                    while len(lines(note)) < 8:
+                        await asyncio.sleep(0.01)
                 break
 
     asyncio.run(play())
@@ -281,7 +282,7 @@ def test_sandbox_servers_serve_the_workers_and_end_with_them(nodes):
     for one in (*first, *second):
         assert [call.text for call in one.tool_calls] == ["42", "42"]
         assert one.reward == len(urls)
-    until(lambda: not any(_serves(url) for url in urls))
+    until(lambda: not any(_serves(url) for url in urls), 120)
 
 
 def _serves(url):
@@ -303,7 +304,7 @@ def test_a_node_that_dies_takes_no_episode_with_it(nodes, tmp_path):
 
     def tasks():
         """Until a second process plays them."""
-        while len(set(lines(note))) < 2 and len(drawn) < 2000:
+        while len(set(lines(note))) < 2 and len(drawn) < 6000:
             drawn.append(len(drawn))
             yield task(drawn[-1], seconds=0.05, note=str(note))
 

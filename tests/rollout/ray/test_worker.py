@@ -61,9 +61,10 @@ async def test_what_has_finished_is_told_again_until_the_driver_has_it():
 async def test_the_end_of_a_run_cancels_its_episodes_and_the_next_one_begins_anew(tmp_path):
     worker, note = RolloutWorker(setup()), tmp_path / "note"
     await begun(worker)
-    await worker.add(jobs(0, 1, seconds=60, note=str(note)), [])
-    while not note.exists() or len(note.read_text().split("\n")) < 3:
-        await asyncio.sleep(0.01)
+    await worker.add(jobs(0, 1, seconds=600, note=str(note)), [])
+    async with asyncio.timeout(60):
+        while not note.exists() or len(note.read_text().split("\n")) < 3:
+            await asyncio.sleep(0.01)
     await worker.end()
     assert note.read_text().count("cancelled") == 2
     assert await worker.begin(cloudpickle.dumps(RunConfig(training_step=4)), False) is None
@@ -76,9 +77,10 @@ async def test_the_end_of_a_run_cancels_its_episodes_and_the_next_one_begins_ane
 async def test_an_episode_is_cut_while_it_plays_and_before_it_begins(tmp_path):
     worker, note = RolloutWorker(setup()), tmp_path / "note"
     await begun(worker)
-    await worker.add(jobs(0, seconds=60, note=str(note)), [])
-    while not note.exists():
-        await asyncio.sleep(0.01)
+    await worker.add(jobs(0, seconds=600, note=str(note)), [])
+    async with asyncio.timeout(60):
+        while not note.exists():
+            await asyncio.sleep(0.01)
     await worker.add(jobs(1, 2), [0, 1])
     results, tools, _ = await collected(worker, 3)
     ends = {number: unpack(data, tools, str).stop_reason.value for number, data in results}

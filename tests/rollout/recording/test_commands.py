@@ -16,7 +16,7 @@ def run(*arguments, cwd):
     env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "toolgym", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env=env, check=False, cwd=cwd,
+        capture_output=True, text=True, timeout=300, env=env, check=False, cwd=cwd,
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ async def test_an_error_is_raised_again_with_its_class_and_text(scripted, tmp_pa
 
 async def test_a_cancelled_request_is_recorded_as_that(scripted, tmp_path):
     path = tmp_path / "engine.jsonl"
-    async with RecordingEngine(scripted(lambda *_: 30), path, deadline=1.0) as engine:
+    async with RecordingEngine(scripted(lambda *_: 600), path, deadline=1.0) as engine:
         task = asyncio.create_task(ask(engine, [1]))
         while engine.engine.seen == {}:
             await asyncio.sleep(0)

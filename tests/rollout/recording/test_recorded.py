@@ -226,7 +226,7 @@ async def test_an_engine_that_overran_its_deadline_does_not_take_the_time_again(
     limits = EpisodeLimits(engine_timeout=0.5)
     config = RunConfig(sampling=SamplingParams(max_new_tokens=300), limits=limits)
     path = tmp_path / "run.jsonl"
-    [one] = await record(path, "CodeInterpreter-v0", scripted(lambda *_: 30), tasks("a"), config=config)
+    [one] = await record(path, "CodeInterpreter-v0", scripted(lambda *_: 600), tasks("a"), config=config)
     assert (one.failed, one.stop_reason) == (True, "engine_timeout")
 
     async def without_deadline(coroutine, seconds):
@@ -240,7 +240,7 @@ async def test_an_engine_that_overran_its_deadline_does_not_take_the_time_again(
 async def test_an_episode_that_its_own_deadline_ended_ends_so_again(tmp_path, tokenizer, scripted):
     config = RunConfig(sampling=SamplingParams(max_new_tokens=300), limits=EpisodeLimits(episode_timeout=1.5))
     path = tmp_path / "run.jsonl"
-    [one] = await record(path, "CodeInterpreter-v0", scripted(lambda *_: 30), tasks("a"), config=config)
+    [one] = await record(path, "CodeInterpreter-v0", scripted(lambda *_: 600), tasks("a"), config=config)
     assert one.stop_reason == "episode_timeout"
     assert (await replay(path, tokenizer)).equal
 
@@ -263,13 +263,16 @@ async def test_rows_of_any_shape_are_recorded_without_their_secrets(tmp_path, to
 async def test_a_run_that_was_stopped_leaves_its_recording(tmp_path, tokenizer, scripted):
     path = tmp_path / "run.jsonl"
     config = RunConfig(max_concurrent=1, sampling=SamplingParams(max_new_tokens=300))
-    said = iter(["#### 6", "#### 6", 30])
+    said = iter(["#### 6", "#### 6", 600])
     questions = tasks("a", "b", "c", "d")
-    plain = Runner("CodeInterpreter-v0", scripted(lambda *_: next(said)), config=config)
+    engine = scripted(lambda *_: next(said))
+    plain = Runner("CodeInterpreter-v0", engine, config=config)
     with recorded(plain, questions, path) as runner:
         stream = runner.stream(questions)
         finished = [await anext(stream), await anext(stream)]
-        await asyncio.sleep(0.1)  # the third is being asked
+        async with asyncio.timeout(60):
+            while len(engine.seen) < 3:
+                await asyncio.sleep(0.01)
         await stream.aclose()
     cassette = Cassette.load(path)
     assert not cassette.ended

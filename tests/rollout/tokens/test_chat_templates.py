@@ -102,11 +102,12 @@ def rendered(renderer, messages, *, generation_prompt=True, tools=True):
             shown, tools=renderer.tools if tools else None, add_generation_prompt=generation_prompt, tokenize=False
         )
 
-    return (
-        take(renderer.facts.json_arguments)
-        .replace(datetime.now().strftime("%d %b %Y"), TODAY.strftime("%d %b %Y"))
-        .replace(datetime.now().strftime("%Y-%m-%d"), TODAY.strftime("%Y-%m-%d"))
-    )
+    before = datetime.now()
+    text = take(renderer.facts.json_arguments)
+    for day in (before, datetime.now()):  # midnight may be between them
+        for form in ("%d %b %Y", "%Y-%m-%d"):
+            text = text.replace(day.strftime(form), TODAY.strftime(form))
+    return text
 
 
 def call(*codes, content=""):

@@ -294,7 +294,8 @@ class Saying(ContextPolicy):
 )
 async def test_a_policy_that_breaks_costs_one_trajectory(scripted, tokenizer, said, reason, why):
     engine = scripted(turns(call("a"), "done"))
-    one = await play(engine, tokenizer, context=Saying(said), limits=EpisodeLimits(context_timeout=0.2))
+    seconds = 0.2 if said == "wait" else 60.0
+    one = await play(engine, tokenizer, context=Saying(said), limits=EpisodeLimits(context_timeout=seconds))
     assert (one.stop_reason, one.error.turn) == (reason, 0)
     assert why in one.error.message
     assert one.policy_tokens > 0

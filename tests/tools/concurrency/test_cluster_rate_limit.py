@@ -100,7 +100,7 @@ def actor(kind, node, *args):
 def status(limiter):
     import ray
 
-    return ray.get(limiter._client._actor.status.remote(), timeout=30)
+    return ray.get(limiter._client._actor.status.remote(), timeout=60)
 
 
 def limiter_of(name, limit, **options):
@@ -153,10 +153,12 @@ class TestMultiNodeRateLimiterCase:
 
         async def acquire_twice():
             waiting = asyncio.gather(mine.acquire(), mine.acquire())
-            await asyncio.sleep(0.3)
+            async with asyncio.timeout(60):
+                while (await _status(mine)).get("waiting") != 2:
+                    await asyncio.sleep(0.02)
             assert not waiting.done()
             os.kill(await holder.pid.remote(), signal.SIGKILL)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for lease in await waiting:
                     lease.release()
 
@@ -172,13 +174,13 @@ class TestMultiNodeRateLimiterCase:
 
         async def acquire():
             waiting = asyncio.ensure_future(mine.acquire())
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while (await _status(mine)).get("in_use") != 1:  # the holder has reported what it holds
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.1)
             assert not waiting.done()
             await holders[1].give.remote()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 (await waiting).release()
 
         asyncio.run(acquire())

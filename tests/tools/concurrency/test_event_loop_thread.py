@@ -74,7 +74,7 @@ def test_it_works_from_several_threads_at_once(bridge):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(10)
+        worker.join(60)
     assert sorted(results) == list(range(16))
 
 
@@ -88,7 +88,8 @@ def test_the_coroutine_sees_the_callers_context_variables(bridge):
     assert bridge.run(read()) == "set by the caller"
 
 
-def test_a_timeout_cancels(bridge):
+def test_a_timeout_cancels(bridge, monkeypatch):
+    monkeypatch.setattr(event_loop_thread, "GRACE", 60.0)
     ended = threading.Event()
 
     async def slow():
@@ -101,11 +102,11 @@ def test_a_timeout_cancels(bridge):
     with pytest.raises(LoopTimeoutError, match=r"0\.1 seconds"):
         bridge.run(slow(), timeout=0.1)
     assert ended.is_set()
-    assert time.monotonic() - started < 5
-    assert bridge.run(answer(), timeout=5) == 42
+    assert time.monotonic() - started < 30
+    assert bridge.run(answer(), timeout=60) == 42
 
 
-def test_a_keyboard_interrupt_cancels_and_waits_for_the_clean_up(bridge, interrupts):
+def test_a_keyboard_interrupt_cancels_and_waits_for_the_clean_up(bridge, interrupts, monkeypatch):
     cleaned: list[int] = []
 
     async def slow(number):
@@ -117,12 +118,13 @@ def test_a_keyboard_interrupt_cancels_and_waits_for_the_clean_up(bridge, interru
             await asyncio.sleep(0.01)
             cleaned.append(number)
 
-    started = time.monotonic()
+    monkeypatch.setattr(event_loop_thread, "GRACE", 60.0)
     for number in range(50):
+        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             bridge.run(slow(number))
         assert cleaned == list(range(number + 1))
-    assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
     assert bridge.run(answer()) == 42
 
 
@@ -260,26 +262,30 @@ def test_a_call_that_is_under_way_when_another_thread_closes():
 
     worker = threading.Thread(target=call)
     worker.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     bridge.close()
-    worker.join(5)
+    worker.join(60)
     assert isinstance(errors[0], EpisodeError)
     assert "closed before it finished" in str(errors[0])
 
 
 def test_a_thread_that_is_blocked_cannot_be_closed_and_says_so(monkeypatch):
     monkeypatch.setattr(event_loop_thread, "GRACE", 0.05)
-    let_go = threading.Event()
+    begun, let_go = threading.Event(), threading.Event()
     bridge = EventLoopThread(name="bridge-under-test", close_timeout=0.1)
 
     async def block():
-        let_go.wait(30)
+        begun.set()
+        let_go.wait(60)
 
+    bridge.submit(block())
+    assert begun.wait(60)
     with pytest.raises(LoopTimeoutError):
-        bridge.run(block(), timeout=0.1)
+        bridge.run(answer(), timeout=0.1)
     with pytest.raises(LoopTimeoutError, match="blocks its thread"):
         bridge.close()
     let_go.set()
+    monkeypatch.setattr(bridge._server, "patience", 60.0)
     bridge.close()
     assert threads() == []
 
@@ -295,18 +301,18 @@ def test_a_forgotten_one_is_closed():
     (thread,) = threads()
     del bridge
     gc.collect()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert log == ["closed"]
 
 
 def test_many_blocking_functions_run_at_once(bridge):
-    async def block():
-        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.3) for _ in range(48)))
+    barrier = threading.Barrier(48, timeout=60)
 
-    started = time.monotonic()
-    bridge.run(block())
-    assert time.monotonic() - started < 3
+    async def block():
+        await asyncio.gather(*(asyncio.to_thread(barrier.wait) for _ in range(48)))
+
+    bridge.run(block())  # all of them at once, or it breaks
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -314,7 +320,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     # On a machine that is busy, asyncio remarks in this mode that a step took long.
@@ -412,11 +418,11 @@ async def test_cancelling_a_call_cancels_what_it_runs(bridge):
             seen[1].set()
 
     call = asyncio.create_task(bridge.call(wait()))
-    assert await asyncio.to_thread(seen[0].wait, 5)
+    assert await asyncio.to_thread(seen[0].wait, 60)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await asyncio.to_thread(seen[1].wait, 5)
+    assert await asyncio.to_thread(seen[1].wait, 60)
 
 
 async def test_a_call_whose_loop_closes_fails_rather_than_looking_cancelled():

@@ -23,18 +23,24 @@ TASK = Task(({"role": "user", "content": "go"},))
 
 @pytest.fixture
 def warned(caplog):
-    """Set when the log says that the loop is blocked."""
-    event = threading.Event()
+    """Makes an event, which is set when the log says of somebody that it blocks the loop. On a busy machine it may say
+    that of others, too."""
+    events = []
 
     class Heard(logging.Handler):
         def emit(self, record):
-            if "blocked the event loop" in record.getMessage():
-                event.set()
+            for who, event in events:
+                if f"{who} has blocked the event loop" in record.getMessage():
+                    event.set()
+
+    def made(who="the tool 'sums'"):
+        events.append((who, threading.Event()))
+        return events[-1][1]
 
     heard, logger = Heard(logging.WARNING), logging.getLogger("toolgym")
     logger.addHandler(heard)
     with caplog.at_level(logging.WARNING):
-        yield event
+        yield made
     logger.removeHandler(heard)
 
 
@@ -50,7 +56,7 @@ def _fresh(monkeypatch):
 
 def block(event):
     """Block the running thread, as a forgotten `await` or a long computation does, until an event is set."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not event.is_set() and time.monotonic() < deadline:
         time.sleep(0.02)
 
@@ -74,30 +80,30 @@ class Staying(Blocking):
     stays_on_loop = True
 
 
-def lines(caplog):
-    return [record.getMessage() for record in caplog.records if "blocked the event loop" in record.getMessage()]
+def lines(caplog, who=""):
+    said = [record.getMessage() for record in caplog.records]
+    return [line for line in said if f"{who} has blocked the event loop" in line]
 
 
 async def until(holds):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.005)
 
 
 async def test_the_log_names_the_tool_and_the_place(caplog, warned):
     with watch_loop():
-        async with ToolEnv([Blocking(warned)], [TASK]) as env:
+        async with ToolEnv([Blocking(warned())], [TASK]) as env:
             for _ in range(2):
                 await env.reset()
                 await env.step(CALL)
-    [line] = lines(caplog)
-    assert "the tool 'sums' has blocked" in line
+    [line] = lines(caplog, "the tool 'sums'")
     assert "in block: time.sleep(0.02)" in line
     assert "event loop of its own" in line
 
 
 async def test_later_episodes_call_it_on_a_loop_of_its_own_and_the_others_go_on(warned):
-    tool = Blocking(warned)
+    tool = Blocking(warned())
     here = threading.current_thread()
     async with ToolEnv([tool], [TASK]) as first, ToolEnv([tool], [TASK]) as second:
         with watch_loop():
@@ -159,20 +165,20 @@ async def test_all_calls_of_one_instance_come_from_one_loop():
 
 
 async def test_a_tool_that_must_stay_stays(caplog, warned):
-    tool = Staying(warned)
+    tool = Staying(warned())
     async with ToolEnv([tool], [TASK]) as env:
         with watch_loop():
             for _ in range(2):
                 await env.reset()
                 await env.step(CALL)
-    assert len(lines(caplog)) == 1
+    assert len(lines(caplog, "the tool 'sums'")) == 1
     assert set(tool.threads) == {threading.current_thread()}
 
 
 async def test_a_call_on_its_own_loop_keeps_its_deadline():
     tool = Blocking(threading.Event())
     quarantine.QUARANTINE.catch((Blocking, "sums"), "sums")
-    async with ToolEnv([tool], [TASK], tool_timeout=0.2) as env:
+    async with ToolEnv([tool], [TASK], tool_timeout=0.5) as env:
         await env.reset()
         result = await env.step(CALL)
         assert tool.threads[0].is_alive()  # it still blocks
@@ -187,11 +193,13 @@ async def test_a_loop_that_stays_blocked_is_given_up(monkeypatch, caplog):
     free.set()
     tool = Blocking(blocked)
     quarantine.QUARANTINE.catch((Blocking, "sums"), "sums")
-    async with ToolEnv([tool], [TASK], tool_timeout=0.2) as one, ToolEnv([tool], [TASK], tool_timeout=5.0) as other:
+    async with ToolEnv([tool], [TASK], tool_timeout=0.5) as one, ToolEnv([tool], [TASK], tool_timeout=60.0) as other:
         await one.reset()
         with caplog.at_level(logging.WARNING):
             await one.step(CALL)
             tool.end = free
+            _, own = quarantine.QUARANTINE._caught[(Blocking, "sums")]
+            await until(lambda: own.given_up)
             await other.reset()
         assert (await other.step(CALL)).obs[0]["content"] == "done"
         assert tool.threads[0].is_alive()
@@ -203,42 +211,48 @@ async def test_a_loop_that_stays_blocked_is_given_up(monkeypatch, caplog):
 
 async def test_what_is_no_tool_is_named_by_its_task_or_its_place(caplog, warned):
     async def forgets_to_await():
-        block(warned)
+        block(warned("forgets_to_await"))
 
     with watch_loop():
         await asyncio.create_task(forgets_to_await())
-        warned.clear()
-        asyncio.get_running_loop().call_soon(block, warned)
+        asyncio.get_running_loop().call_soon(block, warned("a callback"))
         await asyncio.sleep(0)
         await asyncio.sleep(0.01)
-    first, second = lines(caplog)
-    assert "forgets_to_await has blocked" in first
-    assert "a callback has blocked" in second
+    assert len(lines(caplog, "forgets_to_await")) == 1
+    assert len(lines(caplog, "a callback")) == 1
 
 
 async def test_a_loop_that_waits_or_has_much_to_do_is_not_blocked(caplog):
     """Its timer is late by more than the bound, and no task is to blame."""
 
+    took = []
+
     async def short():
+        began = time.monotonic()
         time.sleep(0.005)
+        took.append(time.monotonic() - began)
 
     with caplog.at_level(logging.WARNING), watch_loop(bound=0.2) as watch:
         await asyncio.sleep(0.05)
         await asyncio.gather(*(short() for _ in range(50)))
         await asyncio.sleep(0)
         assert watch.lag().most > 0.2
-    assert lines(caplog) == []
+    assert lines(caplog) == [] or max(took) > 0.1, "a step that the machine holds up for so long may have blocked it"
 
 
-async def test_watches_of_one_loop_are_one_and_end_with_the_last(caplog):
+async def test_watches_of_one_loop_are_one_and_end_with_the_last(monkeypatch):
+    dog = loop_watch._Watchdog()
+    monkeypatch.setattr(loop_watch, "_watchdog", dog)  # the other one may watch loops of other tests
     assert current_watch() is None
     with watch_loop() as one:
         with watch_loop() as other:
             assert one is other is current_watch()
         assert current_watch() is one
-        assert [thread for thread in threading.enumerate() if thread.name == "toolgym-watchdog"]
+        thread = dog._thread
+        assert thread.is_alive()
+        assert thread.name == "toolgym-watchdog"
     assert current_watch() is None
-    await until(lambda: not [one for one in threading.enumerate() if one.name == "toolgym-watchdog"])
+    await until(lambda: not thread.is_alive())
 
 
 def test_a_lag_stands_for_all_the_timers_that_it_delayed():

@@ -60,7 +60,7 @@ async def test_one_that_was_not_tried_and_is_not_busy_comes_first(make):
 
 
 async def test_one_that_failed_is_left_alone_until_a_probe_finds_it_well(make, monkeypatch):
-    monkeypatch.setattr(replicas, "FIRST_OUT", 0.01)
+    monkeypatch.setattr(replicas, "FIRST_OUT", 60.0)
     pool, outcome = make(2)
     first, second = pool.all
     outcome[first.url] = "no answer"
@@ -68,8 +68,9 @@ async def test_one_that_failed_is_left_alone_until_a_probe_finds_it_well(make, m
     first.failed("it broke off")
     first.failed("it broke off")
     assert (first.failures, left.is_set(), first.left.is_set()) == (1, True, False), "failures together count once"
-    assert await pool.take() is second, "and no probe is due yet"
-    await asyncio.sleep(0.02)
+    assert await pool.take() is second
+    assert first.probe is None, "none is due yet"
+    first.probe_at = 0.0  # as after that time
     assert await pool.take() is second
     await first.probe
     assert (first.state, first.failures, first.trouble) == (UNHEALTHY, 2, "no answer")
@@ -95,13 +96,12 @@ async def test_where_none_is_healthy_the_call_waits_for_a_probe(make):
 async def test_the_time_out_of_use_grows(make):
     pool, _ = make(1)
     [one] = pool.all
-    now = asyncio.get_running_loop().time()
-    pauses = []
-    for _ in range(9):
+    loop = asyncio.get_running_loop()
+    for pause in (0.5, 1, 2, 4, 8, 16, 30, 30, 30):
         one.probe_at = 0.0
+        before = loop.time()
         one.failed("gone")
-        pauses.append(round(one.probe_at - now, 1))
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+        assert before + pause <= one.probe_at <= loop.time() + pause
 
 
 async def test_a_suspended_one_answers_and_takes_no_calls(make):
@@ -174,7 +174,7 @@ async def test_closing_ends_probes():
 
 
 async def until(holds):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.005)
 
@@ -196,7 +196,7 @@ async def test_a_watched_server_leaves_when_it_cannot_be_reached_and_comes_back(
 async def test_a_server_that_left_is_checked_sooner_than_the_others(make, monkeypatch):
     monkeypatch.setattr(replicas, "FIRST_OUT", 0.01)
     pool, _ = make(2)
-    pool.watch(60)
+    pool.watch(600)
     await asyncio.sleep(0)
     first, second = pool.all
     first.failed("it broke off")
@@ -234,7 +234,7 @@ async def test_a_call_waits_for_a_watched_server_until_its_time_is_up(make, monk
     await until(lambda: not pool.reachable)
     with pytest.raises(AttemptError, match=r"within 0\.05 seconds: connection refused; connection refused"):
         await pool.wait(0.05)
-    waiting = asyncio.create_task(pool.wait(10, affinity="a"))
+    waiting = asyncio.create_task(pool.wait(60, affinity="a"))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     outcome[second.url] = HEALTHY

@@ -10,4 +10,4 @@ from toolgym.tools.sandbox import SharedSandbox
 async def judge():
     """A judge over the sandbox that the tests of this folder share; keywords are those of `Judge`."""
     async with SharedSandbox(preload=()) as sandbox:
-        yield lambda **options: Judge(sandbox, **{"timeout": 20.0, **options})
+        yield lambda **options: Judge(sandbox, **{"timeout": 60.0, **options})

@@ -30,24 +30,24 @@ async def test_behind_a_failure_nothing_is_run_unless_all_is_asked_for(judge):
 
 
 async def test_tests_behind_a_failure_are_stopped_and_those_before_it_are_not(judge):
-    code = "import time\nn = input()\ntime.sleep({'before': 0.3, 'wrong': 0, 'behind': 15}[n])\nprint(n)"
+    code = "import time\nn = input()\ntime.sleep({'before': 0.3, 'wrong': 0, 'behind': 60}[n])\nprint(n)"
     tests = [StdioTest("before", "before"), StdioTest("wrong", "right"), StdioTest("behind", "behind")]
     started = asyncio.get_running_loop().time()
-    assert statuses(await judge().judge(code, tests)) == ["passed", "wrong", "not_run"]
-    assert asyncio.get_running_loop().time() - started < 15
+    assert statuses(await judge(timeout=120.0).judge(code, tests)) == ["passed", "wrong", "not_run"]
+    assert asyncio.get_running_loop().time() - started < 60
 
 
 async def test_each_test_has_limits_of_its_own(judge):
     code = "n = int(input())\nwhile n == 1: pass\nx = bytearray(n << 20)\nprint(n)"
     tests = [StdioTest("0", "0"), StdioTest("1", "1"), StdioTest("900", "900")]
-    verdicts = await judge(stop_at_failure=False, timeout=1.0, memory_mb=200).judge(code, tests)
+    verdicts = await judge(stop_at_failure=False, timeout=2.0, memory_mb=200).judge(code, tests)
     assert statuses(verdicts) == ["passed", "timeout", "limit"]
 
 
 async def test_compiled_languages(judge):
     code = "#include <iostream>\nint main() { long n; std::cin >> n; std::cout << n * 2; }"
-    assert statuses(await judge(language="cpp", timeout=60.0).judge(code, [StdioTest("4", "8")])) == ["passed"]
-    verdicts = await judge(language="cpp", timeout=60.0).judge("int main() {", [StdioTest("4", "8")])
+    assert statuses(await judge(language="cpp", timeout=120.0).judge(code, [StdioTest("4", "8")])) == ["passed"]
+    verdicts = await judge(language="cpp", timeout=120.0).judge("int main() {", [StdioTest("4", "8")])
     assert verdicts[0].status is VerdictStatus.COMPILE_ERROR
     assert "error" in verdicts[0].detail
     with pytest.raises(ConfigError, match="FunctionTest is for Python programs, not for 'cpp'"):

@@ -21,7 +21,7 @@ CLIENT = Path(__file__).with_name("conformance_client.py")
 def test_a_scenario_passes(scenario, tmp_path):
     command = f"{sys.executable} {CLIENT}"
     done = subprocess.run(
-        [SUITE, "client", "--command", command, "--scenario", scenario, "--timeout", "60000"],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        [SUITE, "client", "--command", command, "--scenario", scenario, "--timeout", "240000"],
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert "OVERALL: PASSED" in done.stdout + done.stderr, done.stdout[-2000:] + done.stderr[-2000:]

@@ -38,7 +38,7 @@ def plainly(python: str, code: str, folder: Path, stdin: str = "") -> subprocess
     with given.open("rb") as file:
         done = subprocess.run(
             [python, "-s", str(folder / "main.py")],
-            cwd=folder, env=env, stdin=file, capture_output=True, timeout=60, check=False,
+            cwd=folder, env=env, stdin=file, capture_output=True, timeout=200, check=False,
         )  # fmt: skip
     out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(done.args, done.returncode, out, err)

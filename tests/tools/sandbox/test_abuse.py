@@ -23,15 +23,17 @@ from tests.tools.sandbox.abuse.catalog import PROGRAMS
 from tests.tools.sandbox.abuse.program import LEVELS
 from tests.tools.sandbox.abuse.surroundings import SURROUNDINGS, why_not
 
-pytestmark = pytest.mark.abuse
-
 RUNNER = Path(__file__).parent / "abuse" / "runner.py"
 PLACES = tuple(f"{surroundings}:{level}" for surroundings in SURROUNDINGS for level in LEVELS)
 IMPOSSIBLE = frozenset(
     {"user:uid", "masked-proc:uid", "docker-user:uid", "docker-root:namespaces", "docker-user:namespaces"}
 )
 """A user cannot become others, and Docker's rules forbid namespaces: there the level must refuse, see below."""
-MINUTES = 15
+MINUTES = 25
+"""What a runner gets: the first test of a place waits for all of its programs."""
+
+pytestmark = [pytest.mark.abuse, pytest.mark.timeout(2 * MINUTES * 60)]  # one test has two runs
+
 LIFELINE = ("odd/exits_at_once", "time/sleep", "secrets/environment", "network/tcp_loopback", "works/threads")
 """A few programs for a quick look."""
 

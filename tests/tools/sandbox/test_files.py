@@ -37,7 +37,7 @@ def installed(name):
 async def test_a_file_keeps_its_name_in_each_language(language):
     name, code = SHOWS[language]
     async with LocalSandbox(preload=()) as sandbox:
-        result = await sandbox.run(code, language=language, files={name: b"theirs"}, fetch_files=[name], timeout=60)
+        result = await sandbox.run(code, language=language, files={name: b"theirs"}, fetch_files=[name], timeout=280)
     assert result.ok, result
     assert language == "pytest" or result.stdout == "theirs"
     assert dict(result.files) == {name: b"theirs"}

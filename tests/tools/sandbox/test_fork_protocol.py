@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.tools.sandbox.witness import TELL, beside_a_witness
+from tests.tools.sandbox.witness import TELL, beside_a_witness, gone, marking
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
@@ -63,7 +64,7 @@ def lives(pid: int) -> bool:
 
 
 async def nothing_more_than(before: set[int], pid: int) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if not below(pid) - before:
             return
         await asyncio.sleep(0.02)
@@ -78,7 +79,7 @@ async def test_a_fork_that_the_program_spoils_is_the_programs_failure(fault):
         session = await sandbox.session()
         await session.run_cell(f"{WRAP}\n{OWN_FAULTS[fault]}\nos.fork = fork\nx = 1")
         with_session = below(template)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with pytest.raises(SandboxError, match="cannot be forked: (error|killed)"):
                 await session.fork()
         if session.alive:
@@ -111,10 +112,12 @@ async def test_a_fork_that_is_cancelled_leaves_its_origin_and_nothing_else():
 
 @pytest.mark.parametrize("level", probe()["levels"])  # type: ignore[arg-type]
 async def test_a_session_that_ends_between_two_cells_is_not_the_sandboxs_failure(level):
+    mark = f"ends{os.getpid()}"
     async with beside_a_witness(level) as sandbox:
         session = await sandbox.session()
-        await session.run_cell("import os, threading\nthreading.Timer(0.1, lambda: os._exit(0)).start()")
-        await asyncio.sleep(0.5)
+        ends = f"{marking(mark)}import os, threading\nthreading.Timer(0.1, lambda: os._exit(0)).start()"
+        assert (await session.run_cell(ends)).alive
+        await gone(mark)
         result = await session.run_cell("1")
         assert (result.status, result.alive) == (KILLED, False)
         assert "between two calls" in result.message
@@ -133,11 +136,13 @@ async def test_a_session_whose_opening_is_cancelled_is_closed():
 
 
 async def test_forks_that_were_closed_do_not_count_as_processes():
-    async with LocalSandbox(preload=[], level="namespaces", limits=Limits(processes=6)) as sandbox:
+    async with LocalSandbox(preload=[], level="namespaces", limits=Limits(processes=6), warm=0) as sandbox:
         session = await sandbox.session()
+        (template,) = sandbox.template_ids
+        before = below(template)
         for _ in range(20):
             await (await session.fork()).close()
-            await asyncio.sleep(0.02)  # for the kernel to have ended it
+            await nothing_more_than(before, template)  # the kernel has ended it
         assert (await session.run_cell("import os\nfor _ in range(4):\n    os.fork() or os._exit(0)\n'forked'")).alive
         await session.close()
 

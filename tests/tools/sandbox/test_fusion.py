@@ -89,7 +89,7 @@ async def test_the_servers_failures_are_told_from_the_programs(server, code, sai
 
 
 async def test_a_server_that_never_answers(server):
-    retries = Retries(attempts=1, attempt_margin=0.2, patience=20)
+    retries = Retries(attempts=1, attempt_margin=0.5, patience=60)
     async with fusion(server[0], retries=retries) as sandbox:
         result = await sandbox.run("hang", timeout=0.1)
     assert result.status is ExecutionStatus.SANDBOX_ERROR

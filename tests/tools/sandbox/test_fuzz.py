@@ -21,7 +21,7 @@ from toolgym.tools.sandbox.local import LocalSandbox
 
 EXAMPLES = int(os.environ.get("TOOLGYM_FUZZ", "60"))
 TIMEOUT = 2.0
-ANSWER = 30.0
+ANSWER = 120.0
 """Seconds after which a call counts as hanging."""
 
 fuzz = settings(
@@ -87,7 +87,7 @@ def contradictory(files: Mapping[str, bytes]) -> bool:
 
 def check(result: ExecutionResult) -> None:
     assert result.status is not ExecutionStatus.SANDBOX_ERROR, result
-    assert result.duration < TIMEOUT + 5
+    assert result.duration < TIMEOUT + 30
     for text in (result.stdout, result.stderr, result.message):
         text.encode()  # no lone surrogates: it goes into JSON, and to a model
 

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 ALIKE = {
     "names": ["x = 20\ndef f(n): return n + x", "f(22)", "y = 5; y", "x", "del x", "x", "import math\nmath.floor(2.5)"],
@@ -211,7 +211,8 @@ async def session():
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def kernel(tmp_path_factory):
     place = tmp_path_factory.mktemp("kernel")
-    manager = jupyter.AsyncKernelManager()
+    # Ports would be chosen here and taken by the kernel much later, when another process may have them.
+    manager = jupyter.AsyncKernelManager(transport="ipc", ip=str(place / "socket"))
     manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     await manager.start_kernel(cwd=str(place), env={**os.environ, "IPYTHONDIR": str(place / ".ipython")})
     client = manager.client()

@@ -77,9 +77,9 @@ async def test_a_go_program_finds_packages_unless_it_has_a_module_of_its_own(fol
         code = 'package main\n\nimport (\n\t"example.org/greet"\n\t"testing"\n)\n\n'
         code += 'func TestHello(t *testing.T) {\n\tif greet.Hello() != "hello" {\n\t\tt.Fail()\n\t}\n}\n'
     async with LocalSandbox(packages=str(folder), preload=()) as sandbox:
-        result = await sandbox.run(code, language=language, timeout=100, memory_mb=2048)
+        result = await sandbox.run(code, language=language, timeout=280, memory_mb=2048)
         assert result.ok, result
-        other = await sandbox.run(code, language=language, timeout=100, memory_mb=2048, files=own)
+        other = await sandbox.run(code, language=language, timeout=280, memory_mb=2048, files=own)
         assert not other.ok
 
 
@@ -92,11 +92,11 @@ async def test_jest_is_part_of_the_operators_project_unless_it_has_one_of_its_ow
         (tmp_path / name).write_text(text)
     code = "import greet from 'greet'\nconst n: number = 1\ntest('it', () => expect(greet() + n).toBe('hello1'))"
     async with LocalSandbox(packages=str(tmp_path), preload=()) as sandbox:
-        result = await sandbox.run(code, language="jest", timeout=60, memory_mb=2048)
+        result = await sandbox.run(code, language="jest", timeout=280, memory_mb=2048)
         assert result.ok, result
         assert "1 passed" in result.stderr
         own = {"package.json": b"{}"}
-        assert not (await sandbox.run(code, language="jest", timeout=60, memory_mb=2048, files=own)).ok
+        assert not (await sandbox.run(code, language="jest", timeout=280, memory_mb=2048, files=own)).ok
 
 
 @pytest.mark.skipif(not all(map(shutil.which, ("javac", "jar"))), reason="there is no Java here")
@@ -109,10 +109,10 @@ async def test_java_programs_find_archives(tmp_path):
     )
     (tmp_path / "java").mkdir()
     for command in (["javac", "greet/Greet.java"], ["jar", "cf", "java/greet.jar", "greet/Greet.class"]):
-        subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=280)
     code = "class Main { public static void main(String[] a) { System.out.println(greet.Greet.hello()); } }"
     async with LocalSandbox(packages=str(tmp_path), preload=()) as sandbox:
-        result = await sandbox.run(code, language="java", timeout=60, memory_mb=2048)
+        result = await sandbox.run(code, language="java", timeout=280, memory_mb=2048)
     assert result.stdout == "hello\n", result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from toolgym.tools.sandbox.local.host.places import Places
 
 LEVELS = [one for one in probe()["levels"] if one != "uid"]  # whose users may not enter the interpreter's folder
 
-NAP = "import time\ntime.sleep(1)\nprint('slept')"
+NAP = "import time\ntime.sleep({})\nprint('slept')"
 
 
 class Jobs:
@@ -113,31 +112,37 @@ async def test_without_need_is_not_looked():
 async def test_programs_that_sleep_hold_no_places_of_programs_that_do_not(level):
     async with LocalSandbox(level=level, preload=(), max_computing=1) as sandbox:
         await sandbox.run("pass")
-        began = time.monotonic()
-        results = await asyncio.gather(*(sandbox.run(NAP) for _ in range(6)))
+        results = await asyncio.gather(*(sandbox.run(NAP.format(0.2)) for _ in range(6)))
         assert [one.stdout for one in results] == ["slept\n"] * 6
-        assert time.monotonic() - began < 5  # one after the other they take six
+        sleeping = [asyncio.create_task(sandbox.run(NAP.format(300), timeout=300)) for _ in range(5)]
+        last = asyncio.create_task(sandbox.run("print('there')"))
+        async with asyncio.timeout(60):
+            assert (await last).stdout == "there\n"  # it came behind the five
+        assert not any(one.done() for one in sleeping)
+    await asyncio.gather(*sleeping, return_exceptions=True)
 
 
 async def test_cells_and_programs_below_programs_sleep_too():
-    below = "import subprocess\nsubprocess.run(['sleep', '1'])\n1"
-    threads = "import threading, time\nt = threading.Thread(target=time.sleep, args=(1,))\nt.start()\nt.join()\n1"
+    below = "import subprocess\nsubprocess.run(['sleep', '300'])"
+    threads = "import threading, time\nt = threading.Thread(target=time.sleep, args=(300,))\nt.start()\nt.join()"
     async with LocalSandbox(preload=(), max_computing=1) as sandbox:
         sessions = [await sandbox.session() for _ in range(6)]
         await asyncio.gather(*(one.run_cell("import subprocess, threading") for one in sessions))
-        began = time.monotonic()
-        cells = zip(sessions, [below, threads] * 3, strict=True)
-        results = await asyncio.gather(*(one.run_cell(code) for one, code in cells))
-        assert [one.result for one in results] == ["1"] * 6
-        assert time.monotonic() - began < 5
+        cells = zip(sessions[:5], [below, threads, below, threads, below], strict=True)
+        sleeping = [asyncio.create_task(one.run_cell(code, timeout=300)) for one, code in cells]
+        last = asyncio.create_task(sessions[-1].run_cell("6 * 7"))
+        async with asyncio.timeout(60):
+            assert (await last).result == "42"  # it came behind the five
+        assert not any(one.done() for one in sleeping)
+    await asyncio.gather(*sleeping, return_exceptions=True)
 
 
 async def test_programs_of_sessions_sleep_too():
     async with contextlib.AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(LocalSandbox(preload=(), max_running=8, max_computing=1))
         sessions = [await stack.enter_async_context(await sandbox.session()) for _ in range(2)]
-        sleeping = asyncio.create_task(sessions[0].exec("touch begun; sleep 60", timeout=60))
-        async with asyncio.timeout(30):
+        sleeping = asyncio.create_task(sessions[0].exec("touch begun; sleep 200", timeout=200))
+        async with asyncio.timeout(60):
             while not await sessions[0].exists("begun"):
                 await asyncio.sleep(0.01)
             assert (await sessions[1].exec("echo there")).stdout == "there\n"

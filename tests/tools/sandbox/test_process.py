@@ -29,11 +29,20 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_until_dead(pid: int, seconds: float = 5.0) -> bool:
+def wait_until_dead(pid: int, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
+
+
+async def until_the_deadline(sandbox, code):
+    """What came of a program that prints, and then runs beyond its deadline. A busy machine takes a while to begin."""
+    for seconds in (1.5, 6.0, 25.0):
+        result = await sandbox.run(code, timeout=seconds)
+        if result.stdout:
+            break
+    return result
 
 
 async def test_output_and_code(sandbox):
@@ -60,8 +69,8 @@ async def test_exit_codes_and_signals_are_told_apart(sandbox):
 
 async def test_the_deadline_kills_and_keeps_partial_output(sandbox):
     started = time.monotonic()
-    result = await sandbox.run("print('before', flush=True)\nimport time\ntime.sleep(60)", timeout=1.0)
-    assert time.monotonic() - started < 10
+    result = await until_the_deadline(sandbox, "print('before', flush=True)\nimport time\ntime.sleep(200)")
+    assert time.monotonic() - started < 100
     assert result.status is ExecutionStatus.TIMEOUT
     assert result.stdout == "before\n"
     assert result.return_code is None
@@ -71,10 +80,11 @@ async def test_the_deadline_kills_and_keeps_partial_output(sandbox):
 async def test_the_whole_group_dies_with_it(sandbox, ignore):
     code = ignore + (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(200)'])\n"
         "print(child.pid, flush=True)\n"
     )
-    at_deadline = await sandbox.run(code + "time.sleep(60)", timeout=1.5)
+    at_deadline = await until_the_deadline(sandbox, code + "time.sleep(200)")
+    assert at_deadline.status is ExecutionStatus.TIMEOUT
     assert wait_until_dead(int(at_deadline.stdout))
     at_end = await sandbox.run(code)
     assert at_end.status is ExecutionStatus.OK
@@ -105,7 +115,7 @@ async def test_output_is_capped_in_the_middle(sandbox):
 async def test_a_flood_is_stopped(sandbox):
     result = await sandbox.run("while True: print('x' * 1000)", timeout=60)
     assert result.status is ExecutionStatus.OUTPUT_LIMIT
-    assert result.duration < 50
+    assert result.duration < 55
     assert len(result.stdout) < 5000
 
 
@@ -165,7 +175,7 @@ async def test_killed_from_outside_in_mid_run(sandbox):
 async def test_no_more_run_at_once_than_it_may_and_waiting_is_no_running():
     async with ProcessSandbox(max_running=2) as sandbox:
         nap = "import time; print(time.time()); time.sleep(0.3); print(time.time())"
-        results = await asyncio.gather(*(sandbox.run(nap, timeout=10) for _ in range(5)))
+        results = await asyncio.gather(*(sandbox.run(nap, timeout=60) for _ in range(5)))
         spans = sorted(tuple(map(float, one.stdout.split())) for one in results)
         assert all(spans[at][0] >= min(end for _, end in spans[at - 2 : at]) for at in range(2, 5))
 

@@ -118,7 +118,7 @@ async def test_sessions_are_spread_over_the_templates():
         more = [await stack.enter_async_context(await sandbox.session()) for _ in range(2 * SESSIONS_EACH)]
         assert len(sandbox.template_ids) == 2
         os.kill(first, signal.SIGKILL)  # and with it go the first of them, and no others
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while first in sandbox.template_ids:
                 await asyncio.sleep(0.01)
         assert not any([(await session.run_cell("6 * 7")).alive for session in few])

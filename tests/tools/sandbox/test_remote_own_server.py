@@ -12,7 +12,7 @@ from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, RemoteSandbox, Retries
 
 OK, ERROR = ExecutionStatus.OK, ExecutionStatus.ERROR
-QUICK = Retries(first_delay=0.002, max_delay=0.01, connect_timeout=5, attempt_margin=20, patience=20)
+QUICK = Retries(first_delay=0.002, max_delay=0.01, connect_timeout=30, attempt_margin=60, patience=60)
 
 
 @pytest.fixture
@@ -24,8 +24,16 @@ async def service():
 async def sessions_at(service) -> int:
     async with RemoteSandbox(service.url, token="letmein") as probe:
         caller = probe.caller()
-        reply = await caller._client._session.exchange("GET", f"{service.url}/health", None, 5)
+        reply = await caller._client._session.exchange("GET", f"{service.url}/health", None, 60)
         return int(json.loads(reply.body)["sessions"])
+
+
+async def comes_to(service, count) -> bool:
+    """Whether the server comes to have so many sessions: it may still be closing one when its client is gone."""
+    async with asyncio.timeout(60):
+        while await sessions_at(service) != count:
+            await asyncio.sleep(0.01)
+    return True
 
 
 async def test_the_token(service):
@@ -57,19 +65,22 @@ async def test_cells_in_a_fresh_interpreter(service):
         assert done.cells[1].display == ({"text/plain": "42"},)
         assert done.cells[2].error.name == "ZeroDivisionError"
         assert dict(done.files) == {"o": b"x"}
-        late = await sandbox.run_cells(["print(1)", "while True: pass"], timeout=0.5)
+        for seconds in (0.5, 5, 30):  # a busy machine takes a while to begin
+            late = await sandbox.run_cells(["print(1)", "while True: pass"], timeout=seconds)
+            if len(late.cells) == 2:
+                break
         assert (late.status, late.cells[0].stdout) == (ExecutionStatus.TIMEOUT, "1\n")
 
 
 async def test_every_ending_keeps_its_name(service):
     async with RemoteSandbox(service.url, token="letmein", retries=QUICK) as sandbox:
-        for code, status in (
-            ("1/0", ERROR),
-            ("import os; os.kill(os.getpid(), 9)", ExecutionStatus.KILLED),
-            ("while True: pass", ExecutionStatus.TIMEOUT),
-            ("x = [bytearray(1 << 24) for _ in range(99)]", ExecutionStatus.MEMORY_LIMIT),
+        for code, status, timeout in (
+            ("1/0", ERROR, 60.0),
+            ("import os; os.kill(os.getpid(), 9)", ExecutionStatus.KILLED, 60.0),
+            ("while True: pass", ExecutionStatus.TIMEOUT, 1.0),
+            ("x = [bytearray(1 << 24) for _ in range(99)]", ExecutionStatus.MEMORY_LIMIT, 60.0),
         ):
-            assert (await sandbox.run(code, timeout=1.0, memory_mb=150)).status is status, code
+            assert (await sandbox.run(code, timeout=timeout, memory_mb=150)).status is status, code
 
 
 @pytest.mark.parametrize("what", ["session", "fork"])
@@ -89,7 +100,7 @@ async def test_a_session_whose_maker_is_cancelled_as_the_answer_comes_is_closed(
         making = asyncio.create_task(sandbox.session() if what == "session" else origin.fork())
         await asyncio.wait({making})
         assert making.cancelled()
-        assert await sessions_at(service) == 1
+        assert await comes_to(service, 1)
 
 
 async def test_a_session_whose_maker_has_gone_is_closed(service, monkeypatch):
@@ -109,4 +120,4 @@ async def test_a_session_whose_maker_has_gone_is_closed(service, monkeypatch):
         with pytest.raises(SandboxError, match="cannot be opened"):
             await sandbox.session()
     assert len(made) == QUICK.attempts
-    assert await sessions_at(service) == 0
+    assert await comes_to(service, 0)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.soak
 EXECUTIONS = int(os.environ.get("TOOLGYM_SOAK", "3000")) // 2
 AT_ONCE = 16
 LIMITS = Limits(memory_mb=200, processes=16, disk_mb=16, output_bytes=16 * 1024)
-ANSWER = 60.0
+ANSWER = 180.0
 """Seconds after which a call counts as lost."""
 
 
@@ -65,13 +65,27 @@ async def settled(sandbox: LocalSandbox) -> Stock:
     """The stock when nothing runs: the templates that were lost are there again, and what was killed is gone."""
     await asyncio.gather(*(sandbox.run(f"import numpy\nprint({n})") for n in range(4)))
     await asyncio.gather(*(sandbox.run(f"print({n})") for n in range(4)))
-    best = Stock.take()
-    for _ in range(20):
+    best, since = Stock.take(), 0
+    for _ in range(300):
         await asyncio.sleep(0.1)
-        now = Stock.take()
+        now, since = Stock.take(), since + 1
+        if now.processes < best.processes:
+            since = 0  # there was something to go, and there may be more
         if now.processes <= best.processes:
             best = now
+        if since == 20:
+            break
     return best
+
+
+def no_more_than(before: Stock, after: Stock) -> bool:
+    """Whether nothing of a closed sandbox is left."""
+    return (
+        after.processes <= before.processes
+        and after.descriptors <= before.descriptors + 2
+        and after.folders <= before.folders
+        and after.groups <= before.groups
+    )
 
 
 class Saboteur:
@@ -179,8 +193,11 @@ async def test_soak(level, own_temporary_folder):
         numbers = iter(range(EXECUTIONS, 2 * EXECUTIONS))
         await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
         late = await settled(sandbox)
-    await asyncio.sleep(0.5)
-    after = Stock.take()
+    for _ in range(300):  # until what was killed is gone
+        await asyncio.sleep(0.1)
+        after = Stock.take()
+        if no_more_than(before, after):
+            break
 
     assert sorted(answered) == list(range(2 * EXECUTIONS))
     assert saboteur.children > 0
@@ -197,7 +214,4 @@ async def test_soak(level, own_temporary_folder):
     assert late.folders <= early.folders, (early, late)
     assert late.groups <= early.groups, (early, late)
     assert late.memory_mb <= early.memory_mb * 1.2 + 20, (early, late)
-    assert after.processes <= before.processes, (before, after)
-    assert after.descriptors <= before.descriptors + 2, (before, after)
-    assert after.folders <= before.folders, (before, after)
-    assert after.groups <= before.groups, (before, after)
+    assert no_more_than(before, after), (before, after)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import pytest
 
+from tests.tools.sandbox.abuse.scene import marked
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.shared import SharedSandbox
@@ -23,6 +25,18 @@ def answer(head, data=b"", size=None):
         frame = frame[os.write(3, frame):]
 """
 """Functions by which a program speaks the sandbox's own protocol."""
+
+
+def marking(mark):
+    """Code that gives its process a name of at most 15 characters, by which `gone` finds it."""
+    return f"import ctypes; ctypes.CDLL(None).prctl(15, {mark.encode()!r}, 0, 0, 0)\n"
+
+
+async def gone(mark):
+    """Wait until no process has this name: until the one who started it has heard of its end too."""
+    async with asyncio.timeout(60):
+        while marked(mark) or marked(mark, dead=True):
+            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager

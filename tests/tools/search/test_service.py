@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 import pytest
 from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
 from toolgym.tools.errors import ConfigError, RetrievalError, is_infrastructure
+from toolgym.tools.http.retries import Retries
 from toolgym.tools.search import service as service_module
 from toolgym.tools.search.retriever import Passage
 from toolgym.tools.search.service import RetrievalService
 
 FOUND = {"document": {"id": "7", "contents": '"Paris"\nIt is the capital\nof France.'}, "score": 0.5}
 PARIS = Passage('"Paris"', "It is the capital\nof France.", 0.5, "7")
+
+
+@pytest.fixture
+def few_attempts(monkeypatch):
+    """Two attempts with hardly a pause, in all the time that they need."""
+    monkeypatch.setattr(service_module, "Retries", partial(Retries, attempts=2, first_delay=0.01))
 
 
 async def asked(handler, queries=("a", "b"), **options):
@@ -65,13 +73,14 @@ async def test_a_request_that_the_server_refuses_is_sent_once():
     assert is_infrastructure(caught.value)
 
 
+@pytest.mark.usefixtures("few_attempts")
 @pytest.mark.parametrize("answer", [{"result": [[FOUND]]}, {"result": [["x"], []]}, {"results": []}, [1]])
 async def test_an_answer_that_makes_no_sense_is_an_error_in_the_end(answer):
     async def retrieve(request):
         return web.json_response(answer)
 
     with pytest.raises(RetrievalError, match=r"expected 'result' with a list for each of 2|needs a text 'contents'"):
-        await asked(retrieve, patience=0.7)
+        await asked(retrieve)
 
 
 async def test_a_server_that_does_not_answer_is_given_up():
@@ -80,8 +89,8 @@ async def test_a_server_that_does_not_answer_is_given_up():
     async def retrieve(request):
         await never.wait()
 
-    with pytest.raises(RetrievalError, match=r"no server answered within 0\.3 s \(at last: .* no answer within"):
-        await asked(retrieve, timeout=0.1, patience=0.3)
+    with pytest.raises(RetrievalError, match=r"no server answered within 1 s \(at last: .* no answer within"):
+        await asked(retrieve, timeout=0.1, patience=1)
 
 
 async def test_another_server_takes_the_call_where_one_cannot_be_reached():
@@ -156,18 +165,20 @@ async def test_it_speaks_the_older_protocol_a_request_for_each_query():
     ]
 
 
+@pytest.mark.usefixtures("few_attempts")
 @pytest.mark.parametrize("answer", [{"content": "x"}, [{"contents": "x"}], ["x"], [None], 5])
 async def test_an_answer_of_another_shape_is_an_error_there_too(answer):
     async def observe(request):
         return web.json_response(answer)
 
     with pytest.raises(RetrievalError, match="expected a list of passages with a text 'content'"):
-        await asked_kilt(observe, patience=0.4)
+        await asked_kilt(observe)
 
 
 # ---------------------------------------------------------------------- what servers do
 
 
+@pytest.mark.usefixtures("few_attempts")
 @pytest.mark.parametrize("protocol", ["search-r1", "kilt"])
 async def test_a_huge_answer_is_not_read_to_its_end(protocol, monkeypatch):
     monkeypatch.setattr(service_module, "MAX_ANSWER", 10_000)
@@ -182,7 +193,7 @@ async def test_a_huge_answer_is_not_read_to_its_end(protocol, monkeypatch):
 
     asks = asked if protocol == "search-r1" else asked_kilt
     with pytest.raises(RetrievalError, match="more than 10000 bytes"):
-        await asks(endless, ["a"], patience=0.6)
+        await asks(endless, ["a"])
 
 
 async def test_a_full_server_is_asked_again_when_it_says():
@@ -202,13 +213,14 @@ async def test_a_server_that_stays_full_is_given_up():
     async def retrieve(request):
         return web.Response(status=429, headers={"Retry-After": "30"})
 
-    with pytest.raises(RetrievalError, match=r"no server answered within 0\.4 s \(at last: .* is full"):
-        await asked(retrieve, ["a"], patience=0.4)
+    with pytest.raises(RetrievalError, match=r"no server answered within 1 s \(at last: .* is full"):
+        await asked(retrieve, ["a"], patience=1)
 
 
+@pytest.mark.usefixtures("few_attempts")
 async def test_deeply_nested_json_is_an_error():
     async def retrieve(request):
         return web.Response(text="[" * 100_000)
 
     with pytest.raises(RetrievalError, match="is no JSON"):
-        await asked(retrieve, ["a"], patience=0.4)
+        await asked(retrieve, ["a"])

@@ -40,7 +40,7 @@ async def test_gems_tools_are_texts(gem, exact_rollout, tmp_path, monkeypatch):
     from gem.tools.tool_env_wrapper import ToolEnvWrapper
 
     monkeypatch.chdir(tmp_path)  # GEM makes folders where it is
-    make = lambda: ToolEnvWrapper(gem.make("game:GuessTheNumber-v0-easy"), tools=[PythonCodeTool(timeout=5)])  # noqa: E731
+    make = lambda: ToolEnvWrapper(gem.make("game:GuessTheNumber-v0-easy"), tools=[PythonCodeTool(timeout=60)])  # noqa: E731
     async with wrap(make) as env:
         await env.reset(seed=0)
         result = await env.step("<python>print(6 * 7)</python>")

@@ -102,21 +102,23 @@ def served(app):
     """A server of the app in a thread; gives its address."""
     import uvicorn
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        for _ in range(600):
+        for _ in range(1200):
             if server.started:
                 break
             threading.Event().wait(0.05)
+        assert server.started
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
+        listening.close()
 
 
 async def test_openenvs_clients(openenv_classes, exact_rollout):

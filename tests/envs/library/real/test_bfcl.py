@@ -285,7 +285,7 @@ async def main():
         print(result.reward, bfcl_eval.__file__)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout == f"1.0 {target}/bfcl_eval/__init__.py\n", done.stderr
     with pytest.raises(ConfigError, match="was imported from"):
         make(wheel=target)

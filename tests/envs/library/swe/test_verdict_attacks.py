@@ -83,7 +83,7 @@ SOURCES = {
 """What stands at the beginning of `calc.py`."""
 
 
-async def report_after(task, sandbox, command, timeout=20.0):
+async def report_after(task, sandbox, command, timeout=60.0):
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
         run = await workspace.exec(command)
         assert run.ok, run.stderr
@@ -121,7 +121,7 @@ async def test_code_that_the_tests_import_does_not_make_them_pass(attack, task, 
     task = dataclasses.replace(task, gold_patch="")
     async with await RepositoryWorkspace.open(task, sandbox) as workspace:
         await workspace.write_file("calc.py", source)
-        report = await workspace.run_tests(1.0 if attack == "it hangs" else 20.0)
+        report = await workspace.run_tests(1.0 if attack == "it hangs" else 60.0)
     assert report.infra_error is None, report.output
     assert report.f2p_count == 0, report.output
     assert not report.resolved

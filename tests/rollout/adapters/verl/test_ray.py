@@ -25,6 +25,7 @@ DEADLINE = 240.0
 def cluster():
     ray.cloudpickle.register_pickle_by_value(fakes)  # no package that a worker could import
     ray.init(
+        "local",  # not a cluster that another program left on this machine
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,

@@ -78,7 +78,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def judge_url(folder):
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     stack = contextlib.AsyncExitStack()
 
@@ -86,17 +86,17 @@ def judge_url(folder):
         sandbox = await stack.enter_async_context(LocalSandbox(preload=[]))
         return (await stack.enter_async_context(serving(sandbox, datasets=str(folder)))).url
 
-    yield asyncio.run_coroutine_threadsafe(start(), loop).result(60)
-    asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(60)
+    yield asyncio.run_coroutine_threadsafe(start(), loop).result(180)
+    asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(180)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 
 @pytest.fixture
 async def ask(judge_url):
     """Asks the server; returns the status and the answer."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as client:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as client:
 
         async def post(path, **body):
             async with client.request("POST" if body else "GET", f"{judge_url}/{path}", json=body or None) as response:

@@ -168,7 +168,7 @@ async def test_many_at_once(ask):
 async def test_plain_curl(judge_url):
     body = json.dumps({"dataset": "own_mbpp", "id": 7, "completion": GOOD["own_mbpp"][1], "config": {}})
     call = ["curl", "-sf", f"{judge_url}/submit", "-H", "Content-Type: application/json", "-d", body]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout)["accepted"] is True
 
 

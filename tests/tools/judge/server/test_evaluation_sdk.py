@@ -23,7 +23,7 @@ def config(**fields):
 
 def submit(url, completion, **fields):
     request = sdk.SubmitRequest(dataset="own_mbpp", id=7, completion=completion, config=config(**fields))
-    return sdk.submit(request, endpoint=url, max_attempts=1, client_timeout=30)
+    return sdk.submit(request, endpoint=url, max_attempts=1, client_timeout=300)
 
 
 def test_prompts(judge_url):

@@ -46,7 +46,7 @@ class Cage:
         for group, home in self._entered:
             with contextlib.suppress(OSError):
                 (home / "cgroup.procs").write_text(str(os.getpid()))
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 30
             while group.exists() and time.monotonic() < deadline:
                 with contextlib.suppress(OSError, ValueError):
                     for pid in (group / "cgroup.procs").read_text().split():

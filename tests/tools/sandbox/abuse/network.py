@@ -9,7 +9,7 @@ import socket
 def connect(family, address, kind=socket.SOCK_STREAM):
     try:
         s = socket.socket(family, kind)
-        s.settimeout(2)
+        s.settimeout(4)
         s.connect(address)
         if kind == socket.SOCK_DGRAM:
             s.send(b"x")

@@ -9,11 +9,11 @@ from tests.tools.sandbox.abuse.program import PRELUDE, Outcome, Program, abuse, 
 
 _NEIGHBOUR = """
 import time
-open("neighbour.txt", "w").write("@neighbour_secret@")
-open("/tmp/neighbour.txt", "w").write("@neighbour_secret@")
-time.sleep(2.5)
+open("@mark@.txt", "w").write("@neighbour_secret@")
+open("/tmp/@mark@.txt", "w").write("@neighbour_secret@")
+time.sleep(6)
 import os
-os.unlink("/tmp/neighbour.txt")
+os.unlink("/tmp/@mark@.txt")
 """
 
 _READ = """
@@ -113,8 +113,8 @@ for top in tops:
             break
         if folder.count("/") - top.count("/") > 2:
             folders.clear()
-        if "neighbour.txt" in names:
-            show(f"{folder}/neighbour.txt")
+        if "@mark@.txt" in names:
+            show(f"{folder}/@mark@.txt")
 """,
         neighbour=_NEIGHBOUR,
     ),

@@ -35,7 +35,7 @@ from toolgym.tools.sandbox import ProcessSandbox
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
 
 AT_ONCE = 3
-GRACE = 25.0
+GRACE = 60.0
 """Seconds beyond a program's deadline after which a call counts as hanging."""
 
 
@@ -93,7 +93,7 @@ async def try_program(program: Program, sandbox: Sandbox, environment_secret: st
         code = await scene.fill(program.code)
         if program.neighbour:
             neighbour = await scene.fill(program.neighbour)
-            beside = asyncio.create_task(sandbox.run(neighbour, timeout=20))
+            beside = asyncio.create_task(sandbox.run(neighbour, timeout=60))
             await asyncio.sleep(0.7)
         extra: dict[str, Any] = {}
         if program.files:
@@ -109,12 +109,13 @@ async def try_program(program: Program, sandbox: Sandbox, environment_secret: st
                 sandbox.run(code, timeout=program.timeout, **extra), program.timeout + GRACE
             )
             wall = time.monotonic() - began
-        survivors = await _survivors(scene.mark) if program.survivors else []
+        isolated = not isinstance(sandbox, ProcessSandbox)
+        survivors = await _survivors(scene.mark, 20.0 if isolated else 3.0) if program.survivors else []
         second = None
         if program.follow_up:
             follow_up = code if program.follow_up == SAME else await scene.fill(program.follow_up)
-            second = await asyncio.wait_for(sandbox.run(follow_up, timeout=15, **extra), 40)
-        neighbour_result = await asyncio.wait_for(beside, 40) if beside is not None else None
+            second = await asyncio.wait_for(sandbox.run(follow_up, timeout=60, **extra), 60 + GRACE)
+        neighbour_result = await asyncio.wait_for(beside, 60 + GRACE) if beside is not None else None
         outcome = Outcome(result, wall, scene, second, neighbour_result, most[0])
         said = [program.judge(outcome), scene.check()]
         if program.alone and not templates <= set(getattr(sandbox, "template_ids", ())):
@@ -136,12 +137,13 @@ async def try_program(program: Program, sandbox: Sandbox, environment_secret: st
         await scene.close()
 
 
-async def _survivors(mark: str) -> list[int]:
-    """What still runs a moment after the call. (A killed process may take that moment to be gone, and one that forks
+async def _survivors(mark: str, seconds: float) -> list[int]:
+    """What still runs some seconds after the call. (A killed process may take a moment to be gone, and one that forks
     anew all the time may be missed by a look.)"""
     quiet = 0
     found: list[int] = []
-    for _ in range(15):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         now = await asyncio.to_thread(marked, mark)
         found = now or found
         quiet = 0 if now else quiet + 1

@@ -26,7 +26,7 @@ _VICTIM = """\
 import os, sys, time
 held = bytearray(os.environ["VICTIM_SECRET"].encode())
 print(hex(id(held)), flush=True)
-time.sleep(120)
+time.sleep(600)
 """
 
 

@@ -90,7 +90,7 @@ if LEVELS:
 TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
 
 
-async def gone(mark: str, seconds: float = 5.0) -> bool:
+async def gone(mark: str, seconds: float = 30.0) -> bool:
     """Whether no process of that name is left."""
     deadline = time.monotonic() + seconds
     while marked(mark) and time.monotonic() < deadline:
@@ -98,7 +98,7 @@ async def gone(mark: str, seconds: float = 5.0) -> bool:
     return not marked(mark)
 
 
-async def seen(mark: str, seconds: float = 10.0) -> bool:
+async def seen(mark: str, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not marked(mark) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
@@ -111,4 +111,4 @@ def named(mark: str) -> str:
 
 
 async def forked(session: Session) -> Session:
-    return await asyncio.wait_for(session.fork(), 20)
+    return await asyncio.wait_for(session.fork(), 60)

@@ -62,7 +62,7 @@ async def test_checkpoints_are_freed_with_their_session_or_earlier(keeping):
 
 async def fork_when_there_is_room(session, name, n):
     """Forks that were closed are killed; the kernel counts them until they are gone, a moment later."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await session.fork(name, n=n)

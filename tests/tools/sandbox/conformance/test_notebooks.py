@@ -155,7 +155,10 @@ async def test_a_name_of_the_programs_own_is_kept(session):
 async def test_an_await_that_is_stopped_does_not_go_on(session):
     code = "import asyncio\nwent = []\nasync def go():\n    try:\n        while True:\n            went.append(1)\n"
     code += "            await asyncio.sleep(0.01)\n    finally:\n        print('left')\nawait go()"
-    late = await session.run_cell(code, timeout=0.5)
+    for seconds in (0.5, 10):  # the second time for a busy machine, which may not have begun with it
+        late = await session.run_cell(code, timeout=seconds)
+        if late.stdout:
+            break
     assert (late.status, late.stdout, late.alive) == (TIMEOUT, "left\n", True)
     assert late.error is not None
     assert late.error.name == "KeyboardInterrupt"

@@ -34,7 +34,7 @@ async def test_a_compiled_language(forking):
 
 async def test_cancelling_a_call_kills_what_it_ran(each):
     mark = Scene().mark
-    call = asyncio.create_task(each.run(named(mark) + "import time\ntime.sleep(60)", timeout=60))
+    call = asyncio.create_task(each.run(named(mark) + "import time\ntime.sleep(600)", timeout=600))
     assert await seen(mark)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -52,14 +52,17 @@ async def test_cancelling_a_call_that_waits_for_its_turn():
             await asyncio.sleep(0.1)
             second.cancel()
             assert (await first).stdout == "1\n"
-            assert (await asyncio.wait_for(narrow.run("print(3)"), 5)).stdout == "3\n"
+            assert (await asyncio.wait_for(narrow.run("print(3)"), 60)).stdout == "3\n"
 
 
 async def test_waiting_for_a_turn_is_not_on_the_programs_clock():
     for name in LEVELS[:1]:
         async with MAKERS[name](max_running=1) as narrow:
-            code = "import time\ntime.sleep(0.7)\nprint(1)"
-            results = await asyncio.gather(*(narrow.run(code, timeout=1.5) for _ in range(4)))
+            for seconds in (0.5, 10):  # the second time for a busy machine, which may need so long to begin
+                code = f"import time\ntime.sleep({seconds})\nprint(1)"
+                results = await asyncio.gather(*(narrow.run(code, timeout=2.5 * seconds) for _ in range(4)))
+                if all(result.ok for result in results):
+                    break
             assert [result.status for result in results] == [OK] * 4
 
 
@@ -67,13 +70,13 @@ async def test_waiting_for_a_turn_is_not_on_the_programs_clock():
 async def test_closing_ends_what_runs(maker):
     made = MAKERS[maker]()
     mark = Scene().mark
-    call = asyncio.create_task(made.run(named(mark) + "import time\ntime.sleep(60)", timeout=60))
+    call = asyncio.create_task(made.run(named(mark) + "import time\ntime.sleep(600)", timeout=600))
     assert await seen(mark)
     await made.close()
     await made.close()
     assert await gone(mark)
     try:
-        result = await asyncio.wait_for(call, 10)
+        result = await asyncio.wait_for(call, 60)
     except SandboxError:
         return
     assert not result.ok

@@ -54,7 +54,7 @@ async def test_what_only_ipython_can_do_is_answered_by_a_sentence(session, cell,
 
 async def test_too_much_memory_in_a_cell(isolated):
     async with await isolated.session() as session:
-        result = await session.run_cell("kept = [b'x' * (20 << 20) for _ in range(50)]", timeout=20)
+        result = await session.run_cell("kept = [b'x' * (20 << 20) for _ in range(50)]", timeout=60)
         assert not result.status.startswith("sandbox")
         assert result.status is ExecutionStatus.MEMORY_LIMIT or (
             result.error is not None and result.error.name == "MemoryError"
@@ -82,9 +82,9 @@ async def test_a_hostile_cell_harms_only_its_session(isolated, code):
     await neighbour.run_cell("x = 42")
     templates = isolated.template_ids
     hostile = await isolated.session()
-    result = await asyncio.wait_for(hostile.run_cell(code, timeout=5), 20)
+    result = await asyncio.wait_for(hostile.run_cell(code, timeout=5), 60)
     assert result.status in set(ExecutionStatus)
-    follow = await asyncio.wait_for(hostile.run_cell("1 + 1", timeout=5), 20)
+    follow = await asyncio.wait_for(hostile.run_cell("1 + 1", timeout=5), 60)
     assert follow.status in set(ExecutionStatus)
     assert (await neighbour.run_cell("x")).result == "42"
     assert set(templates) <= set(isolated.template_ids)
@@ -95,13 +95,13 @@ async def test_a_hostile_cell_harms_only_its_session(isolated, code):
 async def test_cancelling_a_cell(isolated):
     mark = Scene().mark
     session = await isolated.session()
-    call = asyncio.create_task(session.run_cell(named(mark) + "import time\ntime.sleep(60)", timeout=60))
+    call = asyncio.create_task(session.run_cell(named(mark) + "import time\ntime.sleep(600)", timeout=600))
     assert await seen(mark)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     # Either the cell was interrupted and the session lives, or both are gone; nothing goes on unseen.
-    after = await asyncio.wait_for(session.run_cell("1 + 1", timeout=5), 20)
+    after = await asyncio.wait_for(session.run_cell("1 + 1", timeout=30), 60)
     assert after.result == "2" or not after.alive
     await session.close()
     assert await gone(mark)
@@ -123,7 +123,7 @@ async def test_children_of_a_session_die_with_it(forking):
     mark = Scene().mark
     session = await forking.session()
     code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
-    code += "    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)"
+    code += "    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)"
     await session.run_cell(named(mark) + code)
     assert marked(mark)
     await session.close()
@@ -133,26 +133,31 @@ async def test_children_of_a_session_die_with_it(forking):
 async def test_a_session_outlives_its_launcher(forking):
     """Programs are started by a process of the session's own user, which can kill it."""
     async with await forking.session() as session:
-        other = await session.start("sleep 60")
-        killer = await session.start("read line; kill -9 $PPID; sleep 60")
+        other = await session.start("sleep 600")
+        killer = await session.start("read line; kill -9 $PPID; sleep 600")
         await killer.write_stdin("now\n")
-        assert (await killer.wait(20), await other.wait(20)) == (-9, -9)
+        assert (await killer.wait(60), await other.wait(60)) == (-9, -9)
         assert (await session.exec(["echo", "again"])).stdout == "again\n"
         assert (await session.run_cell("1")).result == "1"
 
 
 async def test_a_launcher_that_does_not_kill_in_time_costs_its_session(forking):
-    async with await forking.session() as neighbour, await forking.session() as session:
-        result = await asyncio.wait_for(session.exec("kill -STOP $PPID; sleep 60", timeout=0.3), 30)
-        assert result.status is ExecutionStatus.TIMEOUT
-        assert not (await session.run_cell("1")).alive
+    async with await forking.session() as neighbour:
+        for seconds in (0.3, 10):  # the second time for a busy machine, which may not have begun with it
+            async with await forking.session() as session:
+                result = await asyncio.wait_for(session.exec("kill -STOP $PPID; sleep 600", timeout=seconds), 60)
+                assert result.status is ExecutionStatus.TIMEOUT
+                alive = (await session.run_cell("1")).alive
+            if not alive:
+                break
+        assert not alive
         assert (await neighbour.exec(["echo", "fine"])).stdout == "fine\n"
 
 
 async def test_programs_die_with_their_session(forking):
     mark = Scene().mark
     session = await forking.session()
-    python = f"import os, time\nos.setsid()\n{named(mark)}time.sleep(60)"
+    python = f"import os, time\nos.setsid()\n{named(mark)}time.sleep(600)"
     background = await session.start(["python3", "-c", f"import os\nos.fork() or exec({python!r})\nos.wait()"])
     assert await seen(mark)
     await session.close()
@@ -163,7 +168,9 @@ async def test_programs_die_with_their_session(forking):
 async def test_cancelling_a_program_kills_it(forking):
     mark = Scene().mark
     async with await forking.session() as session:
-        call = asyncio.create_task(session.exec(["python3", "-c", named(mark) + "import time; time.sleep(60)"]))
+        call = asyncio.create_task(
+            session.exec(["python3", "-c", named(mark) + "import time; time.sleep(600)"], timeout=600)
+        )
         assert await seen(mark)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

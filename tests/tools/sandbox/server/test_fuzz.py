@@ -61,7 +61,7 @@ def test_whatever_a_program_displays_can_be_sent(data):
 
 
 @given(fields=LIKELY.map(lambda fields: {"run_timeout": 0.2, "total_timeout": 0.2} | fields))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_requests(shared_url, fields):
     for path in ("run_code", "run_jupyter"):
         request = urllib.request.Request(f"{shared_url}/{path}", data=json.dumps(fields).encode(), method="POST")

@@ -8,6 +8,7 @@ problems, the frames of a notebook's traceback, and what SandboxFusion's noteboo
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import platform
@@ -27,6 +28,7 @@ RECORD = json.loads((FOLDER / "sandboxfusion.json").read_text())
 VERSIONS = RECORD["head"]["versions"]
 REASONS = json.loads((FOLDER / "differences.json").read_text())
 DIFFERENCES = {name: listed for reason in REASONS for name, listed in reason["cases"].items()}
+LIMITS = ("run_timeout", "compile_timeout", "cell_timeout", "total_timeout")
 LEVEL = choose(None, None)
 IN_TMP = any(prefix.startswith("/tmp/") for prefix in (sys.prefix, sys.base_prefix))
 SAME_PYTHON = platform.python_version_tuple()[:2] == tuple(VERSIONS["python"].split(".")[:2])
@@ -61,6 +63,17 @@ def gist(case):
     return "some" if case.gist == "python" and not SAME_PYTHON else case.gist
 
 
+def patient(case):
+    """The case with ten times the time, for a busy machine, where a program may not get as far as it should."""
+    if not isinstance(case.body, dict):
+        return case
+    limits = {name: case.body[name] for name in LIMITS if isinstance(case.body.get(name), int | float)}
+    longer = {
+        name: max(seconds, min(10 * seconds, 120)) for name, seconds in limits.items() if not isinstance(seconds, bool)
+    }
+    return dataclasses.replace(case, body={**case.body, **longer})
+
+
 @pytest.fixture(scope="session")
 def languages(shared_url):
     """What the server offers."""
@@ -77,8 +90,11 @@ async def test_answers_as_sandboxfusion_does(shared_url, http, languages, case):
         pytest.skip("Racket is installed here")
     if case.name == "jupyter/fetch_absolute" and IN_TMP:
         pytest.skip("the interpreter lives below /tmp, so programs work in a folder there, and not in /tmp itself")
-    answer = await ask(http, shared_url, case)
-    found, listed = differing(RECORD["cases"][case.name], answer, gist(case)), DIFFERENCES.get(case.name, {})
+    listed = DIFFERENCES.get(case.name, {})
+    for one in (case, patient(case)):
+        found = differing(RECORD["cases"][case.name], await ask(http, shared_url, one), gist(case))
+        if found == listed or not (SAME_PYTHON or set(found) - set(listed)):
+            break
     if SAME_PYTHON:
         assert found == listed
     else:

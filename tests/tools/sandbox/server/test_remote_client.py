@@ -8,7 +8,7 @@ import pytest
 
 from toolgym.tools.sandbox import ExecutionStatus, RemoteSandbox, Retries
 
-QUICK = Retries(attempts=3, first_delay=0.01, connect_timeout=5)
+QUICK = Retries(attempts=3, first_delay=0.01, connect_timeout=60)
 
 
 @pytest.mark.matrix  # of several workers; those of one are in test_sessions.py

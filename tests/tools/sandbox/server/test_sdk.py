@@ -15,7 +15,7 @@ with warnings.catch_warnings():
 
 def run(url, code, language="python", **fields):
     request = sdk.RunCodeRequest(code=code, language=language, **fields)
-    return sdk.run_code(request, endpoint=url, max_attempts=1, client_timeout=30)
+    return sdk.run_code(request, endpoint=url, max_attempts=1, client_timeout=300)
 
 
 def test_run_code(shared_url):
@@ -39,13 +39,13 @@ def test_summaries(shared_url):
         Success="ok", Failed="no", CompileFailed="c", CompileTimeout="ct", RunFailed="r", RunTimeout="rt"
     )
     said = [
-        sdk.summary_run_code_result(run(shared_url, code, language, run_timeout=0.5, compile_timeout=30), mapping)
-        for code, language in (
-            ("1", "python"),
-            ("1/0", "python"),
-            ("while True: pass", "python"),
-            ("int main() {", "cpp"),
-            ("int main() { return 1; }", "cpp"),
+        sdk.summary_run_code_result(run(shared_url, code, language, run_timeout=seconds, compile_timeout=120), mapping)
+        for code, language, seconds in (
+            ("1", "python", 60),
+            ("1/0", "python", 60),
+            ("while True: pass", "python", 0.5),
+            ("int main() {", "cpp", 60),
+            ("int main() { return 1; }", "cpp", 60),
         )
     ]
     assert said == ["ok", "r", "rt", "c", "r"]
@@ -53,7 +53,7 @@ def test_summaries(shared_url):
 
 def test_run_jupyter(shared_url):
     request = sdk.RunJupyterRequest(cells=["a = 1", "a + 1", "1/0"])
-    done = sdk.run_jupyter(request, endpoint=shared_url, max_attempts=1, client_timeout=30)
+    done = sdk.run_jupyter(request, endpoint=shared_url, max_attempts=1, client_timeout=300)
     assert done.status == "Success"
     assert done.cells[1].display == [{"text/plain": "2"}]
     assert done.cells[2].error[0]["ename"] == "ZeroDivisionError"

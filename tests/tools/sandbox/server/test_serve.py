@@ -25,6 +25,8 @@ from toolgym.tools.serving import supervisor
 
 HELLO = {"code": "print('hello')", "language": "python"}
 SMALL = "preload: []\n"
+MANY = 20
+"""Connections of which two workers surely get some each: the kernel shares them out by chance."""
 
 
 @pytest.fixture
@@ -66,26 +68,40 @@ def alive(process):
     return False
 
 
-async def until(check, timeout=15.0):
+async def until(check, timeout=60.0):
     end = time.monotonic() + timeout
     while not check():
         assert time.monotonic() < end, "it did not come to be in time"
         await asyncio.sleep(0.05)
 
 
+async def running_one(url):
+    """Wait until the server runs one program."""
+    async with asyncio.timeout(60):
+        while (await health(url))["running"] != 1:
+            await asyncio.sleep(0.05)
+
+
+async def refusing(url):
+    """Wait until the server takes no more connections."""
+    async with asyncio.timeout(60):
+        with contextlib.suppress(aiohttp.ClientError):
+            while True:
+                async with aiohttp.ClientSession() as fresh:
+                    await post(fresh, url)
+                await asyncio.sleep(0.05)
+
+
 async def test_drain_finishes_what_runs(command, settings, http):
     server = command("--config", settings())
     body = {"code": "import time; time.sleep(1.5); print('finished')", "language": "python"}
     running = asyncio.create_task(post(http, server.url, body))
-    await asyncio.sleep(0.5)
+    await running_one(server.url)
     server.process.send_signal(signal.SIGTERM)
-    await asyncio.sleep(0.3)
-    with pytest.raises(aiohttp.ClientError):  # nothing more is accepted
-        async with aiohttp.ClientSession() as fresh:
-            await post(fresh, server.url)
+    await refusing(server.url)
     status, answer = await running
     assert (status, answer["run_result"]["stdout"]) == (200, "finished\n")
-    _, log = await asyncio.to_thread(server.process.communicate, timeout=20)
+    _, log = await asyncio.to_thread(server.process.communicate, timeout=60)
     assert server.process.returncode == 0
     assert "Traceback" not in log
     assert "WARNING" not in log
@@ -94,16 +110,16 @@ async def test_drain_finishes_what_runs(command, settings, http):
 @pytest.mark.long  # that a drain finishes what runs is tested beside it
 async def test_drain_has_an_end(command, settings, http):
     server = command("--config", settings("drain_timeout: 0.5\n"))
-    body = {"code": "import time; time.sleep(60)", "language": "python", "run_timeout": 60}
+    body = {"code": "import time; time.sleep(600)", "language": "python", "run_timeout": 600}
     running = asyncio.create_task(post(http, server.url, body))
-    await asyncio.sleep(0.5)
+    await running_one(server.url)
     below = psutil.Process(server.process.pid).children(recursive=True)
     began = time.monotonic()
     code, log = await asyncio.to_thread(server.stop, signal.SIGINT)
-    assert (code, time.monotonic() - began < 5) == (0, True), log
+    assert (code, time.monotonic() - began < 30) == (0, True), log
     with pytest.raises(aiohttp.ClientError):
         await running
-    assert [process for process in below if alive(process)] == []
+    await until(lambda: not any(alive(process) for process in below))
 
 
 async def test_a_killed_server_leaves_nothing(command, settings, http):
@@ -133,14 +149,14 @@ async def test_more_connections_than_descriptors(command, settings, http):
 
 
 async def test_several_workers(command, settings, http):
-    server = command("--config", settings("max_sessions: 40\n"), "--workers", "2")
+    server = command("--config", settings("max_sessions: 60\n"), "--workers", "2")
     url = server.url
 
     # Connections are shared out, and sessions answer over any of them.
     seen = {(await health(url))["worker"] for _ in range(40)}
     assert seen == {0, 1}
     sessions = []
-    for number in range(12):
+    for number in range(MANY):
         async with aiohttp.ClientSession() as fresh, fresh.post(f"{url}/sessions") as response:
             sessions.append((await response.json())["id"])
         for path, body in (("cells", {"code": f"x = {number}"}), ("files/f", None)):
@@ -157,7 +173,7 @@ async def test_several_workers(command, settings, http):
 
     for _ in range(3):
         answers = [await ask(name) for name in sessions]
-        assert answers == [(200, str(number)) for number in range(12)]
+        assert answers == [(200, str(number)) for number in range(MANY)]
     assert (await ask("w7-nothing"))[0] == 404
 
     # Any worker's figures are there, whichever is asked.
@@ -166,7 +182,7 @@ async def test_several_workers(command, settings, http):
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     open_sessions = {one.labels["worker"]: one.value for one in samples if one.name == "toolgym_sandbox_sessions"}
     assert set(open_sessions) == {"0", "1"}
-    assert sum(open_sessions.values()) == 12
+    assert sum(open_sessions.values()) == MANY
     # What one worker passes on to another is one request.
     cells = [
         one.value
@@ -174,7 +190,7 @@ async def test_several_workers(command, settings, http):
         if one.name == "toolgym_sandbox_requests_total"
         and (one.labels["endpoint"], one.labels["code"]) == ("/sessions/{id}/cells", "200")
     ]
-    assert sum(cells) == 12 + 3 * 12
+    assert sum(cells) == MANY + 3 * MANY
     assert text.count("# TYPE toolgym_sandbox_sessions ") == 1
 
     # One of them dies: the other goes on, a new one comes, only its sessions are lost.
@@ -182,7 +198,7 @@ async def test_several_workers(command, settings, http):
     victim.kill()
     await until(lambda: len(workers_of(server.process)) == 2 and victim not in workers_of(server.process))
     await until(lambda: not alive(victim))
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len({(await health(url))["worker"] for _ in range(20)}) < 2:
         assert time.monotonic() < end
     async with http.get(f"{url}/metrics") as response:
@@ -213,19 +229,21 @@ async def test_a_stuck_worker_is_replaced(monkeypatch, caplog):
     said = []
     server = asyncio.create_task(serve(load_config(None, {"port": 0, "workers": 1, "preload": ()}), said.append))
     await until(lambda: said)
+    await until(lambda: workers_of(psutil.Process()))
     [stuck] = workers_of(psutil.Process())
     stuck.suspend()
     await until(lambda: "it gave no sign of life" in caplog.text)
     url = said[0].split()[3]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         with contextlib.suppress(aiohttp.ClientError):
             assert (await health(url))["status"] == "ok"
             break
         assert time.monotonic() < end
         await asyncio.sleep(0.1)
+    assert not server.done()  # else the signal would end these tests
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(server, 20)
+    await asyncio.wait_for(server, 60)
     assert workers_of(psutil.Process()) == []
 
 
@@ -237,9 +255,13 @@ async def test_the_token_comes_from_the_environment_and_goes_nowhere_else(comman
         async with http.get(url + path) as response:
             assert response.status == expected
             assert "open-sesame" not in await response.text()
+    looked_at = 0
     for process in psutil.Process(server.process.pid).children(recursive=True):
-        assert "open-sesame" not in " ".join(process.cmdline())
-        assert b"open-sesame" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it ended a moment ago
+            assert "open-sesame" not in " ".join(process.cmdline())
+            assert b"open-sesame" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+            looked_at += 1
+    assert looked_at >= 2  # a worker and its template
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer open-sesame"}) as client:
         body = {"code": "import os; print(os.environ)", "language": "python"}
         status, answer = await post(client, url, body)
@@ -285,7 +307,7 @@ async def test_a_port_that_is_taken_is_told(command, settings):
     done = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "toolgym", "serve", "sandbox", "--port", port, stderr=subprocess.PIPE
     )
-    _, said = await asyncio.wait_for(done.communicate(), 30)
+    _, said = await asyncio.wait_for(done.communicate(), 120)
     assert (done.returncode, b"port: cannot listen on" in said) == (1, True)
 
 
@@ -302,7 +324,7 @@ def test_a_sandbox_that_cannot_start_is_told(settings):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1

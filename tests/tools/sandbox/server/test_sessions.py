@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -21,6 +20,12 @@ async def opened(http, url, **fields):
 
 async def cell(http, session, code, **fields):
     return await call(http, "POST", f"{session}/cells", json={"code": code, **fields})
+
+
+async def until(check):
+    async with asyncio.timeout(60):
+        while not check():
+            await asyncio.sleep(0.02)
 
 
 async def test_a_life(shared_url, http):
@@ -99,8 +104,11 @@ async def test_a_fork_is_independent(shared_url, http):
 
 
 async def test_a_timeout_keeps_the_state_and_a_death_ends_the_session(shared_url, http):
-    session = await opened(http, shared_url)
-    late = await cell(http, session, "x = 1\nprint('so far')\nimport time; time.sleep(60)", timeout=0.4)
+    for seconds in (0.4, 10):  # the second time for a busy machine, which may not have begun with it
+        session = await opened(http, shared_url)
+        late = await cell(http, session, "x = 1\nprint('so far')\nimport time; time.sleep(60)", timeout=seconds)
+        if late["stdout"]:
+            break
     assert (late["status"], late["stdout"], late["alive"]) == ("timeout", "so far\n", True)
     assert (await cell(http, session, "x"))["result"] == "1"
     dead = await cell(http, session, "import os; os._exit(1)")
@@ -156,15 +164,17 @@ async def test_odd_cells(shared_url, http):
 async def test_calls_of_one_session_take_turns_and_hold_no_more_than_one_place(serve, http):
     service = await serve(max_concurrency=2)
     session = await opened(http, service.url)
-    await cell(http, session, "import time; seen = []")
-    tasks = [
-        asyncio.create_task(cell(http, session, f"time.sleep(0.2); seen.append({n}); len(seen)")) for n in range(5)
-    ]
-    await asyncio.sleep(0.1)
-    began = time.monotonic()
+    await call(http, "POST", f"{session}/exec", json={"argv": ["true"]})  # the first one takes its turn as cells do
+    await cell(http, session, "import os, time; seen = []")
+    waits = "while not os.path.exists('go'): time.sleep(0.01)\n"
+    tasks = []
+    for n in range(5):
+        code = f"{waits}seen.append({n}); len(seen)"
+        tasks.append(asyncio.create_task(cell(http, session, code, timeout=60)))
+        await until(lambda: service.app.in_flight == len(tasks) and service.app.gate.running == 1)
     async with http.post(f"{service.url}/run_code", json={"code": "1", "language": "python"}) as response:
-        assert response.status == 200
-    assert time.monotonic() - began < 0.5  # there was a place for others
+        assert response.status == 200  # there was a place for others
+    await call(http, "POST", f"{session}/exec", json={"argv": ["touch", "go"]})
     assert [(await task)["result"] for task in tasks] == ["1", "2", "3", "4", "5"]
 
 
@@ -211,45 +221,50 @@ async def test_forks_whose_maker_goes_away_are_closed(serve, http):
     service = await serve()
     session = await opened(http, service.url)
     asking = asyncio.create_task(http.post(f"{session}/fork", json={"n": 20}))
-    while not service.app.gate.running:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        while not service.app.gate.running:
+            await asyncio.sleep(0.001)
     asking.cancel()
     await asyncio.wait({asking})
-    async with asyncio.timeout(10):
-        while service.app.sandbox.open_sessions != 1 or service.app.gate.running:
-            await asyncio.sleep(0.01)
+    await until(lambda: service.app.sandbox.open_sessions == 1 and not service.app.gate.running)
     assert (await cell(http, session, "1 + 1"))["result"] == "2"
 
 
 async def test_idle_sessions_are_closed_and_busy_ones_are_not(serve, http):
     service = await serve(session_idle_timeout=0.6)
-    idle, busy = await opened(http, service.url), await opened(http, service.url)
-    working = asyncio.create_task(cell(http, busy, "import time; time.sleep(1.5); 'done'"))
-    await asyncio.sleep(1.2)
-    await call(http, "GET", idle, 404)
-    assert (await working)["result"] == "'done'"
-    await call(http, "GET", busy)
-    assert service.app.sandbox.open_sessions == 1  # the sandbox has freed it too
+    busy = await opened(http, service.url)
+
+    async def work():
+        answer = await cell(http, busy, "import time; time.sleep(1.5); 'done'")
+        await call(http, "GET", busy)
+        return answer["result"]
+
+    working = asyncio.create_task(work())
+    idle = await opened(http, service.url)
+    async with asyncio.timeout(60):
+        while True:
+            async with http.get(idle) as response:
+                if response.status == 404:
+                    break
+            await asyncio.sleep(0.05)
+    await until(lambda: service.app.sandbox.open_sessions <= 1)  # the sandbox has freed it too
+    assert await working == "'done'"
 
 
 async def test_a_client_that_goes_away_stops_its_cell(serve, http):
     service = await serve()
     session = await opened(http, service.url)
-    task = asyncio.create_task(cell(http, session, "import time; time.sleep(60)", timeout=60))
-    await asyncio.sleep(0.3)
-    assert service.app.gate.running == 1
+    task = asyncio.create_task(cell(http, session, "import time; time.sleep(600)", timeout=600))
+    await until(lambda: service.app.gate.running == 1)
     task.cancel()
-    end = time.monotonic() + 5
-    while service.app.gate.running:
-        assert time.monotonic() < end
-        await asyncio.sleep(0.02)
+    await until(lambda: not service.app.gate.running)
 
 
 async def test_deleting_a_busy_session_ends_its_cell(serve, http):
     service = await serve()
     session = await opened(http, service.url)
-    task = asyncio.create_task(cell(http, session, "import time; time.sleep(60)", timeout=60))
-    await asyncio.sleep(0.3)
+    task = asyncio.create_task(cell(http, session, "import time; time.sleep(600)", timeout=600))
+    await until(lambda: service.app.gate.running == 1)
     await call(http, "DELETE", session, 204)
-    answer = await asyncio.wait_for(task, 10)
+    answer = await asyncio.wait_for(task, 60)
     assert answer["alive"] is False
