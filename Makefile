@@ -14,6 +14,8 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-
 # One thread per operation and no spinning: tiny matrices gain nothing from more, and two cores are soon crowded.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
+# Thousands of processes import the library, and each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-all lint types notebooks bench install sglang-cpu clean
 
