@@ -10,7 +10,7 @@ from toolgym.tools.errors import ClusterError, ConfigError, missing_extra, short
 
 try:
     import ray
-    from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 except ImportError as error:
     raise missing_extra("ray", "Running on several machines", error) from error
 
@@ -26,6 +26,10 @@ OURS = ("name", "namespace", "lifetime", "get_if_exists", "max_restarts", "max_t
 
 class WorkerLostError(ClusterError):
     """A worker is dead, or does not answer."""
+
+
+class WorkerDiedError(WorkerLostError):
+    """A worker is dead, and does not come back."""
 
 
 def connect(address: str | None) -> None:
@@ -62,7 +66,8 @@ async def call(actor: Any, method: str, *args: Any, seconds: float) -> Any:
     """Call a method of an actor, and return what it returns. A call may be made twice where its reply was lost.
 
     Raises:
-        WorkerLostError: the actor is dead, was out of reach for too long, or gave no answer within `seconds`.
+        WorkerDiedError: the actor is dead.
+        WorkerLostError: it was out of reach for too long, or gave no answer within `seconds`.
         Exception: what the method raised.
     """
     loop = asyncio.get_running_loop()
@@ -79,6 +84,8 @@ async def call(actor: Any, method: str, *args: Any, seconds: float) -> Any:
             if loop.time() - lost_at > UNREACHABLE:
                 raise WorkerLostError(f"out of reach for {UNREACHABLE:g} s: {_text(error)}") from error
             await asyncio.sleep(RETRY_PAUSE)
+        except ActorDiedError as error:
+            raise WorkerDiedError(_text(error)) from error
         except RayError as error:
             raise WorkerLostError(_text(error)) from error
         except TimeoutError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
 )
 from toolgym.rollout.engines.callable import NO_LIMIT, read_answer
-from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, cancel
+from toolgym.rollout.runner.ray.cluster import WorkerDiedError, WorkerLostError, call, cancel
 from toolgym.rollout.runner.ray.packing import portable
 from toolgym.rollout.runner.ray.worker import MakeEngine, started_engine
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
@@ -48,7 +49,8 @@ class RayEngine(Engine):
     `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `about` (see
     `EngineActor.about`).
 
-    Requests of one trajectory go to one actor. Where that is dead they go to another; a request is a clean start.
+    Requests of one trajectory go to one actor. Where that is dead they go to another; a request is a clean start. What
+    concerns all actors (`pause`, `update_weights`) concerns those that live.
 
     Args:
         actors: handles, at least one.
@@ -77,6 +79,7 @@ class RayEngine(Engine):
         self.tokenizer = tokenizer
         self._context_length, self._vocab_size = context_length, vocab_size
         self._weight_version = "0"
+        self._paused = False
 
     @property
     def vocab_size(self) -> int:
@@ -96,9 +99,9 @@ class RayEngine(Engine):
         return self._weight_version
 
     async def start(self) -> None:
-        """Ask an actor what it is. Raises `EngineUnavailableError` where it is dead."""
+        """Ask an actor what it is. Raises `EngineUnavailableError` where none lives."""
         if hasattr(self._actors[0], "about"):
-            about = await self._control(self._actors[0], "about")
+            about = await self._about()
             self._vocab_size = self._vocab_size or about["vocab_size"]
             self._context_length = self._context_length or about["context_length"]
             self._weight_version = str(about["weight_version"])
@@ -113,6 +116,16 @@ class RayEngine(Engine):
                 "neither the actor nor a tokenizer says how large the vocabulary is and how long a context may be: "
                 "give vocab_size and context_length"
             )
+
+    async def _about(self) -> dict[str, Any]:
+        """What the first actor that lives says of itself."""
+        *others, last = self._actors
+        for actor in others:
+            try:
+                return dict(await call(actor, "about", seconds=CONTROL_TIMEOUT))
+            except WorkerDiedError:
+                continue
+        return dict(await self._control(last, "about"))
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
@@ -148,10 +161,19 @@ class RayEngine(Engine):
         await self._all("abort", request_id)
 
     async def pause(self, mode: PauseMode = PauseMode.IN_PLACE) -> None:
-        await self._all("pause", mode)
+        """See `Engine.pause`. Where an actor fails to, the others go on as before."""
+        try:
+            await self._all("pause", mode)
+        except BaseException:
+            if not self._paused:  # some may have paused
+                with contextlib.suppress(Exception):  # what the pause raised says more
+                    await self._all("resume")
+            raise
+        self._paused = True
 
     async def resume(self) -> None:
         await self._all("resume")
+        self._paused = False
 
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
         await self._all("update_weights", source, version)
@@ -181,7 +203,14 @@ class RayEngine(Engine):
     async def _all(self, method: str, *args: Any) -> None:
         if not all(hasattr(actor, method) for actor in self._actors):
             raise EngineError(f"an actor of this RayEngine has no method {method!r}")
-        await asyncio.gather(*(self._control(actor, method, *args) for actor in self._actors))
+        calls = (self._control(actor, method, *args) for actor in self._actors)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [one for one in outcomes if isinstance(one, BaseException)]
+        of_the_living = [one for one in errors if not isinstance(one.__cause__, WorkerDiedError)]
+        if of_the_living:
+            raise of_the_living[0]
+        if len(errors) == len(outcomes):
+            raise errors[0]
 
     async def _control(self, actor: Any, method: str, *args: Any, seconds: float = CONTROL_TIMEOUT) -> Any:
         try:

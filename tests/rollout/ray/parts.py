@@ -11,21 +11,26 @@ from pathlib import Path
 
 from toolgym.envs import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.rollout.engines.base import Engine, EngineLoad, FinishReason, Generation
+from toolgym.rollout.engines.base import Engine, EngineLoad, FinishReason, Generation, PauseMode
 from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.tools import CodeInterpreterTool
 from toolgym.tools.base import BaseTool, ToolResult
+from toolgym.tools.errors import EngineError
 from toolgym.tools.message import user
 from toolgym.tools.schema import ToolSchema
 
 
 class Instant(Engine):
-    """Answers at once: a call of the tool in each turn but the last."""
+    """Answers at once, unless it is paused: a call of the tool in each turn but the last."""
 
-    def __init__(self, turns=2, tool="work", arguments=None):
+    weight_version = "0"
+
+    def __init__(self, turns=2, tool="work", arguments=None, pauses=True):
         self.tokenizer = load_tokenizer(tiny_policy_path())
         self._turns, self._call = turns, json.dumps({"name": tool, "arguments": arguments or {}})
+        self._pauses, self._running = pauses, asyncio.Event()
+        self._running.set()
 
     @property
     def vocab_size(self):
@@ -38,7 +43,24 @@ class Instant(Engine):
     async def load(self):
         return EngineLoad(0.25, running=3, queued=1, max_running=8)
 
+    async def abort(self, request_id):
+        pass
+
+    async def pause(self, mode=PauseMode.IN_PLACE):
+        if not self._pauses:
+            raise EngineError("it cannot pause")
+        self._running.clear()
+
+    async def resume(self):
+        self._running.set()
+
+    async def update_weights(self, source, *, version):
+        if not version:
+            raise EngineError("no such weights")
+        self.weight_version = version
+
     async def _generate(self, request):
+        await self._running.wait()
         turn = int(request.request_id.rpartition("-")[2])
         text = f"<tool_call>\n{self._call}\n</tool_call>" if turn < self._turns - 1 else "#### 12"
         ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]

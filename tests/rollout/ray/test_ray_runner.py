@@ -13,10 +13,10 @@ import pytest
 from tests.ray_cluster import cluster, until
 from tests.rollout.ray.parts import Instant, make_coding_env, make_env, task
 from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner
-from toolgym.rollout.engines.base import EngineLoad
+from toolgym.rollout.engines.base import EngineLoad, PauseMode, SamplingParams
 from toolgym.rollout.episode_observer import EpisodeObserver
 from toolgym.rollout.runner.branching import Branching, at_turns
-from toolgym.tools.errors import ConfigError, EngineUnavailableError
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
 pytestmark = pytest.mark.ray
 
@@ -251,9 +251,52 @@ def test_an_engine_is_an_actor_and_another_one_takes_over_when_it_dies(nodes):
     assert list(map(shape, first)) == list(map(shape, here))
     engine = RayEngine(*hosts)
     assert asyncio.run(engine.load()) == EngineLoad(0.25, running=3, queued=1, max_running=8), "of the one that lives"
+
+    async def update(version):
+        await engine.start()
+        await engine.pause(PauseMode.RETRACT)
+        await engine.update_weights("/weights", version=version)
+        await engine.abort("a request")
+        await engine.resume()
+
+    asyncio.run(update("new"))
+    assert (engine.context_length, engine.weight_version) == (4096, "new")
+    assert ray.get(hosts[1].about.remote())["weight_version"] == "new"
+    with pytest.raises(EngineError, match="no such weights"):
+        asyncio.run(update(""))
+    assert engine.weight_version == "new"
     ray.kill(hosts[1])
     with pytest.raises(EngineUnavailableError, match="no actor"):
         asyncio.run(engine.load())
+    for call in (engine.start(), engine.pause(), engine.resume()):
+        with pytest.raises(EngineUnavailableError, match="does not answer"):
+            asyncio.run(call)
+
+
+def test_an_actor_that_cannot_pause_leaves_the_others_going(nodes):
+    import ray
+
+    from toolgym.rollout import EngineActor, RayEngine
+
+    makes = partial(Instant, 1), partial(Instant, 1, pauses=False)
+    hosts = [ray.remote(EngineActor).options(num_cpus=0, max_restarts=0).remote(make) for make in makes]
+    engine = RayEngine(*hosts)
+
+    async def play():
+        await engine.start()
+        with pytest.raises(EngineError, match="cannot pause"):
+            await engine.pause()
+        first = RayEngine(hosts[0])
+        await first.start()
+        async with asyncio.timeout(60):
+            await first.generate([1], SamplingParams(max_new_tokens=64), request_id="a-0")
+            await first.pause()
+            waits = asyncio.create_task(first.generate([1], SamplingParams(max_new_tokens=64), request_id="b-0"))
+            assert not (await asyncio.wait({waits}, timeout=0.5))[0], "it does pause"
+            await first.resume()
+            await waits
+
+    asyncio.run(play())
 
 
 def test_sandbox_servers_serve_the_workers_and_end_with_them(nodes):
