@@ -19,7 +19,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import MAX_RESULT_CHARS
 from toolgym.envs.tool_instances import encodable
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason
-from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.concurrency.deadline import own_deadline, shielded
 from toolgym.tools.errors import (
     ConfigError,
     EpisodeError,
@@ -37,8 +37,9 @@ class RemoteSessionEnv(BaseEnv):
 
     A turn's text goes to `/process_action` as it was generated: the server reads what it asks for. The episode ends
     when the server says so (ours does for a turn that asks for nothing), or after `max_turns`; then `/postprocess` and
-    `/compute_reward` are called, and the reward is the last step's. An infrastructure that fails is no reward of 0: the
-    episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` where only the reward is missing.
+    `/compute_reward` are called, within the client's own deadlines, and the reward is the last step's. An
+    infrastructure that fails is no reward of 0: the episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` where
+    only the reward is missing.
 
     A task's `instance_hash` is its row's `extra_info.instance_hash` or `extra_info.instance_id`, else its id.
 
@@ -142,18 +143,33 @@ class RemoteSessionEnv(BaseEnv):
             if self._owns_client:
                 await self.client.close()
 
+    async def truncate(self, reason: StopReason) -> StepResult:
+        """Ask the server for the reward of what the episode has done. After a failure it is not asked."""
+        if self._session is None:
+            raise EpisodeError("truncate needs an episode under way; call `await env.reset()` first")
+        if not reason.failed:
+            return await self._scored(reason)
+        await self._abandon()
+        return StepResult([], 0.0, True, {"stop_reason": reason})
+
     async def _end(self, reason: StopReason, turn: ParsedTurn) -> StepResult:
+        result = await self._scored(reason)
+        info: StepInfo = {**result.info, "message": turn.message, "tool_calls": []}
+        return result._replace(info=info)
+
+    async def _scored(self, reason: StopReason) -> StepResult:
+        """End the episode, with the server's reward."""
         session, self._session = self._session, None
         assert session is not None
         metrics = self._metrics(session)
         try:
-            await shielded(session.postprocess())
-            reward = await session.reward()
+            with own_deadline():  # those of the client
+                await shielded(session.postprocess())
+                reward = await session.reward()
         except RemoteSessionError as error:
             raise EpisodeFailedError(StopReason.SCORE_FAILED, str(error)) from error
         metrics |= {"score": reward.value, **_numbers(reward)}
-        info: StepInfo = {"stop_reason": reason, "message": turn.message, "tool_calls": [], "metrics": metrics}
-        return StepResult([], reward.value, True, info)
+        return StepResult([], reward.value, True, {"stop_reason": reason, "metrics": metrics})
 
     def _metrics(self, session: RemoteSession) -> dict[str, Any]:
         return {"turn": self._turn, "sids": int(read_sid(session.sid))}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import toolgym
 from tests.envs.sessions.counting import serving
 from tests.envs.sessions.test_session_client import down
 from toolgym.envs.sessions import RemoteSessionEnv, RemoteSessionTool
+from toolgym.envs.sessions.client import RemoteSession
 from toolgym.envs.sessions.repository import RepositoryBackend
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownArgumentError
 from toolgym.tools.message import assistant, user
+from toolgym.wrappers import TurnLimit
 
 TASK = Task((user("Count to ten."),), id="count:0")
 IMPATIENT = {"patience": 0.2, "start_timeout": 0.1, "action_timeout": 0.1, "reward_timeout": 0.1}
@@ -66,6 +71,33 @@ async def test_the_turns_of_an_episode(service):
         await env.reset()
         assert service.app.sessions.open == 1  # that of the episode before was ended
     assert service.app.sessions.open == 0
+
+
+async def test_a_limit_around_it_asks_for_the_reward(service):
+    async with TurnLimit(RemoteSessionEnv(service.url, [TASK]), 2) as env:
+        await env.reset()
+        assert (await env.step("add 4")).reward == 0.0
+        result = await env.step("add 1")
+        assert (result.reward, result.stop_reason) == (0.5, StopReason.MAX_TURNS)
+        assert service.app.sessions.open == 0
+        with pytest.raises(EpisodeError, match="under way"):
+            await env.env.truncate(StopReason.MAX_TURNS)
+        await env.reset()
+        assert (await env.env.truncate(StopReason.ENV_TIMEOUT)).reward == 0.0
+        assert service.app.sessions.open == 0
+
+
+async def test_the_time_for_the_reward_is_the_clients(service, monkeypatch):
+    kept = RemoteSession.reward
+
+    async def slow(session):
+        await asyncio.sleep(1.0)
+        return await kept(session)
+
+    monkeypatch.setattr(RemoteSession, "reward", slow)
+    async with RemoteSessionEnv(service.url, [TASK]) as env:
+        await env.reset()
+        assert (await with_deadline(env.truncate(StopReason.MAX_TURNS), 0.9)).reward == 0.0
 
 
 async def test_an_infrastructure_that_fails_is_no_reward_of_zero(service):
