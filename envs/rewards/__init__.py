@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from toolgym.envs.rewards.judge import LLMJudge as LLMJudge
     from toolgym.envs.rewards.length import overlong_penalty as overlong_penalty
     from toolgym.envs.rewards.math_answer import same_value as same_value
+    from toolgym.envs.rewards.qa import AnswerScorer as AnswerScorer
     from toolgym.envs.rewards.tool_use import called as called
     from toolgym.envs.rewards.tool_use import called_successfully as called_successfully
     from toolgym.envs.rewards.tool_use import failed_calls as failed_calls
+    from toolgym.envs.rewards.unit_tests import UnitTests as UnitTests
 else:
     __getattr__, __dir__ = lazy_names(__name__)

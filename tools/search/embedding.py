@@ -1,6 +1,6 @@
 """`load_embedding`: from texts to vectors with a model from a folder.
 
-Needs sentence-transformers, or torch and transformers.
+Needs sentence-transformers (the extra `dense`), or torch and transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_package
+from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, missing_package
 from toolgym.tools.search.dense import Embed
 
 Pooling = Literal["mean", "cls"]
@@ -49,7 +49,7 @@ def _sentence_transformers(folder: Path, device: str, max_tokens: int) -> Embed:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise missing_package("sentence-transformers", f"The model {str(folder)!r}", error) from error
+        raise missing_extra("dense", f"The model {str(folder)!r}", error) from error
     model = SentenceTransformer(str(folder), device=device)
     model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
 

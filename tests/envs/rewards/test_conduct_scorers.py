@@ -10,6 +10,8 @@ from tests.envs.rewards.outcomes import outcome, record
 from toolgym.envs import EpisodeFailedError, Score, StopReason, Task, ToolEnv
 from toolgym.envs.rewards import (
     THINK,
+    AnswerScorer,
+    UnitTests,
     called,
     called_successfully,
     exact,
@@ -137,6 +139,14 @@ async def test_each_part_is_reported_on_its_own():
         "score": pytest.approx(0.8), "score/answer": 1.0, "score/judge": 0.5, "score/judge/style": 0.25,
         "score/calls": 3.0,
     }  # fmt: skip
+
+
+async def test_the_scorers_of_questions_and_programs_are_parts_too():
+    scorer = weighted({"qa": (0.5, AnswerScorer("f1", 0.25)), "tests": (1.0, UnitTests())})
+    cases = {"inputs": ["1"], "outputs": ["1"]}
+    score = await scorer(outcome("<answer>42</answer>", truth={"target": ["42"], **cases}))
+    assert (score.components["qa/f1"], score.components["qa/format"]) == (1.0, 1.0)
+    assert (score.value, score.components["tests/has_program"]) == (0.5, 0.0)
 
 
 async def test_async_parts_run_at_the_same_time():
