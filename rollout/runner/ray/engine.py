@@ -118,14 +118,13 @@ class RayEngine(Engine):
             )
 
     async def _about(self) -> dict[str, Any]:
-        """What the first actor that lives says of itself."""
-        *others, last = self._actors
-        for actor in others:
+        """What the first actor that answers says of itself."""
+        for actor in self._actors:
             try:
-                return dict(await call(actor, "about", seconds=CONTROL_TIMEOUT))
-            except WorkerDiedError:
-                continue
-        return dict(await self._control(last, "about"))
+                return dict(await self._control(actor, "about"))
+            except EngineUnavailableError as error:
+                lost = error
+        raise lost
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
@@ -164,8 +163,8 @@ class RayEngine(Engine):
         """See `Engine.pause`. Where an actor fails to, the others go on as before."""
         try:
             await self._all("pause", mode)
-        except BaseException:
-            if not self._paused:  # some may have paused
+        except BaseException:  # also where the caller is cancelled: some may have paused, and would stay so
+            if not self._paused:
                 with contextlib.suppress(Exception):  # what the pause raised says more
                     await self._all("resume")
             raise

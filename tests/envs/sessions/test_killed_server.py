@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def free_port():
-    """A port that stays free between two servers: below those that the system gives to whoever asks for any."""
+    """A port that stays free between two servers: it is below those that the system gives for port 0."""
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
         with socket.socket() as free, contextlib.suppress(OSError):

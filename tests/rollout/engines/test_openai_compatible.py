@@ -61,7 +61,7 @@ class Server:
     running: dict[str, int] = field(default_factory=dict)
     """How many events were sent to each."""
     completed: int = 0
-    """How many were told all that they asked for."""
+    """How many requests got all tokens that they asked for."""
 
     async def under_way(self) -> None:
         """Wait until some events of a request were sent."""

@@ -85,7 +85,7 @@ async def test_a_dead_url_is_told_without_waiting(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("toolgym.rollout.engines.sglang.http_transport.FIRST_ANSWER", 600)
     long = {"request_timeout": 600, "connect_timeout": 600, "control_timeout": 600, "unavailable_timeout": 600}
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # nobody else gets the port, and nothing listens there
+        silent.bind(("127.0.0.1", 0))  # no other program gets the port, and nothing listens there
         async with asyncio.timeout(60):
             with pytest.raises(EngineUnavailableError, match=r"nothing answers.*launch_server"):
                 await SGLangServer(f"http://127.0.0.1:{silent.getsockname()[1]}", **long).start()

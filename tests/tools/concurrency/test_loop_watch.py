@@ -23,8 +23,8 @@ TASK = Task(({"role": "user", "content": "go"},))
 
 @pytest.fixture
 def warned(caplog):
-    """Makes an event, which is set when the log says of somebody that it blocks the loop. On a busy machine it may say
-    that of others, too."""
+    """Makes an event, which is set when the log says that this tool, or other code, blocks the loop. On a busy machine
+    the log may also name other code."""
     events = []
 
     class Heard(logging.Handler):
