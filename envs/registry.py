@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import collections
 import importlib
+import importlib.metadata
 import inspect
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,9 @@ SYNC_ENTRY_POINT = "toolgym.envs.gym.gymnasium_env:make_gymnasium_env"
 VECTOR_ENTRY_POINT = "toolgym.envs.gym.vector_env:make_vector_env"
 """What Gymnasium calls for `gymnasium.make_vec`."""
 
+
+ENTRY_POINT_GROUP = "toolgym.envs"
+"""The entry points of installed packages that name modules which register envs."""
 
 MANY = 8
 """Ids of one namespace that an error names one by one."""
@@ -158,7 +163,9 @@ def make(id: str, **kwargs: Any) -> BaseEnv:
     """Make the async env of an id.
 
     Args:
-        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, which registers its ids.
+        id: a registered id. `"package.module:MyEnv-v0"` imports the module first, which registers its ids. The ids of
+            an installed package are there by themselves where it names such a module in the entry-point group
+            `toolgym.envs`.
         kwargs: arguments of the env. `wrappers` is a list of what goes around it, the first innermost: each a function
             or class that is called with the env, where to find one (`"package.module:name"`), or a mapping with that
             `name` and its `kwargs`. One function alone will do, for example a `toolgym.wrappers.Compose`.
@@ -184,6 +191,8 @@ def spec(id: str) -> EnvSpec:
     if colon:
         import_module(module_name, f"the env id {id!r} asks for it")
     if name not in _specs:
+        _import_installed()
+    if name not in _specs:
         known = ", ".join(_short(_specs)) or "none"
         hint = "" if colon else "; 'module:Id' imports the module that registers an id first"
         raise UnknownNameError(f"no env has the id {name!r}{nearest(name, _specs) or '.'} Known ids: {known}{hint}")
@@ -199,8 +208,33 @@ def _short(ids: Collection[str]) -> list[str]:
 
 
 def registered() -> Mapping[str, EnvSpec]:
-    """Every id and what it stands for; a view that cannot be altered."""
+    """Every id and what it stands for, those of installed packages too; a view that cannot be altered."""
+    _import_installed()
     return MappingProxyType(_specs)
+
+
+_importing = threading.RLock()
+_installed_asked = False
+
+
+def _import_installed() -> None:
+    """Import, once, the modules that installed packages name as entry points: each registers its ids."""
+    global _installed_asked
+    with _importing:  # another thread waits until all ids are there; a module that asks for ids itself does not
+        if _installed_asked:
+            return
+        _installed_asked = True
+        for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                entry_point.load()
+            except Exception as error:  # noqa: BLE001  # a broken package must not stop those that use another one
+                package = entry_point.dist.name if entry_point.dist else entry_point.value
+                warnings.warn(
+                    f"the envs of the package {package!r} are left out, since its module {entry_point.value!r} cannot "
+                    f"be imported: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
 
 
 def _check_id(id: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Annotated
@@ -28,6 +29,7 @@ def envs_command(
     every: Annotated[
         bool, typer.Option("--all", help="Each id of the families too, which else have one line.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each id with its line as JSON.")] = False,
 ) -> None:
     """List the ids of envs, with a line about each, or about each family of them."""
     from toolgym.envs.registry import registered
@@ -44,8 +46,11 @@ def envs_command(
         lines = {id: about for id, about in lines.items() if fnmatch(id.lower(), f"*{name.lower()}*")}
         if not lines:
             raise ConfigError(f"no id has {name!r} in it; `toolgym envs --all` lists every id")
-    elif not every:
+    elif not every and not as_json:
         lines = _families_as_lines(lines)
+    if as_json:
+        typer.echo(json.dumps([{"id": id, "description": about} for id, about in lines.items()], indent=2))
+        return
     width = max(map(len, lines))
     for id, about in lines.items():
         typer.echo(f"{id:<{width}}  {about}".rstrip())

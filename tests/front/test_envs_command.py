@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,36 @@ def test_a_family_is_one_line_and_a_name_lists_its_ids(tmp_path):
     unknown = run(tmp_path, "envs", "chess")
     assert unknown.returncode == 1
     assert unknown.stderr == "error: no id has 'chess' in it; `toolgym envs --all` lists every id\n"
+
+
+def test_json_has_each_id(tmp_path):
+    rows = json.loads(run(tmp_path, "envs", "--json").stdout)
+    assert {row["id"]: row["description"] for row in rows} == {id: own.description for id, own in OWN_ENVS.items()}
+    assert [row["id"] for row in json.loads(run(tmp_path, "envs", "gsm8k-v0", "--json").stdout)] == ["GSM8K-v0"]
+
+
+def install(folder, package, code):
+    """Put a package into `folder` as pip does; its entry point names its module."""
+    (folder / f"{package}.py").write_text(code)
+    (about := folder / f"{package}-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[toolgym.envs]\n{package} = {package}\n")
+
+
+def test_an_installed_package_brings_its_ids(tmp_path):
+    (site := tmp_path / "site").mkdir()
+    install(site, "town_env", MODULE + "toolgym.registered()\n")  # which asks for the ids while they are collected
+    install(site, "broken_town", "import no_such_thing\n")
+    listed = run(tmp_path, "envs", "towns", "--json", PYTHONPATH=str(site))
+    assert json.loads(listed.stdout) == [{"id": "Towns-v0", "description": "Towns, by name."}]
+    warning = "the envs of the package 'broken_town' are left out, since its module 'broken_town' cannot be imported"
+    assert listed.stderr.count(warning) == 1
+    for code in (
+        "import toolgym; toolgym.make('Towns-v0')",
+        "import toolgym, sys; toolgym.make('GSM8K-v0'); assert 'town_env' not in sys.modules",  # not needed for that
+    ):
+        command = [sys.executable, "-W", "ignore:the envs of", "-c", code]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(site)}, check=True)
 
 
 def test_each_family_has_a_line():
