@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from toolgym.tools.errors import ToolgymError, nearest
+from toolgym.tools.errors import ConfigError, ToolgymError, nearest
 from toolgym.version import __version__
 
 COMMANDS = {
@@ -78,7 +78,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit status: 0 done, 1 an error, 2 wrong usage (a typo too), 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a question mark in a terminal that knows few characters
@@ -88,6 +88,11 @@ def main() -> None:
         app()
     except (ToolgymError, OSError) as error:  # of the latter, a full disk behind standard output for example
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", style="red", markup=False)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) and not _by_the_machine(error.__cause__) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _by_the_machine(error: BaseException | None) -> bool:
+    """Whether the machine refused, as a full disk does; a path that is not there is a mistake in the command."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | NotADirectoryError)

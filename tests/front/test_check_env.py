@@ -252,5 +252,5 @@ def test_the_command_prints_each_check(tmp_path, monkeypatch, capsys):
     assert [one["detail"] for one in failed] == ["the known solution of seed 0 earns 1; got 0.5"]
     assert run("says:Says-v0", "--env-kwargs", '{"reward": 0.5}', "--full-reward", "0.5")[0] == 0
     code, said = run("says:Says-v0", "--env-kwargs", '{"rewart": 1}')
-    assert code == 1
+    assert code == 2
     assert "did you mean 'reward'" in said.err

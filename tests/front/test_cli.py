@@ -174,7 +174,7 @@ def test_what_is_wrong_is_one_line_that_helps(tmp_path, run_here, arguments, sai
         arguments += ["--out", str(tmp_path / "out")]
     done = run_here("rollout", *arguments)
     stderr = done.stderr
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert said in stderr
     assert stderr.lstrip("\n").startswith("error: ")
     assert stderr.strip().count("\n") == 0
@@ -194,9 +194,9 @@ def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
 
 
 @pytest.mark.long
-def test_a_typo_is_told_with_exit_status_1():
+def test_a_typo_ends_with_exit_status_2():
     done = run("rollout", "--env", "CodeInterpretr-v0")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: no env has the id 'CodeInterpretr-v0', did you mean 'CodeInterpreter-v0'")
     assert done.stderr.count("\n") == 1
 
@@ -259,7 +259,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(tmp_path, monkeypatch, capf
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as left:
         main()
-    assert left.value.code == 1
+    assert left.value.code == 2
     said = capfd.readouterr().err
     assert said.startswith("error: ")
     assert there in said
@@ -425,7 +425,7 @@ def test_a_full_disk_costs_no_episode_that_has_finished(tmp_path, run_here, monk
 
     def until_it_is_full(self, trajectory):
         if self.count == 2:
-            raise ConfigError("cannot append: No space left on device")
+            raise ConfigError("cannot append: No space left on device") from OSError(28, "No space left on device")
         write(self, trajectory)
 
     monkeypatch.setattr(TrajectoryWriter, "write", until_it_is_full)

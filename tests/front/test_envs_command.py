@@ -45,7 +45,7 @@ def test_a_family_is_one_line_and_a_name_lists_its_ids(tmp_path):
     for name in ("TextArena/*", "textarena/"):
         assert [line.split("  ")[0] for line in run(tmp_path, "envs", name).stdout.splitlines()] == sorted(games)
     unknown = run(tmp_path, "envs", "chess")
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert unknown.stderr == "error: no id has 'chess' in it; `toolgym envs --all` lists every id\n"
 
 
@@ -105,7 +105,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, cap
         monkeypatch.setattr("sys.argv", ["toolgym", *command])
         with pytest.raises(SystemExit) as left:
             main()
-        assert left.value.code == 1
+        assert left.value.code == 2
         stderr = capfd.readouterr().err
         assert stderr.startswith(said)
         assert stderr.count("\n") == 1

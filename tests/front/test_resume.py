@@ -146,7 +146,7 @@ def change(name, value):
 def test_an_option_that_contradicts_the_run_is_an_error(toolgym, killed, arguments, said):
     before = (killed / "trajectories.jsonl").read_bytes()
     done = toolgym("rollout", "--resume", killed, *arguments)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert (killed / "trajectories.jsonl").read_bytes() == before
 
@@ -185,7 +185,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_lost(toolgym, killed,
     whole_lines = path.read_bytes().splitlines(keepends=True)[:2]
     spoil(killed)
     done = toolgym("rollout", "--resume", killed)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     if path.exists():
@@ -196,7 +196,7 @@ def test_a_broken_line_in_the_middle_is_named(toolgym, killed):
     path = killed / "trajectories.jsonl"
     path.write_bytes(b"{}\n" + path.read_bytes())
     done = toolgym("rollout", "--resume", killed)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "line 1" in done.stderr
 
 
@@ -206,7 +206,7 @@ def test_a_second_call_beside_the_first_is_refused(toolgym, killed, monkeypatch)
         fcntl.flock(file, fcntl.LOCK_EX)
         for arguments in (["--resume", killed], [*SHORT, "--out", killed, "--overwrite"]):
             done = toolgym("rollout", *arguments)
-            assert done.returncode == 1
+            assert done.returncode == 2
             assert "is being written by another run" in done.stderr
 
 
@@ -239,7 +239,7 @@ def test_a_secret_is_not_written_and_asked_for_again(toolgym, tmp_path):
     kwargs = json.dumps({"max_turns": 2, "api_key": "s3cret"})
     arguments = [*SHORT, "--out", tmp_path, "--engine", "http://me:s3cret@127.0.0.1:9", "--env-kwargs", kwargs]
     done = toolgym("rollout", *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 2
     from toolgym.rollout.run_folder import RunFile
 
     options = {"env_kwargs": json.dumps({"max_turns": 2, "api_key": "[redacted]"}), "seed": 4}
