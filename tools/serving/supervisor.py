@@ -95,7 +95,7 @@ def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
         try:
             trial.bind(address)
         except OSError as error:
-            raise ConfigError(f"port: cannot listen on {config.host}:{config.port}: {error.strerror}") from None
+            raise ConfigError(f"port: cannot listen on {config.host}:{config.port}: {error.strerror}") from error
     return family, address
 
 

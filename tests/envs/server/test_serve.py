@@ -68,7 +68,7 @@ def test_the_settings_are_printed_as_a_file(run, tmp_path):
 )
 def test_mistakes_are_told_at_once(run, arguments, message):
     code, _, said = run(*arguments)
-    assert (code, message in said) == (1, True), said
+    assert (code, message in said) == (2, True), said
 
 
 async def test_an_env_of_ones_own_is_served_until_the_server_is_stopped(tmp_path):

@@ -155,7 +155,7 @@ def test_a_file_is_python_and_is_not_replaced(agent_file, tmp_path, monkeypatch,
         monkeypatch.setattr(sys, "argv", ["toolgym", "export", "openrlhf", "--env", "CodeInterpreter-v0", "--out", out])
         with pytest.raises(SystemExit) as left:
             main()
-        assert left.value.code == 1
+        assert left.value.code == 2
         assert said in " ".join(capsys.readouterr().err.split())
 
 

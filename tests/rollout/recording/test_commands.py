@@ -30,7 +30,7 @@ def test_the_command_records_and_replays(tmp_path, bare, edited):
     assert again.returncode == 0, again.stderr
     assert "4 of 4 episodes of CodeInterpreter-v0 are equal byte for byte" in again.stdout
     refused = run("replay", "run.jsonl", "--out", "again.jsonl", cwd=tmp_path)
-    assert (refused.returncode, "--overwrite" in refused.stderr) == (1, True)
+    assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
     first, second = (
         sorted(read_trajectories(tmp_path / name), key=lambda one: (one.task_index, one.sample_index))
         for name in ("rollout-out/trajectories.jsonl", "again.jsonl")
@@ -53,7 +53,7 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("sys.argv", ["toolgym", "replay", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        assert ended.value.code == 1
+        assert ended.value.code == 2
         assert message in capsys.readouterr().err
 
 
@@ -72,6 +72,6 @@ def test_one_file_is_not_written_twice(tmp_path, capsys, monkeypatch, arguments)
     monkeypatch.setattr("sys.argv", ["toolgym", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "name another file" in capsys.readouterr().err
     assert (tmp_path / "run.jsonl").read_text() == "kept"

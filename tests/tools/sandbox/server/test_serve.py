@@ -297,7 +297,7 @@ def test_mistakes_are_told_at_once(flags, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["toolgym", "serve", "sandbox", *flags])
     with pytest.raises(SystemExit) as left:
         main()
-    assert left.value.code == 1
+    assert left.value.code == 2
     assert message in capsys.readouterr().err
 
 
