@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-all lint types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,7 +68,18 @@ test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and ru
 	npm install --silent --no-fund --no-audit --prefix .trainers/mcp-conformance @modelcontextprotocol/conformance@0.1.13
 	$(TESTS) mcp -m long tests/tools/mcp
 
-test-all: test test-rest test-trainers  ## Run all tests.
+# What needs the library and its command alone. Commands that play episodes need the extra `rollout`.
+LOWEST_TESTS := $(addprefix tests/,envs/test_gymnasium_env.py envs/test_vector_env.py envs/test_registry.py \
+  envs/server/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
+  tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py)
+
+test-lowest: $(VENV)/.dev  ## Run tests of the library and its command with the lowest versions that pyproject.toml allows.
+	$(PYTHON) -m venv --clear --without-pip .trainers/lowest
+	$(BIN)/uv pip install --quiet --python .trainers/lowest --resolution lowest-direct -e ".[cli,testing]"
+	$(BIN)/uv pip install --quiet --python .trainers/lowest hypothesis psutil pytest-timeout pytest-xdist
+	scripts/tests.sh .trainers/lowest/bin/python lowest -m "not ($(REST))" -k "not cannot_be_imported" $(LOWEST_TESTS)
+
+test-all: test test-lowest test-rest test-trainers  ## Run all tests.
 
 lint: $(VENV)/.dev  ## Check style.
 	$(BIN)/ruff check .
