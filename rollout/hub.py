@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from toolgym.tools.errors import missing_extra, nearest
+from toolgym.tools.errors import ConfigError, missing_extra, nearest
 
 try:
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 except ImportError as error:
     raise missing_extra("rollout", "Loading a model", error) from error
 
@@ -19,6 +24,36 @@ _NAME = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 def is_hub_name(name: str) -> bool:
     """Whether there is no folder of that name, and the hub may have a model of it: `org/name`."""
     return _NAME.fullmatch(name) is not None and not Path(name).is_dir()
+
+
+ANSWER_WITHIN = 10.0
+"""Seconds that the hub has to say whether it has a model."""
+
+
+def require_on_hub(source: str | Path) -> None:
+    """Ask the model hub once whether it has a model, unless its files are here.
+
+    The loaders would ask a dozen times, and write a line each time.
+
+    Args:
+        source: a folder or a hub name.
+
+    Raises:
+        ConfigError: the hub has no such model, or cannot be reached.
+    """
+    try:
+        if Path(source).exists() or constants.is_offline_mode() or try_to_load_from_cache(str(source), "config.json"):
+            return
+        HfApi().model_info(str(source), timeout=ANSWER_WITHIN)
+    except HFValidationError:
+        return  # the loader says what such a name lacks
+    except RepositoryNotFoundError as error:
+        raise ConfigError(f"there is no model {str(source)!r}: {why_not_loaded(source, error)}") from error
+    except HfHubHTTPError:
+        return  # a mirror may have files and no such service
+    except Exception as error:
+        why = why_not_loaded(source, ConnectionError(str(error)))
+        raise ConfigError(f"cannot load the model {str(source)!r}: {why}") from error
 
 
 def why_not_loaded(source: object, error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from toolgym.rollout.hub import why_not_loaded
+from toolgym.rollout.hub import require_on_hub, why_not_loaded
 from toolgym.tools.errors import ConfigError, missing_extra, missing_file
 
 try:
@@ -50,6 +50,7 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     try:
         if (path / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(str(path))
+        require_on_hub(source)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
         cached_file(  # for `end_token_ids`; not every model has one
             str(source),
@@ -58,6 +59,8 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
             _raise_exceptions_for_connection_errors=False,
         )
         return tokenizer
+    except ConfigError:
+        raise
     except Exception as error:  # each broken file breaks something else in there
         raise ConfigError(f"cannot load a tokenizer from {str(source)!r}: {why_not_loaded(source, error)}") from error
 

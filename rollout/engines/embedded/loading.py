@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from toolgym.rollout.hub import why_not_loaded
+from toolgym.rollout.hub import require_on_hub, why_not_loaded
 from toolgym.tools.errors import ConfigError, missing_extra, nearest
 
 try:
@@ -89,6 +89,7 @@ def load_model(source: str | Path, dtype: torch.dtype | None, device: torch.devi
     """
     if device is not None:
         _require_there(device)
+    require_on_hub(source)
     try:
         model: nn.Module
         model, loaded = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", output_loading_info=True)

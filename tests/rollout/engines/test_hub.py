@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 
 from toolgym.rollout import load_tokenizer, open_engine, tiny_policy_path
+from toolgym.rollout.engines.embedded.loading import load_model
 from toolgym.tools.errors import ConfigError
 
 
@@ -27,13 +30,46 @@ async def test_a_hub_that_is_switched_off_is_told(offline):
     assert "HF_HUB_OFFLINE is set" in str(error.value)
 
 
-async def test_a_hub_that_cannot_be_reached_is_told(monkeypatch):
-    def unreachable(*args, **kwargs):
-        raise OSError("We couldn't connect to the hub") from ConnectionError("Name or service not known")
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that has no model, and the paths that it is asked for."""
+    asked = []
 
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
-    with pytest.raises(ConfigError, match=r"the model hub https?://\S+ cannot be reached from here"):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield asked
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_mistyped_name_is_asked_for_once(hub, caplog):
+    for load in (load_tokenizer, lambda name: load_model(name, None, None)):
+        with pytest.raises(ConfigError, match="^there is no model 'some-org/some-modl': "):
+            load("some-org/some-modl")
+        assert hub == ["/api/models/some-org/some-modl"]
+        hub.clear()
+    assert not caplog.records
+
+
+async def test_a_hub_that_cannot_be_reached_is_told_at_once(hub, monkeypatch, caplog):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"the model hub http://127.0.0.1:9 cannot be reached from here"):
         await open_engine("some-org/some-model")
+    assert not caplog.records
 
 
 async def test_a_mistyped_folder_names_the_nearest(offline, tmp_path, monkeypatch):
