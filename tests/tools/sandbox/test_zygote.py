@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from toolgym.tools.errors import SandboxClosedError, SandboxUnavailableError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox
 from toolgym.tools.sandbox.local.kernel import syscalls
 
@@ -209,3 +210,20 @@ def _looks_like_a_zygote(pid: int, family: list[int]) -> bool:
         if len(children) > 1:
             return pid == children[0]
     return False
+
+
+async def test_entering_starts_the_sandbox():
+    async with LocalSandbox() as sandbox:
+        assert sandbox.isolation.level is sandbox.level
+        assert sandbox.template_ids
+    with pytest.raises(SandboxClosedError):
+        await sandbox.run("1")
+
+
+async def test_a_sandbox_that_does_not_start_is_closed():
+    sandbox = LocalSandbox(python="/bin/false")
+    with pytest.raises(SandboxUnavailableError):
+        async with sandbox:
+            pass
+    with pytest.raises(SandboxClosedError):
+        await sandbox.run("1")

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import shielded
@@ -77,7 +77,7 @@ class LocalSandbox(Sandbox):
     one a program gets is decided by the names in it, and a wrong guess only costs the import. Templates that die are
     replaced, and what they were asked is asked again.
 
-    Belongs to the event loop that uses it first. For several loops see `SharedSandbox`.
+    `async with` starts it and closes it. Belongs to the event loop that uses it first. For several loops see `SharedSandbox`.
 
     Args:
         require: weakest isolation level that is acceptable, see `Level`; None takes what the machine offers.
@@ -195,6 +195,14 @@ class LocalSandbox(Sandbox):
             SandboxUnavailableError: it does not start.
         """
         await self._templates.start(full=full)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:  # `async with` closes only what was entered
+            await self.close()
+            raise
+        return self
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
         found = languages.find(request.language)
