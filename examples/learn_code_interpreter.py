@@ -13,7 +13,7 @@ The held-out tasks are drawn from a tenth of all expressions (`ArithmeticTasks("
 nor that of the starting policy shows any; they and the seeds of their episodes are the same before and after, and for
 each seed of the training. What stands behind ± is the standard error over the tasks. The README has the figures.
 
-It needs TRL, and the plot needs matplotlib: `pip install 'toolgym[trl]' matplotlib`.
+It needs TRL, and the plot needs matplotlib: `pip install '.[trl]' matplotlib` in a checkout.
 """
 
 from __future__ import annotations
