@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.trl.vllm import require_usable_vllm
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.tools.errors import ConfigError, shorten
 
@@ -34,7 +35,7 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
 
     Raises:
         ConfigError: the trainer has tools as well (TRL would run its own loop over the completions, and forget the
-            mask), samples with vLLM or in a way that the engine cannot, or has another tokenizer.
+            mask), samples in a way that the engine cannot, or has another tokenizer.
     """
     if trainer.tools:
         raise ConfigError(
@@ -42,9 +43,7 @@ def require_usable(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase) -> 
             "over the episodes, and train on the env's tokens"
         )
     if trainer.use_vllm:
-        raise ConfigError(
-            "rollout_func samples with the trainer's own model: set use_vllm=False, or train with environment_factory"
-        )
+        require_usable_vllm(trainer)
     args = trainer.args
     if args.repetition_penalty != 1.0 or args.generation_kwargs:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 There are two roads. On `rollout_func` our runner plays the episodes: exact tokens, many tool calls at once, limits,
 several turns, failures that are masked. On `environment_factory` TRL's own loop generates and calls the tools one by
-one. Both train the model that the trainer holds.
+one. Both train the model that the trainer holds, and sample with it or with the trainer's vLLM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from toolgym.envs.as_tools.tool_class import ToolEnvironment, finish_all, tool_class
 from toolgym.envs.base import BaseEnv
@@ -23,7 +23,11 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
 from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
+from toolgym.rollout.adapters.trl.vllm import Colocated, server_engine
+from toolgym.rollout.engines.base import Engine
+from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
+from toolgym.rollout.engines.openai.engine import OpenAICompatible
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.failures import require_one_that_played
 from toolgym.rollout.job import Job
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl import GRPOTrainer
 
+_SamplingEngine: TypeAlias = TransformersEngine | OpenAICompatible | CallableEngine
+
 
 class Spec:
     """The arguments of a `GRPOTrainer` that trains a policy in an env.
@@ -61,9 +67,9 @@ class Spec:
             rollout_func=spec.rollout_func,  # or: environment_factory=spec.environment_factory
         )
 
-    On `rollout_func` the trainer's own model samples, in this process, with the temperature and the other sampling
-    arguments of the trainer's `args`. An episode that the infrastructure broke off is masked, has no reward, and is
-    left out of its group's statistics.
+    On `rollout_func` the trainer's own model samples, or its vLLM (`use_vllm=True`), with the temperature and the other
+    sampling arguments of the trainer's `args`. An episode that the infrastructure broke off is masked, has no reward,
+    and is left out of its group's statistics.
 
     Args:
         env: an env id, or a function that makes an env.
@@ -112,7 +118,7 @@ class Spec:
             raise ConfigError("TRL takes one row for each prompt, so config.history must be 'append'")
         self._seed, self._sinks = seed, tuple(sinks)
         self._factory = EnvFactory.of(env, env_kwargs)
-        self._engines: list[TransformersEngine] = []
+        self._engines: list[tuple[Any, _SamplingEngine]] = []
         self._bridge = EventLoopThread(name="toolgym-trl", on_close=partial(_close_all, self._engines))
         source = self._bridge.run(self._factory.tasks()) if tasks is None else tasks
         source = source if isinstance(source, TaskSource) else TaskList(source)
@@ -204,7 +210,7 @@ class Spec:
         return EnvReward(frozenset(ChatRenderer(self.tokenizer).stop_token_ids))
 
     def rollout_func(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        """Play one episode for each prompt with the trainer's model. TRL calls it.
+        """Play one episode for each prompt with the trainer's model, or its vLLM. TRL calls it.
 
         Args:
             prompts: entries of the data set's column `prompt`, each `num_generations` times.
@@ -221,8 +227,15 @@ class Spec:
         """
         require_usable(trainer, self.tokenizer)
         jobs = self._jobs(prompts_of(prompts, self._tasks), trainer)
-        with self._playing, _unwrapped(trainer) as model:
-            trajectories = self._bridge.run(self._play(jobs, model, trainer))
+        with self._playing:
+            if not trainer.use_vllm:
+                with _unwrapped(trainer) as model:
+                    trajectories = self._bridge.run(self._play(jobs, model, trainer))
+            elif trainer.vllm_generation.mode == "server":
+                trajectories = self._bridge.run(self._play(jobs, trainer.vllm_generation, trainer))
+            else:
+                colocated = Colocated(trainer)
+                trajectories = colocated.step_until(self._bridge.submit(self._play(jobs, colocated, trainer)))
         require_one_that_played(trajectories)
         output = to_output(trajectories, filler_id=self.tokenizer.eos_token_id)
         check_output(output, prompts=len(prompts), max_completion_length=trainer.max_completion_length)
@@ -256,10 +269,14 @@ class Spec:
             jobs.append(Job(self._tasks[index], key, f"{run:x}-{index}", seed))
         return jobs
 
-    async def _play(self, jobs: Sequence[Job], model: Any, trainer: GRPOTrainer) -> list[Trajectory]:
+    async def _play(self, jobs: Sequence[Job], sampler: Any, trainer: GRPOTrainer) -> list[Trajectory]:
         """The trajectories of the jobs, in their order."""
-        engine = await self._engine_of(model)
-        await engine.notify_weights_changed(str(int(trainer.state.global_step)))
+        engine = await self._engine_of(sampler, trainer)
+        version = str(int(trainer.state.global_step))  # TRL has brought the weights to vLLM before
+        if isinstance(engine, TransformersEngine):
+            await engine.notify_weights_changed(version)
+        else:
+            engine.weight_version = version
         limits = self.config.limits
         bounds = [most for most in (trainer.max_completion_length, limits.max_response_tokens) if most is not None]
         config = replace(
@@ -275,19 +292,23 @@ class Spec:
         by_key = {(one.task_index, one.sample_index): one for one in done}
         return [by_key[job.key] for job in jobs]
 
-    async def _engine_of(self, model: Any) -> TransformersEngine:
-        """An engine that samples with this module, the same one as long as it is the same module."""
-        if self._engines and self._engines[0].model is not model:
-            await self._engines.pop().close()
+    async def _engine_of(self, sampler: Any, trainer: GRPOTrainer) -> _SamplingEngine:
+        """An engine over a module, TRL's `VLLMGeneration` or a `Colocated`; the same one as long as that is."""
+        if self._engines and self._engines[0][0] is not sampler:
+            await self._engines.pop()[1].close()
         if not self._engines:
-            engine = TransformersEngine(model)
+            engine: _SamplingEngine
+            if isinstance(sampler, Colocated):
+                engine = sampler.engine(self.tokenizer)
+            else:
+                engine = server_engine(trainer) if trainer.use_vllm else TransformersEngine(sampler)
             await engine.start()
-            self._engines.append(engine)
-        return self._engines[0]
+            self._engines.append((sampler, engine))
+        return self._engines[0][1]
 
 
-async def _close_all(engines: list[TransformersEngine]) -> None:
-    for engine in engines:
+async def _close_all(engines: Sequence[tuple[Any, Engine]]) -> None:
+    for _, engine in engines:
         await engine.close()
 
 

@@ -290,7 +290,6 @@ def test_what_cannot_go_with_rollout_func_is_an_error(spec, model):
     prompts = prompts_of(spec.train_dataset)
     cases = {
         "neither tools nor environment_factory": {"tools": [print]},
-        "use_vllm=False": {"use_vllm": True},
         "repetition_penalty": {"args": trl.GRPOConfig(use_cpu=True, bf16=False, repetition_penalty=1.1)},
     }
     for text, changes in cases.items():
