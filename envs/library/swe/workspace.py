@@ -174,7 +174,7 @@ class RepositoryWorkspace(AsyncCloseable):
     async def run_tests(self, timeout: float = TEST_TIMEOUT) -> TestReport:
         """Run the hidden tests on the repository as it is now, in a session of their own.
 
-        Nothing of the policy's session comes along but the files of the repository that are no tests. What passes is run
+        Nothing of the policy's session comes along but the files of the repository that are no tests. What passes runs
         once more so that it must fail. What this verdict holds against is in `docs/envs/swe_dev.md`.
 
         Raises:
