@@ -7,12 +7,15 @@
 | a fenced block of `bash`, `sh` or `shell` | it is run as a script of bash |
 | a fenced block of `python` | it is run as a program |
 | a fenced block of `diff` or `patch`, or a turn that is a unified diff itself | the patch is applied |
+| else: a fenced block without a label | it is a patch, a program of Python, or else a script of bash |
+| else: a turn that is a program of Python itself | it is run as a program |
 
 What stands inside of `<think>...</think>` is not read. A turn that has a tool call is read for tool calls alone.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Literal, NamedTuple
 
@@ -22,6 +25,19 @@ from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 _SHELL = ("bash", "sh", "shell")
 _PATCH = ("diff", "patch")
 
+_CODE = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Assign,
+    ast.AugAssign,
+    ast.For,
+    ast.While,
+    ast.With,
+    ast.Try,
+)
 _FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<kind>[^\s`]*)[^`]*")
 _DIFF = re.compile(r"^(?:diff --git .*|--- \S.*\n\+\+\+ \S.*\n@@ .*)", re.M)
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
@@ -76,11 +92,40 @@ def read_actions(content: str) -> list[RepositoryAction]:
     text = _THINKING.sub("", content) if "<think>" in content else content.rpartition("</think>")[2]
     found = [_of_block(kind, block) for kind, block in fenced_blocks(text)]
     actions = [one for one in found if one is not None]
-    if not actions:
-        patch = _DIFF.search(text)
-        if patch is not None:
-            actions = [RepositoryAction("patch", _without_special_tokens(text[patch.start() :]))]
-    return actions
+    if actions:
+        return actions
+    plain = [block for kind, block in fenced_blocks(text) if not kind and block.strip()]
+    if plain:
+        return [_of_text(block) or RepositoryAction("shell", block) for block in plain]
+    action = _of_text(_without_special_tokens(text))
+    return [action] if action is not None else []
+
+
+def bare_program(text: str) -> str | None:
+    """Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
+
+    >>> bare_program("def solve():\n    pass")
+    'def solve():\n    pass\n'
+    >>> bare_program("Done")
+    """
+    program = _without_special_tokens(text).rstrip() + "\n"
+    try:
+        body = ast.parse(program).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    # Words may be Python too: `Done`, `not yet`, `Answer: 42`.
+    code = any(
+        isinstance(one, _CODE) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)) for one in body
+    )
+    return program if code else None
+
+
+def _of_text(text: str) -> RepositoryAction | None:
+    patch = _DIFF.search(text)
+    if patch is not None:
+        return RepositoryAction("patch", text[patch.start() :])
+    program = bare_program(text)
+    return None if program is None else RepositoryAction("python", program)
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -118,6 +163,6 @@ def _of_block(kind: str, text: str) -> RepositoryAction | None:
     return RepositoryAction("patch", text) if kind in _PATCH else None
 
 
-def _without_special_tokens(patch: str) -> str:
-    """Return a patch without the end-of-turn token that some trainers leave in a turn's text."""
-    return re.sub(r"\s*(?:<\|[^|>\n]*\|>\s*)+\Z", "\n", patch)
+def _without_special_tokens(text: str) -> str:
+    """Return a text without the end-of-turn token that some trainers leave in a turn."""
+    return re.sub(r"\s*(?:<\|[^|>\n]*\|>\s*)+\Z", "\n", text)
