@@ -2,7 +2,7 @@
 
 | in the turn | what is done |
 | --- | --- |
-| a tool call in the Hermes format, `bash` with `command` | the command is run |
+| tool calls in the Hermes format: `bash` and `editor`, those of `SWEDev-v0` | as there: a shell that keeps its folder |
 | a tool call `apply_patch` with `patch` | the patch is applied |
 | a fenced block of `bash`, `sh` or `shell` | it is run as a script of bash |
 | a fenced block of `python` | it is run as a program |
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from toolgym.tools.bash import BashTool
+from toolgym.tools.editor import EditorTool
 from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
@@ -60,27 +62,26 @@ class RepositoryAction(NamedTuple):
     """One thing to do.
 
     Attributes:
-        kind: `shell`, `python` or `patch`; `wrong` for a call that cannot be carried out.
+        kind: `shell`, `python` or `patch`; `bash` or `editor` for a call of that tool; `wrong` for one that cannot be
+            carried out.
         text: the script, the program or the patch; of a wrong one, what the policy reads about it.
+        arguments: those of a call of a tool.
     """
 
-    kind: Literal["shell", "python", "patch", "wrong"]
+    kind: Literal["shell", "python", "patch", "bash", "editor", "wrong"]
     text: str
+    arguments: dict[str, Any] = {}  # noqa: RUF012  never changed
 
 
-def _schema(name: str, description: str, argument: str, meaning: str) -> ToolSchema:
-    properties = {argument: {"type": "string", "description": meaning}}
-    return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
+TOOLS = [BashTool.default_schema, EditorTool.default_schema]
+"""The tools of a session, as `SWEDev-v0` has them in process."""
 
-
-SCHEMAS = {
-    one.name: one
-    for one in (
-        _schema("bash", "Run a command in the repository.", "command", "A script for bash."),
-        _schema("apply_patch", "Change files of the repository.", "patch", "A unified diff."),
-    )
-}
-"""The tools of a session, for clients that show them to their model."""
+_PATCH_SCHEMA = ToolSchema(
+    "apply_patch",
+    "Change files of the repository.",
+    {"type": "object", "properties": {"patch": {"type": "string"}}, "required": ["patch"]},
+)
+_SCHEMAS = {one.name: one for one in (*TOOLS, _PATCH_SCHEMA)}
 
 
 def read_actions(content: str) -> list[RepositoryAction]:
@@ -148,11 +149,12 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _of_call(request: ToolCall | ToolCallError) -> RepositoryAction:
-    checked = check_call(request, SCHEMAS) if isinstance(request, ToolCall) else request
+    checked = check_call(request, _SCHEMAS) if isinstance(request, ToolCall) else request
     if isinstance(checked, ToolCallError):
         return RepositoryAction("wrong", checked.message)
-    [text] = checked.arguments.values()
-    return RepositoryAction("shell" if checked.name == "bash" else "patch", str(text))
+    if checked.name == "apply_patch":
+        return RepositoryAction("patch", str(checked.arguments["patch"]))
+    return RepositoryAction("bash" if checked.name == "bash" else "editor", checked.name, checked.arguments)
 
 
 def _of_block(kind: str, text: str) -> RepositoryAction | None:

@@ -46,8 +46,9 @@ class SandboxFusionBackend(SessionBackend):
 
     `instance_hash` is `DATASET:ID`, a problem of a data set of that server; anything else is a session without a
     problem. The last fenced block of a turn, or a turn that is a program of Python itself, is run with `/run_code`, by
-    itself: nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the verdict of `/submit` (`f2p_count` and
-    `f2p_total` are the test cases); without a problem it is 1 where the last program ended well, else 0.
+    itself: nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the
+    verdict of `/submit` (`f2p_count` and `f2p_total` are the test cases); without a problem it is 1 where the last
+    program ended well, else 0.
 
     Args:
         url: addresses of equal servers.

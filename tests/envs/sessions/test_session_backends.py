@@ -35,7 +35,11 @@ DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
         (f"```diff\n{DIFF}```", [("patch", DIFF)]),
         (f"Here it is:\n{DIFF}", [("patch", DIFF)]),
         (f"{DIFF}<|im_end|>\n", [("patch", DIFF)]),
-        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>', [("shell", "ls")]),
+        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>', [("bash", "bash")]),
+        (
+            '<tool_call>{"name": "editor", "arguments": {"command": "view", "path": "."}}</tool_call>',
+            [("editor", "editor")],
+        ),
         ('<tool_call>{"name": "apply_patch", "arguments": {"patch": "x"}}</tool_call>', [("patch", "x")]),
         ("~~~bash\necho '```'\n~~~", [("shell", "echo '```'\n")]),
         ("<think>```bash\nrm x\n```</think>Done.", []),
@@ -65,7 +69,7 @@ def test_how_a_turn_is_read(content, expected):
     ("content", "expected"),
     [
         ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', "Unknown tool 'rm'"),
-        ('<tool_call>{"name": "bash", "arguments": {}}</tool_call>', "Wrong arguments"),
+        ('<tool_call>{"name": "editor", "arguments": {}}</tool_call>', "Wrong arguments"),
         ('<tool_call>{"name": "bash"', "closing </tool_call> is missing"),
     ],
 )
