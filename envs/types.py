@@ -7,6 +7,7 @@ toolgym says why an episode is over, so a wrong answer and a broken sandbox neve
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -140,6 +141,17 @@ class EpisodeFailedError(ToolgymError, RuntimeError):
     def __init__(self, stop_reason: StopReason, message: str) -> None:
         super().__init__(message)
         self.stop_reason = stop_reason
+
+
+def finite_reward(value: float) -> float:
+    """Return an env's reward.
+
+    Raises:
+        EpisodeFailedError: it is not finite (`ENV_FAILED`).
+    """
+    if not math.isfinite(value):
+        raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave a reward that is not finite: {value!r}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ every request. So nothing is tokenized here, and all that goes back is the rewar
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import EpisodeFailedError, StopReason, finite_reward
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
 from toolgym.rollout.episode_deadline import episode_deadline
 from toolgym.rollout.limits import EpisodeLimits
@@ -221,8 +220,7 @@ class _Episode:
             reason = result.stop_reason
         except Exception as error:
             raise _failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
-        if not math.isfinite(result.reward):
-            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave the reward {result.reward!r}")
+        finite_reward(result.reward)
         if reason is not None and reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")
         return result

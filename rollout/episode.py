@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from toolgym.envs.base import BaseEnv, StepResult
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import StopReason, finite_reward
 from toolgym.rollout.altered import altered
 from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.env_life import close_env, forked_env
@@ -41,7 +41,7 @@ from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.rollout.trajectory import Failure, Trajectory, Turn
 from toolgym.rollout.turn_sampling import OpenTurn, TurnSampler
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, error_text
+from toolgym.tools.errors import EpisodeError, error_text
 from toolgym.tools.schema import ToolSchema
 
 SUSPEND_GRACE = 30.0
@@ -424,9 +424,7 @@ class Episode:
         with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
             result = await with_deadline(self.env.step(parsed), self._limits.env_timeout)
         env_seconds = time.monotonic() - started
-        if not math.isfinite(result.reward):
-            raise ConfigError(f"the env gave a reward that is not finite: {result.reward!r}")
-        self._record.reward += result.reward
+        self._record.reward += finite_reward(result.reward)
         self._record.metrics = result.info.get("metrics", {})
         conversation.set_message(result.info.get("message") or parsed.message)
         turns[-1] = altered(

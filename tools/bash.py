@@ -25,7 +25,7 @@ import pydantic
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.config import read_options
-from toolgym.tools.episode_session import EpisodeSession
+from toolgym.tools.episode_session import EpisodeSession, GivenSession
 from toolgym.tools.errors import SandboxFileNotFoundError, SandboxUnsupportedError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.schema import ToolSchema
@@ -180,6 +180,10 @@ class BashTool(StatefulTool):
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
         return _Shell(self, EpisodeSession(self.sandbox, self.options.folder))
+
+    def on(self, session: Session) -> ToolSession:
+        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
+        return _Shell(self, GivenSession(session, self.sandbox))
 
     async def close(self) -> None:
         """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""

@@ -12,7 +12,7 @@ import pydantic
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.config import read_options
-from toolgym.tools.episode_session import EpisodeSession
+from toolgym.tools.episode_session import EpisodeSession, GivenSession
 from toolgym.tools.errors import (
     ConfigError,
     SandboxFileError,
@@ -201,6 +201,10 @@ class EditorTool(StatefulTool):
 
     async def open(self, **create_kwargs: Any) -> ToolSession:
         return _Editor(self, EpisodeSession(self.sandbox, self.options.folder))
+
+    def on(self, session: Session) -> ToolSession:
+        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
+        return _Editor(self, GivenSession(session, self.sandbox))
 
     async def close(self) -> None:
         """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""

@@ -68,3 +68,23 @@ class EpisodeSession:
         self._closed = True
         if self._session is not None:
             await self._session.close()
+
+
+class GivenSession(EpisodeSession):
+    """A session that stays the caller's, to close and to open anew.
+
+    Args:
+        session: the session.
+        sandbox: where it is.
+    """
+
+    def __init__(self, session: Session, sandbox: Sandbox) -> None:
+        super().__init__(sandbox)
+        self._session: Session = session
+
+    async def get(self) -> tuple[Session, bool]:
+        """Return the session; calls of one that has ended raise `SessionLostError`."""
+        return self._session, False
+
+    async def close(self) -> None:
+        """Leave the session to its owner."""

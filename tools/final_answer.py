@@ -12,6 +12,13 @@ from toolgym.tools.errors import ConfigError
 _MARK = re.compile(r"####[ \t]*([^\n]*)")
 _NUMBER = re.compile(r"\$?\s*([-+]?\$?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
 
+_HALF_WIDTH = {0xFF00 + at: 0x20 + at for at in range(1, 0x5F)} | {0x2212: ord("-")}
+
+
+def half_width(text: str) -> str:
+    """Return a text with full-width letters, digits and signs as in ASCII, and the minus of mathematics as `-`."""
+    return text.translate(_HALF_WIDTH)
+
 
 def without_thinking(text: str) -> str:
     """Return the part of a turn that is outside of `<think>` blocks."""
@@ -28,7 +35,7 @@ def final_answer(text: str) -> str | None:
     if not found:
         return None
     line: str = found[-1].strip()
-    number = _NUMBER.match(line)
+    number = _NUMBER.match(half_width(line))
     if number:
         return re.sub(r"[$,\s]", "", number.group(1))
     return line or None
@@ -58,12 +65,13 @@ def score_final_answer(text: str, ground_truth: Any) -> float:
     left, right = _number(answer), _number(truth)
     if left is not None and right is not None:
         return float(left == right)
-    return float(answer == truth.strip())
+    line = _MARK.findall(without_thinking(text))[-1].strip()  # such as 1/2, whose number is 1
+    return float(truth.strip() in (answer, line))
 
 
 def _number(text: str) -> Decimal | None:
     try:
-        value = Decimal(re.sub(r"[$,\s]", "", text))
+        value = Decimal(re.sub(r"[$,\s]", "", half_width(text)))
     except InvalidOperation:
         return None
     return value if value.is_finite() else None

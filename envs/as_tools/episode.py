@@ -10,6 +10,7 @@ from typing import Any
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import finite_reward
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text
 from toolgym.tools.message import Message
@@ -115,10 +116,10 @@ class ToolEpisode:
         try:
             result = await with_deadline(self.env.step(turn), TIMEOUT)
             reason = result.stop_reason
+            self._reward += finite_reward(result.reward)
         except Exception as error:  # noqa: BLE001  the trainer's step goes on without this episode
             self._fail(error)
             return None
-        self._reward += result.reward
         if reason is not None:
             self._end = reason.value
             if reason.failed:

@@ -10,10 +10,11 @@ from typing import Any
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.final_answer import without_thinking
+from toolgym.tools.final_answer import half_width, without_thinking
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:/\d+)?")
 MAX_EXPONENT = 400
 """Largest exponent of a number: a double has none above 308, and a longer number takes long to write out."""
@@ -32,19 +33,29 @@ def marked_answer(text: str) -> str | None:
     return None
 
 
+def plain_choice(text: str) -> str:
+    """Return the letter of a choice (`A` of `A.`, `(A)` and `A)`), and of any other text the text without blanks.
+
+    >>> plain_choice(" (A) ")
+    'A'
+    """
+    found = _CHOICE.fullmatch(text.strip())
+    return found[1] if found else text.strip()
+
+
 def exact(*, ignore_case: bool = False) -> OutcomeScorer:
     """Return a scorer: 1 where the answer is the ground truth, character by character, else 0.
 
     The answer is what the final text marks (see `marked_answer`), or all of it outside of its thinking. White space
-    around either does not count. A ground truth may be text, a number, true or false, or a list of these, any of which
-    is right.
+    around either does not count, nor does what stands around the letter of a choice: `A.` and `(A)` are `A`. A ground
+    truth may be text, a number, true or false, or a list of these, any of which is right.
 
     Args:
         ignore_case: whether `paris` is `Paris`.
     """
 
     def form(text: str) -> str:
-        return text.strip().casefold() if ignore_case else text.strip()
+        return plain_choice(text).casefold() if ignore_case else plain_choice(text)
 
     def score(outcome: Outcome) -> float:
         marked = marked_answer(outcome.final_text)
@@ -87,6 +98,8 @@ def truth_texts(ground_truth: Any) -> list[str]:
     Raises:
         ConfigError: it is an object, which no text equals.
     """
+    if hasattr(ground_truth, "tolist"):  # of NumPy, as pandas reads a Parquet file
+        ground_truth = ground_truth.tolist()
     if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str):
         return [text for one in ground_truth for text in truth_texts(one)]
     if isinstance(ground_truth, dict):
@@ -96,12 +109,12 @@ def truth_texts(ground_truth: Any) -> list[str]:
         )
     if ground_truth is None:
         return []
-    return [ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth)]
+    return [json.dumps(ground_truth) if isinstance(ground_truth, bool | int | float) else str(ground_truth)]
 
 
 def last_number(text: str) -> Fraction | None:
     """Return the last number of a text; None where there is none."""
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(half_width(text))
     return _fraction(found[-1]) if found else None
 
 

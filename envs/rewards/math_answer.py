@@ -18,7 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from toolgym.envs.rewards.answer import marked_answer, truth_texts
+from toolgym.envs.rewards.answer import marked_answer, plain_choice, truth_texts
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.blocking import in_thread
@@ -65,7 +65,8 @@ def same_value(*, timeout: float = 10.0) -> Callable[[Outcome], Awaitable[Score]
         truths = truth_texts(outcome.task.ground_truth)
         if not answer or not truths:
             return Score(0.0)
-        if marked and marked in (truth.strip() for truth in truths):
+        said = without_thinking(text) if marked is None else marked
+        if said.strip() and plain_choice(said) in map(plain_choice, truths):
             return Score(1.0)
         try:
             for truth in truths:

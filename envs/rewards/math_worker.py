@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import resource
 import select
 import signal
@@ -32,9 +33,10 @@ def compare(truth: str, answer: str) -> str:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    marked = truth if "\\boxed" in truth or "$" in truth else f"\\boxed{{{truth}}}"
+    boxed = f"\\boxed{{{truth}}}"
+    marked = truth if "\\boxed" in truth or re.search(r"(?<!\\)\$", truth) else boxed  # `\$` is a dollar
     # Without time-outs of its own, which need signals: the parent has a deadline.
-    gold = parse(marked, configs, parsing_timeout=None)
+    gold = parse(marked, configs, parsing_timeout=None) or parse(boxed, configs, parsing_timeout=None)
     if not gold:
         return "no truth"
     return "right" if verify(gold, parse(answer, configs, parsing_timeout=None), timeout_seconds=None) else "wrong"

@@ -41,14 +41,15 @@ def normalize_answer(text: str) -> str:
 
 
 def _compared(text: str) -> str:
-    """An answer as it is compared: `A` is an answer too, which an empty one does not equal."""
-    return normalize_answer(text) or text.strip().lower()
+    """An answer as it is compared: `A` is an answer too, which `A.` equals and an empty one does not."""
+    lower = text.strip().lower()
+    return normalize_answer(text) or lower.translate(_NO_PUNCTUATION).strip() or lower
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
     """Return 1.0 where the answer is one of the right ones, both normalised; else 0.0.
 
-    Where nothing is left of a text, as of `A`, it is compared in lower case: an empty answer is never right.
+    Where nothing is left of a text, as of `A`, its articles stay: an empty answer is never right.
     """
     return float(_compared(answer) in map(_compared, golds))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.library.swe.task import ROW_KEY, RepositoryTask, load_repository_tasks
 from toolgym.envs.result_text import cut
-from toolgym.envs.sessions.actions import HOW_TO_ACT
+from toolgym.envs.sessions.actions import HOW_TO_ACT, TOOLS
 from toolgym.envs.sessions.client import RemoteSession, Reward, SessionClient
 from toolgym.envs.sessions.protocol import read_sid
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
@@ -28,14 +29,17 @@ from toolgym.tools.errors import (
     require_seed,
     require_whole_number,
 )
-from toolgym.tools.message import Message, user
+from toolgym.tools.message import Message, tool, user
 from toolgym.tools.parsers import ParsedTurn
+from toolgym.tools.parsers.hermes import parse_hermes
+from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema
 
 
 class RemoteSessionEnv(BaseEnv):
     """An env whose turns a session server carries out.
 
-    A turn's text goes to `/process_action` as it was generated: the server reads what it asks for. The episode ends
+    A turn's text goes to `/process_action` as it was generated: the server reads what it asks for. With `tools`, each
+    call of a turn goes there by itself, in the Hermes format, and a turn without calls ends the episode. Else it ends
     when the server says so (ours does for a turn that asks for nothing), or after `max_turns`; then `/postprocess` and
     `/compute_reward` are called, within the client's own deadlines, and the reward is the last step's. An
     infrastructure that fails is no reward of 0: the episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` where
@@ -46,6 +50,7 @@ class RemoteSessionEnv(BaseEnv):
     Args:
         base_url: addresses of session servers, or a `SessionClient`, which stays the caller's to close.
         tasks: where tasks come from.
+        tools: tools that the servers carry out calls of; the policy's own format of calls does not matter.
         token: bearer token for the servers.
         client_kwargs: the other arguments of `SessionClient`, such as `patience`.
         max_turns: turns of the policy until the episode is truncated.
@@ -64,6 +69,7 @@ class RemoteSessionEnv(BaseEnv):
         base_url: str | Sequence[str] | SessionClient,
         tasks: TaskSource | Sequence[Task],
         *,
+        tools: Sequence[ToolSchema] = (),
         token: str | None = None,
         client_kwargs: Mapping[str, Any] | None = None,
         max_turns: int = 32,
@@ -79,6 +85,8 @@ class RemoteSessionEnv(BaseEnv):
         )
         self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
         self.max_turns, self.max_result_chars = max_turns, max_result_chars
+        self._tools = list(tools)
+        self._calls = 0
         self._rng = random.Random()
         self._session: RemoteSession | None = None
         self._turn = 0
@@ -98,13 +106,16 @@ class RemoteSessionEnv(BaseEnv):
             self._rng = random.Random(seed)
         given = (options or {}).get("task")
         self.task = task = require_task(given if given is not None else self.tasks.sample(self._rng))
-        self._turn = 0
+        self._turn = self._calls = 0
         try:
             self._session = await self.client.start(instance_hash(task))
         except RemoteSessionError as error:
             raise EpisodeFailedError(StopReason.SANDBOX_FAILED, str(error)) from error
         self._begun = True
-        return [message.copy() for message in task.messages], {"task": task, "tools": []}
+        return [message.copy() for message in task.messages], {
+            "task": task,
+            "tools": [one.to_openai() for one in self._tools],
+        }
 
     async def step(self, action: Action) -> StepResult:
         if not self._begun:
@@ -112,26 +123,54 @@ class RemoteSessionEnv(BaseEnv):
         session = self._session
         if session is None:
             raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
-        turn = read_action(action, _plain)
+        turn = read_action(action, self._parse, calls_seen=self._calls)
         self._turn += 1
+        self._calls += len(turn.requests)
+        if self._tools and not turn.requests:
+            return await self._end(StopReason.ANSWERED, turn)
         try:
-            reply = await session.act(turn.text)
+            if self._tools:
+                obs = [await self._answer(session, one) for one in turn.requests]
+            else:
+                reply = await session.act(turn.text)
+                obs = [user(self._cut(reply.content))]
         except RemoteSessionError as error:
             await self._abandon()
             raise EpisodeFailedError(StopReason.SANDBOX_FAILED, str(error)) from error
-        if reply.done:
+        if not self._tools and reply.done:
             return await self._end(StopReason.ANSWERED, turn)
         if self._turn >= self.max_turns:
             return await self._end(StopReason.MAX_TURNS, turn)
-        text = encodable(cut(reply.content, self.max_result_chars, "middle"))
         metrics = self._metrics(session)
         info: StepInfo = {"stop_reason": None, "message": turn.message, "tool_calls": [], "metrics": metrics}
-        return StepResult([user(text)], 0.0, False, info)
+        return StepResult(obs, 0.0, False, info)
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        return [*self._tools]
+
+    def _parse(self, text: str) -> ParsedTurn:
+        return parse_hermes(text, first_id=self._calls) if self._tools else ParsedTurn(text, text, [], [])
+
+    async def _answer(self, session: RemoteSession, request: ToolCall | ToolCallError) -> Message:
+        if isinstance(request, ToolCallError):
+            text = request.message
+        else:
+            call = json.dumps({"name": request.name, "arguments": request.arguments}).replace("<", "\\u003c")
+            text = (await session.act(f"<tool_call>\n{call}\n</tool_call>")).content
+        return tool(self._cut(text), tool_call_id=request.id, name=encodable(request.name))
+
+    def _cut(self, text: str) -> str:
+        return encodable(cut(text, self.max_result_chars, "middle"))
 
     def gold_actions(self) -> list[Action] | None:
-        """The gold patch in a block, and a turn without one; None: the task's row holds no patch."""
+        """The gold patch, by calls of tools or in a block, and a last turn; None: the task's row holds no patch."""
         if self.task is None or ROW_KEY not in self.task.extra_info:
             return None
+        if self._tools:
+            from toolgym.envs.library.swe.env import gold_turns
+
+            return gold_turns(RepositoryTask.from_task(self.task))
         patch = RepositoryTask.from_task(self.task).gold_patch
         return [f"```diff\n{patch.rstrip()}\n```", "I am done."] if patch else None
 
@@ -199,14 +238,17 @@ def swe_dev_env(base_url: str | Sequence[str] | SessionClient | None = None, **k
 
     Args:
         base_url: addresses of session servers; None: there is none.
-        kwargs: arguments of `SWEDevEnv`, or with `base_url` of `RemoteSessionEnv`. `tasks` may be left out.
+        kwargs: arguments of `SWEDevEnv`, or with `base_url` of `RemoteSessionEnv`. `tasks` may be left out. The tools
+            are the same; with `tools=()` the policy acts by what it writes, and the embedded tasks say how.
     """
     if base_url is None:
         from toolgym.envs.library.swe.env import SWEDevEnv
 
         return SWEDevEnv(**kwargs)
+    kwargs.setdefault("tools", TOOLS)
     if kwargs.get("tasks") is None:
-        kwargs["tasks"] = [_with_manual(one.to_task()) for one in load_repository_tasks()]
+        made = [one.to_task() for one in load_repository_tasks()]
+        kwargs["tasks"] = made if kwargs["tools"] else [_with_manual(one) for one in made]
     return RemoteSessionEnv(base_url, **kwargs)
 
 
@@ -214,10 +256,6 @@ def _with_manual(task: Task) -> Task:
     """Return a task that says how to act, for a policy that has no tools."""
     *before, last = task.messages
     return replace(task, messages=(*before, user(f"{last['content']}\n\n{HOW_TO_ACT}")))
-
-
-def _plain(text: str) -> ParsedTurn:
-    return ParsedTurn(text, text, [], [])
 
 
 def _numbers(reward: Reward) -> dict[str, float]:

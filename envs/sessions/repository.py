@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from toolgym.envs.library.swe.task import RepositoryTask, load_repository_tasks
-from toolgym.envs.library.swe.workspace import RepositoryWorkspace
+from toolgym.envs.library.swe.workspace import FOLDER, RepositoryWorkspace
 from toolgym.envs.sessions.actions import HOW_TO_ACT, NO_ACTION, RepositoryAction, read_actions
 from toolgym.envs.sessions.backend import Instance, Reply, SessionBackend, number_of
+from toolgym.tools.bash import BashTool
 from toolgym.tools.code_interpreter import render_result
+from toolgym.tools.editor import EditorTool
 from toolgym.tools.errors import ConfigError, SandboxError, SessionLostError, UnknownNameError, check_seconds, nearest
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
+from toolgym.tools.stateful import ToolSession
 
 MAX_ACTIONS = 16
 """Actions of one turn that are carried out."""
@@ -74,6 +77,7 @@ class RepositoryBackend(SessionBackend):
         self._by_number = {number_of(id): one for id, one in self._tasks.items()}
         self._remote, self._token, self._options = sandbox_url, sandbox_token, dict(sandbox_options or {})
         self._sandbox: Sandbox | None = None
+        self.tools: dict[str, BashTool | EditorTool] = {}
 
     async def start(self) -> None:
         """Start the sandbox."""
@@ -82,6 +86,10 @@ class RepositoryBackend(SessionBackend):
         else:
             self._sandbox = local = LocalSandbox(**self._options)
             await local.start()
+        self.tools = {
+            "bash": BashTool({"folder": FOLDER, "max_output_chars": OUTPUT_CHARS}, sandbox=self._sandbox),
+            "editor": EditorTool({"folder": FOLDER}, sandbox=self._sandbox),
+        }
 
     async def open(self, instance_hash: str, state: bytes | None = None) -> Instance:
         task = self._tasks.get(instance_hash) or self._by_number.get(instance_hash)
@@ -108,6 +116,7 @@ class _Repository(Instance):
     def __init__(self, backend: RepositoryBackend, task: RepositoryTask, workspace: RepositoryWorkspace) -> None:
         self._backend, self._task, self._workspace = backend, task, workspace
         self._snapshot: bytes | None = None
+        self._tools: dict[str, ToolSession] = {}  # with the shell's folder and variables
         self.greeting = f"{task.to_task(workspace.folder).messages[0]['content']}\n\n{HOW_TO_ACT}"
 
     async def process_action(self, content: str) -> Reply:
@@ -125,6 +134,7 @@ class _Repository(Instance):
         except SessionLostError:
             await self._workspace.close()
             self._workspace = await self._backend.workspace(self._task, self._snapshot)
+            self._tools.clear()
             said.append(SESSION_LOST)
         if len(actions) > MAX_ACTIONS:
             said.append(f"[Only the first {MAX_ACTIONS} actions of a turn are carried out]")
@@ -161,6 +171,13 @@ class _Repository(Instance):
         if action.kind == "patch":
             return await self._workspace.apply_patch(action.text)
         timeout = min(left, self._backend.command_timeout)
+        if action.kind in self._backend.tools:
+            made = self._tools.get(action.kind) or self._backend.tools[action.kind].on(self._workspace.session)
+            self._tools[action.kind] = made
+            result = await made.execute(action.arguments, timeout=timeout)
+            if result.metrics.get("infra_failure"):
+                raise SandboxError(result.metrics["error"])
+            return result.text
         command = action.text if action.kind == "shell" else ["python3", "-c", action.text]
         run = await self._workspace.exec(command, timeout)
         if run.status is ExecutionStatus.SANDBOX_ERROR:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from toolgym.envs.sessions.actions import fenced_blocks
+from toolgym.envs.sessions.actions import bare_program, fenced_blocks
 from toolgym.envs.sessions.backend import Instance, Reply, SessionBackend
 from toolgym.tools.code_interpreter import render_result
 from toolgym.tools.errors import RemoteSessionError, SandboxError, check_seconds
@@ -45,9 +45,10 @@ class SandboxFusionBackend(SessionBackend):
     """A backend over SandboxFusion's API: its own server, or `toolgym serve sandbox`.
 
     `instance_hash` is `DATASET:ID`, a problem of a data set of that server; anything else is a session without a
-    problem. The last fenced block of a turn is run with `/run_code`, by itself: nothing lives from one program to the
-    next. The last turn with a block is the solution. Its reward is the verdict of `/submit` (`f2p_count` and
-    `f2p_total` are the test cases); without a problem it is 1 where the last program ended well, else 0.
+    problem. The last fenced block of a turn, or a turn that is a program of Python itself, is run with `/run_code`, by
+    itself: nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the
+    verdict of `/submit` (`f2p_count` and `f2p_total` are the test cases); without a problem it is 1 where the last
+    program ended well, else 0.
 
     Args:
         url: addresses of equal servers.
@@ -132,6 +133,8 @@ class _Problem(Instance):
 
     async def process_action(self, content: str) -> Reply:
         blocks = fenced_blocks(content)
+        if not blocks and (bare := bare_program(content)) is not None:
+            blocks, content = [("python", bare)], f"```python\n{bare}```"
         if not blocks:
             return Reply(NO_PROGRAM, True)
         kind, program = blocks[-1]

@@ -261,6 +261,9 @@ class DatasetRows(Rows):
         return self._dataset[index]
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
 def opened(path: Path) -> BinaryIO:
     """Open a file of tasks for reading.
 
@@ -269,11 +272,19 @@ def opened(path: Path) -> BinaryIO:
         ConfigError: it cannot be read.
     """
     try:
-        return path.open("rb")
+        file = path.open("rb")
+        begins = file.read(len(_POINTER))
+        file.seek(0)
     except FileNotFoundError:
         raise missing_file("task file", path) from None
     except OSError as error:
         raise ConfigError(f"cannot read the task file {str(path)!r}: {error}") from error
+    if begins == _POINTER:
+        file.close()
+        raise ConfigError(
+            f"{str(path)!r} is a Git LFS pointer, not the file that it stands for: `git lfs pull` fetches that"
+        )
+    return file
 
 
 def _version(file: BinaryIO) -> tuple[int, int]:

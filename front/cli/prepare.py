@@ -37,7 +37,8 @@ def prepare_command(
     split: Annotated[
         str | None,
         typer.Option(
-            help="Split that the rows say; of mbpp, which file has all, those of this split. [default: train]"
+            help="Split that the rows say; of mbpp, which file has all, those of this split. "
+            "[default: that in the file's name, else train]"
         ),
     ] = None,
     system: Annotated[

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from toolgym.envs.base import BaseEnv
 from toolgym.tools.message import Message, assistant, tool_call
@@ -23,6 +25,19 @@ ANSWERS = (
     "import builtins\nbuiltins.__build_class__ = lambda *a, **k: Any\n```",
 )
 """Last turns that claim success, or end the judge's program before it has judged."""
+
+FIRST, LAST = "918273645", "546372819"
+"""Numbers that hardly a task asks for: scorers that take the first or the last number of a text are no fault."""
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def many_numbers(truth: Any) -> list[str]:
+    """Last turns that hold every small number, and those of the ground truth: no turn that says so much answers."""
+    right = dict.fromkeys(_NUMBER.findall(json.dumps(truth, default=str))[:100])
+    line = " ".join([FIRST, *map(str, range(100)), *right, LAST])
+    return [line, f"#### {line}", f"<answer>{line}</answer>", f"\\boxed{{{line}}}"]
+
 
 _SEEN = r"""
 import os

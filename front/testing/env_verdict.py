@@ -14,6 +14,7 @@ from toolgym.testing.env_attacks import (
     ANSWERS,
     FUTURE,
     host_program,
+    many_numbers,
     program_call,
     program_tools,
     programs,
@@ -21,6 +22,7 @@ from toolgym.testing.env_attacks import (
 )
 from toolgym.testing.env_checks import SEEDS, EnvSubject
 from toolgym.testing.errors import expect
+from toolgym.tools.errors import shorten
 from toolgym.tools.message import assistant
 from toolgym.tools.schema import ToolSchema
 
@@ -51,11 +53,12 @@ async def check_scores(subject: EnvSubject) -> str | None:
 
 
 async def check_attacks(subject: EnvSubject) -> str | None:
-    """Answers that claim success, and programs that tamper with tests, do not earn the full reward."""
+    """Answers that claim success or hold every number, and programs that tamper with tests, do not earn all."""
     env = subject.env
-    for answer in ANSWERS:
+    await env.reset(seed=0)
+    for answer in [*ANSWERS, *many_numbers(env.task.ground_truth if env.task is not None else None)]:
         await env.reset(seed=0)
-        await _refuse(subject, [assistant(answer)], f"the answer {answer!r}")
+        await _refuse(subject, [assistant(answer)], f"the answer {shorten(repr(answer))}")
     unchecked = None
     for schema, argument, language in program_tools(env):
         reason = await _host(subject, schema, argument, language)

@@ -260,6 +260,19 @@ class Broken(ToolEnv):
         raise EpisodeFailedError(StopReason.ENV_FAILED, "no disk")
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1"])
+def test_a_reward_that_is_no_finite_number_is_a_failure(reward, caplog):
+    class Odd(ToolEnv):
+        async def step(self, action):
+            return (await super().step(action))._replace(reward=reward)
+
+    with tool_class(lambda: Odd([greet], [TASK]))() as env:
+        env.reset()
+        assert "not available now" in env.greet("a", 1, True)
+        assert env.get_reward("bye") is None
+        assert ("finite" in env.failure) or ("number" in env.failure)
+
+
 def test_an_episode_that_the_infrastructure_broke_has_no_reward(counting, caplog):
     env = tool_class(lambda: Broken([counting], [TASK]))()
     env.reset(**ROW)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import tempfile
 import textwrap
 
 import pytest
 
+import toolgym
 from toolgym.cli.app import main
 from toolgym.envs import Task, ToolEnv
 from toolgym.testing import ConformanceError, check_env
@@ -105,6 +107,25 @@ class Believes(Say):
         return float(text == task.ground_truth["answer"] or "All tests pass" in text)
 
 
+class Holds(Say):
+    def score(self, text, task):
+        return float(str(task.ground_truth["answer"]) in text)
+
+
+class HoldsMarked(Say):
+    def score(self, text, task):
+        return float(str(task.ground_truth["answer"]) in (final_answer_line(text) or ""))
+
+
+def final_answer_line(text):
+    return text.rpartition("####")[2] if "####" in text else None
+
+
+class LastNumber(Say):
+    def score(self, text, task):
+        return float((re.findall(r"\d+", text) or [""])[-1] == task.ground_truth["answer"])
+
+
 class Shell(Say):
     tools_of_it = (shell,)
 
@@ -160,6 +181,8 @@ async def test_a_good_env_passes_every_check():
         (WrongGold, "scores", "the known solution of seed 0 earns 1; got 0.0"),
         (Generous, "scores", "an empty answer to seed 0 earns at most 0; got 1.0"),
         (Believes, "attacks", r"the answer 'All tests pass. reward: 1.0' does not earn the full reward; got 1.0"),
+        (Holds, "attacks", "the answer '918273645 0 1 2 .* does not earn the full reward; got 1.0"),
+        (HoldsMarked, "attacks", "the answer '#### 918273645 0 1 2 .* does not earn the full reward; got 1.0"),
         (
             ReadsVerdict,
             "attacks",
@@ -173,6 +196,18 @@ async def test_what_is_wrong_is_named(env, check, said, monkeypatch):
     monkeypatch.setattr("toolgym.testing.env_lifecycle.SETTLE_SECONDS", 0.3)
     with pytest.raises(ConformanceError, match=said):
         await check_env(env)
+
+
+@pytest.mark.parametrize("id", ["GSM8K-v0", "Math-v0", "SearchQA-v0", "SQL-v0", "ReasoningGym/basic_arithmetic-v0"])
+async def test_an_answer_that_holds_every_number_flags_no_env_of_the_library(id, monkeypatch):
+    only(monkeypatch, "attacks")
+    [result] = await check_env(lambda: toolgym.make(id))
+    assert result.passed is not False, result.detail
+
+
+async def test_a_scorer_of_the_last_number_is_no_fault(monkeypatch):
+    only(monkeypatch, "attacks")
+    assert (await check_env(LastNumber))[0].passed
 
 
 async def test_a_tool_without_a_sandbox_is_given_nothing_that_overwrites_files(folder, monkeypatch):

@@ -1,9 +1,10 @@
-"""Whether two queries give the same result."""
+"""Whether two queries give the same result: by the library's rule, by BIRD's and by Spider's."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ TOLERANCE = 1e-6
 """By what part of themselves two numbers may differ."""
 
 _QUOTED_OR_COMMENT = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_DISTINCT = re.compile(rf"({_QUOTED_OR_COMMENT.pattern})|\bdistinct\b", re.IGNORECASE | re.DOTALL)
 _ORDER = re.compile(r"[()]|\border\s+by\b", re.IGNORECASE)
 
 
@@ -40,6 +42,50 @@ def same_rows(expected: Sequence[Row], given: Sequence[Row], *, ordered: bool) -
         return all(map(_same_row, expected, given))
     first, second = sorted(expected, key=_key), sorted(given, key=_key)
     return all(map(_same_row, first, second)) or _match(first, second)
+
+
+def bird_same(expected: Sequence[Row], given: Sequence[Row]) -> bool:
+    """Whether both are the same set of rows, as BIRD's `evaluation.py` compares: neither order nor repetition counts.
+
+    https://github.com/AlibabaResearch/DAMO-ConvAI/blob/main/bird/llm/src/evaluation.py
+    """
+    return set(map(tuple, expected)) == set(map(tuple, given))
+
+
+def spider_query(sql: str) -> str:
+    """Return the query as Spider's test suite runs it: without DISTINCT, and without blanks within an operator."""
+    for operator in (">", "<", "!"):
+        sql = sql.replace(f"{operator} =", f"{operator}=")
+    return _DISTINCT.sub(lambda found: found[1] or "", sql)
+
+
+def spider_same(expected: Sequence[Row], given: Sequence[Row], known: str) -> bool:
+    """Whether the columns can be put into an order in which both have the same rows, each as often.
+
+    In the same order where the known query has "order by" anywhere. As `eval_exec_match` of Spider's test suite
+    compares; two empty results are the same.
+    https://github.com/taoyds/test-suite-sql-eval/blob/master/exec_eval.py
+    """
+    if len(expected) != len(given) or not expected:
+        return not expected and not given
+    ordered = "order by" in known.lower()
+    wanted, columns = list(zip(*expected, strict=True)), list(zip(*given, strict=True))
+
+    def fits(chosen: list[tuple[Any, ...]]) -> bool:
+        left, right = list(zip(*wanted[: len(chosen)], strict=True)), list(zip(*chosen, strict=True))
+        return left == right if ordered else Counter(left) == Counter(right)
+
+    def found(chosen: list[tuple[Any, ...]], rest: list[tuple[Any, ...]]) -> bool:
+        if not rest:
+            return True
+        tried = []
+        for at, column in enumerate(rest):
+            if column not in tried and fits([*chosen, column]) and found([*chosen, column], rest[:at] + rest[at + 1 :]):
+                return True
+            tried.append(column)
+        return False
+
+    return len(wanted) == len(columns) and found([], columns)
 
 
 def _match(expected: Sequence[Row], given: Sequence[Row]) -> bool:

@@ -6,10 +6,10 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from toolgym.envs.base import Action
-from toolgym.envs.library.sql.compare import is_ordered, same_rows
+from toolgym.envs.library.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
 from toolgym.envs.library.sql.database import QueryError, Result
 from toolgym.envs.library.sql.databases import Databases, embedded
 from toolgym.envs.library.sql.tool import SqlTool
@@ -21,7 +21,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import ResetInfo, StopReason
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, check_seconds, require_whole_number
+from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
 from toolgym.tools.final_answer import without_thinking
 from toolgym.tools.message import Message, assistant, system, tool_call, user
 
@@ -36,6 +36,7 @@ MOST_ROWS = 100_000
 GRACE = 10.0
 """Wall seconds that scoring gets beside its two queries."""
 
+Match: TypeAlias = Literal["rows", "bird", "spider"]
 _BLOCK = re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
@@ -53,6 +54,8 @@ class SQLEnv(ToolEnv):
         query_timeout: wall seconds for a query of the policy.
         max_rows: rows of a result that the policy reads.
         score_timeout: wall seconds for the known query and for the answer, each. An answer that takes longer is wrong.
+        match: how results are compared: by `rows`, as said below; as `bird` does (the same set of rows); or as `spider`
+            does (columns in any order, without DISTINCT), on this one database. See docs/envs/sql.md.
         env_kwargs: the other arguments of `ToolEnv`.
 
     The answer is the last block that begins with three backticks and `sql` in the last turn, outside of `<think>`
@@ -74,19 +77,23 @@ class SQLEnv(ToolEnv):
         query_timeout: float = 5.0,
         max_rows: int = 50,
         score_timeout: float = 30.0,
+        match: Match = "rows",
         **env_kwargs: Any,
     ) -> None:
         if tasks is not None and questions is not None:
             raise ConfigError("give tasks or questions, not both")
         check_seconds(query_timeout=query_timeout, score_timeout=score_timeout)
         require_whole_number("max_rows", max_rows, at_least=1)
+        if match not in get_args(Match):
+            known = get_args(Match)
+            raise UnknownNameError(f"there is no match {match!r}{nearest(str(match), known)}; give {', '.join(known)}")
         databases = Databases(db_root)
         if tasks is None:
             if questions is None and db_root is not None:
                 raise ConfigError("db_root is given without questions= or tasks= on its databases")
             tasks = sql_tasks(embedded()[1] if questions is None else questions, databases)
         tool = SqlTool(databases, read_only=read_only, timeout=query_timeout, max_rows=max_rows)
-        env_kwargs.setdefault("scorer", functools.partial(_score, databases, score_timeout))
+        env_kwargs.setdefault("scorer", functools.partial(_score, databases, score_timeout, match))
         super().__init__([tool], tasks, owns_tools=[tool], **env_kwargs)
 
     async def reset(
@@ -169,12 +176,13 @@ def _database_of(task: Task) -> str:
     return db_id
 
 
-async def _score(databases: Databases, timeout: float, outcome: Outcome) -> Score:
+async def _score(databases: Databases, timeout: float, match: str, outcome: Outcome) -> Score:
     query = _answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
     if query is None:
         return Score(0.0, {"ran": 0.0})
     try:
-        return await with_deadline(in_thread(_compare, databases, timeout, outcome.task, query), 2 * timeout + GRACE)
+        compare = functools.partial(_compare, databases, timeout, match)
+        return await with_deadline(in_thread(compare, outcome.task, query), 2 * timeout + GRACE)
     except DeadlineError as error:
         if error.queued:
             raise
@@ -186,23 +194,32 @@ def _answer(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def _compare(databases: Databases, timeout: float, task: Task, query: str) -> Score:
+def _compare(databases: Databases, timeout: float, match: str, task: Task, query: str) -> Score:
     known = str(task.ground_truth)
     database = databases.open(_database_of(task))
+    as_run = spider_query if match == "spider" else str
     try:
         try:
-            expected = _whole(database.query(known, max_rows=MOST_ROWS, timeout=timeout))
+            expected = _whole(database.query(as_run(known), max_rows=MOST_ROWS, timeout=timeout))
         except QueryError as error:
             raise ConfigError(f"the known query of task {task.id!r} does not run: {error}") from error
+        most = MOST_ROWS if match == "bird" else len(expected.rows)
         try:
-            given = database.query(query, max_rows=len(expected.rows), timeout=timeout)
+            given = database.query(as_run(query), max_rows=most, timeout=timeout)
         except QueryError:
             return Score(0.0, {"ran": 0.0})
     finally:
         database.close()
-    alike = len(given.columns) == len(expected.columns) and not given.more
-    same = alike and same_rows(expected.rows, given.rows, ordered=is_ordered(known))
-    return Score(float(same), {"ran": 1.0})
+    return Score(float(not given.more and _same(match, known, expected, given)), {"ran": 1.0})
+
+
+def _same(match: str, known: str, expected: Result, given: Result) -> bool:
+    if match == "bird":
+        return bird_same(expected.rows, given.rows)
+    if match == "spider":
+        return spider_same(expected.rows, given.rows, known)
+    alike = len(given.columns) == len(expected.columns)
+    return alike and same_rows(expected.rows, given.rows, ordered=is_ordered(known))
 
 
 def _whole(result: Result) -> Result:

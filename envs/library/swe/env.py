@@ -131,20 +131,7 @@ class SWEDevEnv(ToolEnv):
         """The files of the gold patch, written by the tools, and a last turn without calls; None: there is no patch."""
         if self.task is None:
             return None
-        task = RepositoryTask.from_task(self.task)
-        if not task.gold_patch:
-            return None
-        calls: list[MessageToolCall] = []
-        for name, data in task.gold_files().items():
-            if data is None:
-                made = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{len(calls)}")
-            else:
-                text = data.decode("utf-8", "replace")  # a patch of text alone
-                write = {"command": "create", "path": name, "file_text": text}
-                made = tool_call("editor", write, id=f"call_{len(calls)}")
-            calls.append(made)
-        turns: list[Action] = [assistant("", [call]) for call in calls]
-        return [*turns, assistant("The report is dealt with.")]
+        return gold_turns(RepositoryTask.from_task(self.task))
 
     def hidden_texts(self) -> list[str]:
         """The lines of the hidden tests that no file of the repository shows."""
@@ -189,6 +176,23 @@ class SWEDevEnv(ToolEnv):
         finally:
             if repository is not None:
                 await shielded(repository.close())
+
+
+def gold_turns(task: RepositoryTask) -> list[Action] | None:
+    """Return the files of the gold patch, written by the tools, and a last turn without calls; None: no patch."""
+    if not task.gold_patch:
+        return None
+    calls: list[MessageToolCall] = []
+    for name, data in task.gold_files().items():
+        if data is None:
+            made = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{len(calls)}")
+        else:
+            text = data.decode("utf-8", "replace")  # a patch of text alone
+            write = {"command": "create", "path": name, "file_text": text}
+            made = tool_call("editor", write, id=f"call_{len(calls)}")
+        calls.append(made)
+    turns: list[Action] = [assistant("", [call]) for call in calls]
+    return [*turns, assistant("The report is dealt with.")]
 
 
 def _text(files: Mapping[str, str | bytes]) -> str:

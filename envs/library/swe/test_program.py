@@ -36,7 +36,7 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
 
 def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
-    report = Report(os.dup(1), request["token"], request["tests"])
+    report = Report(os.dup(1), request["token"], request["tests"], request["control"])
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["tests"]
@@ -61,14 +61,20 @@ def leave() -> NoReturn:
 
 
 class Report:
-    """Writes one line for each test: a wanted one by its place, since what can be printed is bounded."""
+    """Writes two lines for each wanted test and each control: that it began, and how it ended.
 
-    def __init__(self, fd: int, token: str, tests: list[str]) -> None:
+    A wanted test has its place for a name, since what can be printed is bounded.
+    """
+
+    def __init__(self, fd: int, token: str, tests: list[str], control: str) -> None:
         self._fd, self._token, self._write, self._dumps = fd, token, os.write, json.dumps
         self._places = {test: place for place, test in enumerate(tests)}
+        self._control = control
 
     def __call__(self, test: str | None, outcome: str) -> None:
         name = test if test is None else self._places.get(test, test)
+        if name is test and test is not None and self._control not in test:
+            return
         line = f"\n{self._token} {self._dumps([name, outcome])}\n".encode("ascii")
         while line:
             line = line[self._write(self._fd, line) :]
@@ -88,6 +94,7 @@ class Result(unittest.TestResult):
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         self._outcome = ""
+        self._report(test.id(), "began")
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         self._outcome = self._outcome or "passed"
@@ -139,7 +146,7 @@ def run_unittest(request: dict[str, Any], report: Report) -> None:
     """Run the wanted tests and the controls."""
     sys.path[:0] = [os.path.abspath(path) for path in request["paths"]]
     loader = unittest.TestLoader()
-    suite = unittest.TestSuite(loader.loadTestsFromName(name) for name in request["tests"])
+    suite = unittest.TestSuite(loader.loadTestsFromName(name) for name in dict.fromkeys(request["tests"]))
     suite.addTests(loader.loadTestsFromTestCase(control_case(request["control"])))
     stderr, result = sys.stderr, Result(report, request["control"])
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -166,6 +173,9 @@ class Plugin:
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [item for item in items if item.nodeid in self._wanted or self._control in item.nodeid]
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._report(nodeid, "began")
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         before = self._outcomes.get(report.nodeid, "")
         outcome = before
@@ -176,8 +186,9 @@ class Plugin:
         elif report.when == "call":
             outcome = before or "passed"
         self._outcomes[report.nodeid] = outcome
-        if report.when == "teardown":
-            self._report(report.nodeid, outcome or "error")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._report(nodeid, self._outcomes.get(nodeid) or "error")
 
 
 def run_pytest(pytest: Any) -> Any:

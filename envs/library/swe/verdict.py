@@ -49,7 +49,8 @@ class TestReport:
         p2p_total: how many there are.
         output: the end of what was printed. It quotes hidden tests: no policy may read it.
         infra_error: why there is no verdict; None: there is one. The counts are 0 then and mean nothing.
-        tampered: tests passed that cannot pass: something in the repository changed what a test is. None counts.
+        tampered: tests passed that cannot pass, or words about them came that were not due: something in the
+            repository changed what a test is, or forged how it ended. None counts.
         outcomes: how each test ended, by id; one that is missing did not run to its end.
         seconds: wall seconds that the tests took.
     """
@@ -65,6 +66,11 @@ class TestReport:
     tampered: bool = False
     outcomes: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def passed(self) -> set[str]:
+        """The tests that passed."""
+        return {test for test, how in self.outcomes.items() if how == "passed"}
 
     @property
     def resolved(self) -> bool:
@@ -115,12 +121,12 @@ async def judge(task: RepositoryTask, session: Session, folder: str, tree: Tree,
         await session.write_file(f"{folder}/{name}", data)
         request["config"] = name
     run = await session.exec(["python3", "-I", "-c", TEST_PROGRAM], stdin=f"{json.dumps(request)}\n", timeout=timeout)
-    outcomes = _outcomes(run.stdout, token, request["tests"])
+    outcomes, forged = _outcomes(run.stdout, token, request["tests"], control)
     started = outcomes.pop(None, "")
     if run.status is ExecutionStatus.SANDBOX_ERROR or started != "started":
         return no_verdict(task, started or run.message or run.stderr[-2000:] or f"the tests ended: {run.status}", run)
     controls = {test: how for test, how in outcomes.items() if control in test}
-    tampered = "passed" in controls.values()
+    tampered = forged or "passed" in controls.values()
     counted = {test: how for test, how in outcomes.items() if test not in controls}
     return _report(task, {} if tampered else counted, run.stderr, run.duration, tampered=tampered)
 
@@ -134,6 +140,11 @@ def no_verdict(task: RepositoryTask, why: str, run: ExecResult | None = None) ->
 def no_repository(task: RepositoryTask, why: str) -> TestReport:
     """Return the report of a repository that the policy left in a state in which no file of it can be read."""
     return TestReport(0, len(task.fail_to_pass), 0, len(task.pass_to_pass), why)
+
+
+def tampered_report(task: RepositoryTask, report: TestReport) -> TestReport:
+    """Return the report without what passed."""
+    return _report(task, {}, report.output, report.seconds, tampered=True)
 
 
 async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout: float) -> TestReport:
@@ -172,18 +183,35 @@ def _report(
     )
 
 
-def _outcomes(stdout: str, token: str, tests: Sequence[str]) -> dict[Any, str]:
-    """Return how each test ended; None stands for the program itself. The first word about a test holds."""
+def _outcomes(stdout: str, token: str, tests: Sequence[str], control: str) -> tuple[dict[Any, str], bool]:
+    """Return how each test ended (None stands for the program itself), and whether words about them were forged.
+
+    The policy's code runs in the process that reports, and can find what it reports with. So every word must be due: a
+    test that was asked for begins once, and after that ends once.
+    """
     found: dict[Any, str] = {}
+    begun: set[str] = set()
+    forged = False
     for line in stdout.splitlines():
         head, _, rest = line.partition(" ")
-        if secrets.compare_digest(head.encode(), token.encode()):
-            try:
-                test, outcome = json.loads(rest)
-            except ValueError:  # the middle of too much output was dropped
-                continue
-            found.setdefault(tests[test] if isinstance(test, int) else test, outcome)
-    return found
+        if not secrets.compare_digest(head.encode(), token.encode()):
+            continue
+        try:
+            test, outcome = json.loads(rest)
+        except ValueError:  # the middle of too much output was dropped
+            continue
+        if isinstance(test, int) and 0 <= test < len(tests):
+            test = tests[test]
+        elif test is not None and not (isinstance(test, str) and control in test):
+            forged = True
+            continue
+        if outcome == "began" and test not in begun and test is not None:
+            begun.add(test)
+        elif test in found or (test is not None and test not in begun):
+            forged = True
+        else:
+            found[test] = outcome
+    return found, forged
 
 
 # ---------------------------------------------------------------------- the command

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, cast
 
+from toolgym.envs.library.swe.failing_tests import failing_tests
 from toolgym.envs.library.swe.patch import PatchError, apply_patch, patched_names
 from toolgym.envs.library.swe.task import RepositoryTask
 from toolgym.envs.library.swe.tree import (
@@ -18,7 +21,15 @@ from toolgym.envs.library.swe.tree import (
     pack,
     unpack,
 )
-from toolgym.envs.library.swe.verdict import SLACK, TestReport, judge, no_repository, no_verdict, repository_to_judge
+from toolgym.envs.library.swe.verdict import (
+    SLACK,
+    TestReport,
+    judge,
+    no_repository,
+    no_verdict,
+    repository_to_judge,
+    tampered_report,
+)
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import (
@@ -41,6 +52,9 @@ OPEN_TIMEOUT = 120.0
 
 TEST_TIMEOUT = 300.0
 """Seconds that the hidden tests get."""
+
+LEAST = 10.0
+"""Seconds that hidden tests which must fail get at least, where the others took nearly all of the time."""
 
 SMALL = 8 * 1024 * 1024
 """Bytes of a repository that is read whole for a snapshot. Of a larger one, files whose size and time of change are as
@@ -160,16 +174,15 @@ class RepositoryWorkspace(AsyncCloseable):
     async def run_tests(self, timeout: float = TEST_TIMEOUT) -> TestReport:
         """Run the hidden tests on the repository as it is now, in a session of their own.
 
-        Nothing of the policy's session comes along but the files of the repository that are no tests. The verdict holds
-        against what the policy can do from there, except for code of its own that forges the results inside of the
-        process of the tests, and knows them: see `docs/envs/swe_dev.md`.
+        Nothing of the policy's session comes along but the files of the repository that are no tests. What passes runs
+        once more so that it must fail. What this verdict holds against is in `docs/envs/swe_dev.md`.
 
         Raises:
             ConfigError: `test_command` of the task cannot be used.
         """
         try:
             made = await with_deadline(self.changes(), OPEN_TIMEOUT)
-            return await with_deadline(self._judge(made, timeout), OPEN_TIMEOUT + timeout + SLACK)
+            return await with_deadline(self._judge(made, timeout), OPEN_TIMEOUT + timeout + 2 * LEAST + SLACK)
         except SandboxFileError as error:  # the policy made it so
             return no_repository(self.task, error_text(error))
         except (SandboxError, DeadlineError) as error:
@@ -177,6 +190,29 @@ class RepositoryWorkspace(AsyncCloseable):
 
     async def _judge(self, made: Changes, timeout: float) -> TestReport:
         tree = repository_to_judge(self.task, made)
+        report = await self._run(tree, timeout)
+        if not report.passed:
+            return report
+        left = timeout - report.seconds
+        failing = await self._run_failing(tree, report.passed, left)
+        if failing.infra_error is not None:
+            return failing
+        if failing.passed:  # also beside the first repository: then it is a test that nothing can fail
+            first = repository_to_judge(self.task, {})
+            untouched = await self._run_failing(first, failing.passed, left - failing.seconds)
+            if untouched.infra_error is not None:
+                return untouched
+            if untouched.passed == failing.passed:
+                return report
+        return tampered_report(self.task, report) if failing.passed or failing.tampered else report
+
+    async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
+        """Run the tests so that they must fail, and report those of `tests` alone that can be made so."""
+        made, must_fail = await asyncio.to_thread(failing_tests, self.task, tree, tests)
+        report = await self._run(made, max(timeout, LEAST))
+        return replace(report, outcomes={test: how for test, how in report.outcomes.items() if test in must_fail})
+
+    async def _run(self, tree: Tree, timeout: float) -> TestReport:
         with tool_scope(None):  # of its own, also where the tools of an episode share one
             session = await _open(self._sandbox, tree, self._options)
         try:

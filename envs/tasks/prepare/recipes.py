@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class Preparation:
         name: of the data set, see `RECIPES`.
         path: the file as downloaded, or a folder of such.
         split: `extra_info.split` of the rows. Of a data set that says the splits of its records (`mbpp`), only those of
-            this split. None: `train`, or what the records say.
+            this split. None: what the records say, else the split in the file's name (`test.jsonl`), else `train`.
         system: the first message in place of the data set's own; empty: none.
         agent_name: the rows' `agent_name`, by which verl chooses its agent loop; None: no such column.
         with_tools_kwargs: whether rows have what the env's tools are made with. Without, they fit any env.
@@ -153,7 +154,11 @@ class Preparation:
         recipe, kwargs = self.recipe, prepared.tools_kwargs if self.with_tools_kwargs else {}
         system = recipe.system if self.with_tools_kwargs else recipe.plain or recipe.system
         system = system if self.system is None else self.system
-        extra = {"split": prepared.split or self.split or "train", "index": index, **prepared.extra_info}
+        extra = {
+            "split": prepared.split or self.split or _named_split(Path(self.path)),
+            "index": index,
+            **prepared.extra_info,
+        }
         if prepared.id is not None:
             extra["id"] = prepared.id
         if kwargs:
@@ -171,3 +176,9 @@ class Preparation:
             "reward_model": {"style": "rule", "ground_truth": prepared.ground_truth},
             "extra_info": {**extra, "need_tools_kwargs": bool(kwargs)},
         }
+
+
+def _named_split(path: Path) -> str:
+    """The split that a file's name says, as `validation` of `validation-00000-of-00001.parquet`; else `train`."""
+    names = {*re.split(r"[^a-z]+", path.name.lower())} & {"train", "test", "validation", "valid", "val", "dev"}
+    return names.pop() if len(names) == 1 and not path.is_dir() else "train"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 import toolgym
-from toolgym.envs.library.sql.compare import is_ordered, same_rows
+from toolgym.envs.library.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
 from toolgym.envs.library.sql.databases import embedded
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -222,6 +224,44 @@ async def test_an_answer_that_no_deadline_stops_earns_nothing(monkeypatch):
     assert (result.reward, result.info["metrics"]["score/ran"]) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize(
+    "slow",
+    [
+        "SELECT length(printf('%.*c', 900000000, 'x'))",
+        "SELECT instr(hex(zeroblob(499000)), hex(zeroblob(249000)) || '1')",
+        "SELECT trim(replace(hex(zeroblob(499000)), '0', 'x'), replace(hex(zeroblob(20000)), '0', 'ab') || 'x')",
+        "SELECT replace(hex(zeroblob(499000)), hex(zeroblob(249000)) || '1', '')",
+    ],
+)
+async def test_a_function_that_looks_at_no_clock_is_stopped(slow, read_only):
+    async with toolgym.make("SQL-v0", query_timeout=0.2, read_only=read_only) as env:
+        await env.reset(seed=0)
+        began = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        assert await asked(env, slow) == "Error: the query was stopped after 0.2 seconds"
+        spent = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        assert sum(spent) - sum(began) < 4  # seconds of the processor: 7 and more without an end
+        assert await asked(env, "SELECT 1") == "1\n1\n(1 row)"
+
+
+async def test_a_statement_in_a_process_of_its_own_changes_the_copy(db_root):
+    async with toolgym.make("SQL-v0", read_only=False) as env:
+        await env.reset(seed=0)
+        await asked(env, "CREATE TABLE t(x)")
+        assert await asked(env, "INSERT INTO t SELECT printf('%03d', 7)") == "(done; no rows)"
+        assert await asked(env, "SELECT replace(x, '0', '-') AS y FROM t") == "y\n--7\n(1 row)"
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100) SELECT"
+        large = f"INSERT INTO t {numbers} zeroblob(900000 + instr('a', 'b')) FROM n"
+        assert await asked(env, large) == "Error: database or disk is full"
+        assert await asked(env, "SELECT count(*) AS n FROM t") == "n\n1\n(1 row)"
+        assert (await asked(env, "ATTACH printf('x') AS y")).startswith("Error: ")
+        assert (await asked(env, "SELECT load_extension('x')")).startswith("Error: not authorized")
+    async with toolgym.make("SQL-v0", questions=[SPIDER], db_root=db_root) as env:
+        await env.reset(seed=0)
+        assert await asked(env, "SELECT printf('%d', count(*)) AS n FROM animals") == "n\n4\n(1 row)"
+        assert "read-only" in await asked(env, "DELETE FROM animals WHERE instr(name, 'x')")
+
+
 @pytest.mark.parametrize("temp", ["", "TEMP "])
 async def test_a_copy_does_not_grow_without_bounds(temp):
     async with toolgym.make("SQL-v0", read_only=False) as env:
@@ -342,3 +382,61 @@ def test_whether_a_query_orders(sql, ordered):
 )
 def test_whether_two_results_are_the_same(expected, given, ordered, same):
     assert same_rows(expected, given, ordered=ordered) is same
+
+
+ONE_TWO = [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "bird", "spider"),
+    [
+        (ONE_TWO, [(2, "b"), (1, "a")], True, True),
+        (ONE_TWO, [("a", 1), ("b", 2)], False, True),
+        (ONE_TWO, [("b", 1), ("a", 2)], False, False),
+        ([(1,), (1,)], [(1,)], True, False),
+        ([(1,), (1,), (2,)], [(1,), (2,), (2,)], True, False),
+        ([(1,)], [(1.0,)], True, True),
+        ([(1,)], [(1.0000000001,)], False, False),
+        ([(1,)], [("1",)], False, False),
+        ([(1,)], [(1, 1)], False, False),
+        ([(1, 1, 2)], [(2, 1, 1)], False, True),
+        ([(1, 1, 2)], [(2, 2, 1)], False, False),
+        ([(None, b"x")], [(None, b"x")], True, True),
+        ([], [], True, True),
+        ([], [(1,)], False, False),
+        ([(1, 2, 3), (2, 3, 1)], [(3, 1, 2), (1, 2, 3)], False, True),
+        ([(1,) * 12 + (2,)], [(1,) * 11 + (2, 2)], False, False),
+    ],
+)
+def test_results_compare_as_bird_and_spider_do(expected, given, bird, spider):
+    assert bird_same(expected, given) is bird
+    assert spider_same(expected, given, "SELECT a FROM t") is spider
+
+
+def test_spider_minds_the_order_where_the_known_query_has_one_anywhere():
+    for known, same in [("SELECT a FROM t ORDER BY a", False), ("SELECT a FROM (SELECT a FROM t order by a)", False)]:
+        assert spider_same(ONE_TWO, ONE_TWO[::-1], known) is same
+        assert spider_same(ONE_TWO, [("a", 1), ("b", 2)], known)
+    assert spider_query("SELECT count(DISTINCT a), 'distinct' FROM t WHERE a > = 1") == (
+        "SELECT count( a), 'distinct' FROM t WHERE a >= 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewards"),
+    [
+        ("SELECT name, legs FROM animals", (1, 1, 1)),
+        ("SELECT legs, name FROM animals", (0, 0, 1)),
+        ("SELECT name, legs FROM animals UNION ALL SELECT name, legs FROM animals", (0, 1, 0)),
+        ("SELECT DISTINCT name, legs FROM animals", (1, 1, 1)),
+        ("SELECT name FROM animals", (0, 0, 0)),
+    ],
+)
+async def test_a_match_is_chosen_by_name(answer, rewards, db_root):
+    question = {**SPIDER, "query": "SELECT name, legs FROM animals"}
+    for match, reward in zip(("rows", "bird", "spider"), rewards, strict=True):
+        async with toolgym.make("SQL-v0", questions=[question], db_root=db_root, match=match) as env:
+            await env.reset(seed=0)
+            assert (await env.step(f"```sql\n{answer}\n```")).reward == reward, match
+    with pytest.raises(UnknownNameError, match="there is no match 'birds', did you mean 'bird'"):
+        toolgym.make("SQL-v0", match="birds")

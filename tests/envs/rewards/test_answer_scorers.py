@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from tests.envs.rewards.outcomes import outcome
@@ -11,6 +13,7 @@ from toolgym.envs import StopReason
 from toolgym.envs.rewards import exact, numeric
 from toolgym.envs.rewards.answer import marked_answer
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.final_answer import score_final_answer
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,13 @@ def test_no_text_takes_long(text):
         ("It is\n#### Paris", "Paris", 1.0),
         ("paris", "Paris", 0.0),
         ("Paris, France", "Paris", 0.0),
+        ("A.", "A", 1.0),
+        (r"\boxed{(A)}", "A", 1.0),
+        ("A", "A)", 1.0),
+        ("B.", "A", 0.0),
+        ("a.", "A", 0.0),
+        ("", "A", 0.0),
+        ("Paris.", "Paris", 0.0),
         ("Paris", ["London", "Paris"], 1.0),
         ("42", 42, 1.0),
         ("true", True, 1.0),
@@ -111,3 +121,31 @@ def test_a_ground_truth_that_cannot_be_compared_is_the_users_error():
         numeric()(outcome("3", truth="many"))
     with pytest.raises(ConfigError, match="'target'"):
         exact()(outcome("3", truth={"target": 3}))
+
+
+@pytest.mark.parametrize(
+    ("said", "truth", "score"),
+    [
+        ("１２", 12, 1.0),
+        ("１，２３４", 1234, 1.0),
+        ("12", "１２", 1.0),
+        ("１２．５", 12.5, 1.0),
+        ("−5", -5, 1.0),
+        ("−5", 5, 0.0),
+    ],
+)
+def test_numbers_of_full_width_are_numbers_to_both_scorers(said, truth, score):
+    assert numeric()(outcome(f"#### {said}", truth=truth)) == score
+    assert score_final_answer(f"#### {said}", truth) == score
+
+
+def test_a_final_answer_that_only_begins_with_a_number_is_compared_whole():
+    assert [score_final_answer(f"#### {one}", "1/2") for one in ("1/2", "1", "1/3")] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "truth", [np.array(["5", "7"]), np.int64(5), [np.float64(5.0)], Decimal(5), np.array([5]), np.str_("5")]
+)
+def test_ground_truths_of_a_table_are_read(truth):
+    assert numeric()(outcome("5", truth=truth)) == 1.0
+    assert exact()(outcome("6", truth=truth)) == 0.0

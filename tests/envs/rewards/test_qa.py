@@ -53,6 +53,11 @@ def test_answers_are_normalised_as_in_squad(text, expected):
         ("", ["A"], 0, 0),
         ("the", ["A", "!"], 0, 0),
         ("a", ["A"], 1, 1),
+        ("A.", ["A"], 1, 1),
+        ("(A)", ["A"], 1, 1),
+        ("An", ["A"], 0, 0),
+        ("", ["The"], 0, 0),
+        (".", ["A"], 0, 0),
     ],
 )
 def test_the_best_of_several_right_answers_counts(answer, golds, em, words):

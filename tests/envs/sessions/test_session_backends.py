@@ -35,13 +35,28 @@ DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
         (f"```diff\n{DIFF}```", [("patch", DIFF)]),
         (f"Here it is:\n{DIFF}", [("patch", DIFF)]),
         (f"{DIFF}<|im_end|>\n", [("patch", DIFF)]),
-        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>', [("shell", "ls")]),
+        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>', [("bash", "bash")]),
+        (
+            '<tool_call>{"name": "editor", "arguments": {"command": "view", "path": "."}}</tool_call>',
+            [("editor", "editor")],
+        ),
         ('<tool_call>{"name": "apply_patch", "arguments": {"patch": "x"}}</tool_call>', [("patch", "x")]),
         ("~~~bash\necho '```'\n~~~", [("shell", "echo '```'\n")]),
         ("<think>```bash\nrm x\n```</think>Done.", []),
         ("```bash\nrm x\n```</think>```bash\nls\n```", [("shell", "ls\n")]),
         ("It was opened in the prompt:\n```bash\nrm x\n```\n</think>\n```bash\nls\n```", [("shell", "ls\n")]),
         ("```json\n{}\n```", []),
+        ("def solve():\n    pass", [("python", "def solve():\n    pass\n")]),
+        ("print(1)<|im_end|>\n", [("python", "print(1)\n")]),
+        ("<think>hm</think>x = 1\nprint(x)", [("python", "x = 1\nprint(x)\n")]),
+        ("```\ndef solve():\n    pass\n```", [("python", "def solve():\n    pass\n")]),
+        (f"So:\n```\n{DIFF}```", [("patch", DIFF)]),
+        ("```\nls -la | wc\n```", [("shell", "ls -la | wc\n")]),
+        ("```bash\nls\n```\nIt printed:\n```\nx\n```", [("shell", "ls\n")]),
+        *(
+            (prose, [])
+            for prose in ("Done", "Done.", "not yet", "yes, no", "Answer: 42", "I call f(x) now", "None", "42")
+        ),
         ("```bash\nnever closed", []),
         ("", []),
     ],
@@ -54,7 +69,7 @@ def test_how_a_turn_is_read(content, expected):
     ("content", "expected"),
     [
         ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', "Unknown tool 'rm'"),
-        ('<tool_call>{"name": "bash", "arguments": {}}</tool_call>', "Wrong arguments"),
+        ('<tool_call>{"name": "editor", "arguments": {}}</tool_call>', "Wrong arguments"),
         ('<tool_call>{"name": "bash"', "closing </tool_call> is missing"),
     ],
 )
@@ -119,6 +134,16 @@ class Adding(ToolEnv):
 
 register("tests/Adding-v0", Adding)
 register("tests/Fickle-v0", Adding, kwargs={"honest": False})
+
+
+async def test_the_documents_own_action_is_run(database):
+    task = load_repository_tasks()[0]
+    async with serving(database, RepositoryBackend()) as service, SessionClient(service.url) as client:
+        session = await client.start(task.instance_id)
+        assert await session.act("def solve():\n    pass") == ("[The program printed nothing]", False)
+        assert await session.act("import os\nprint(os.path.exists('.git'))") == ("True", False)
+        assert "ZeroDivisionError" in (await session.act("x = 1 / 0")).content
+        assert await session.act("I have solved it.") == (NO_ACTION, True)
 
 
 async def test_any_env_is_a_backend(database):

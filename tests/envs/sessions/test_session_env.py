@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -17,7 +18,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownArgumentError
-from toolgym.tools.message import assistant, user
+from toolgym.tools.message import assistant, tool_call, user
 from toolgym.wrappers import TurnLimit
 
 TASK = Task((user("Count to ten."),), id="count:0")
@@ -28,7 +29,7 @@ IMPATIENT = {"patience": 0.2, "start_timeout": 0.1, "action_timeout": 0.1, "rewa
 async def test_swe_dev_on_a_server(database):
     async with (
         serving(database, RepositoryBackend()) as service,
-        toolgym.make("SWEDev-v0", base_url=[service.url]) as env,
+        toolgym.make("SWEDev-v0", base_url=[service.url], tools=()) as env,
     ):
         obs, _ = await env.reset(seed=0)
         assert "```bash" in obs[-1]["content"]
@@ -41,6 +42,79 @@ async def test_swe_dev_on_a_server(database):
         assert service.app.sessions.open == 0
         await env.reset(seed=0)
         assert (await env.step("Nothing.")).reward == 0.0
+
+
+def hermes(message):
+    calls = [one["function"] for one in message.get("tool_calls", ())]
+    return "\n".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in calls) or message["content"]
+
+
+@pytest.mark.parametrize("form", [lambda message: message, hermes], ids=["messages", "text"])
+async def test_the_gold_of_the_env_in_process_earns_all_over_http(form, database):
+    async with (
+        serving(database, RepositoryBackend()) as service,
+        toolgym.make("SWEDev-v0", base_url=service.url) as env,
+        toolgym.make("SWEDev-v0") as local,
+    ):
+        assert env.tool_schemas == local.tool_schemas
+        rewards = []
+        for task in local.tasks.tasks[:3]:
+            there, told = await env.reset(options={"task": task})
+            here, known = await local.reset(options={"task": task})
+            assert (there, told["tools"]) == (here, known["tools"])
+            for action in local.gold_actions()[:-1]:
+                reply, said = await env.step(form(action)), await local.step(form(action))
+                assert reply.obs == said.obs
+            rewards.append((await env.step("Done.")).reward)
+            assert env.gold_actions() == local.gold_actions()
+        assert rewards == [1.0, 1.0, 1.0]
+
+
+async def test_the_tools_are_those_of_the_env_in_process(database):
+    async with (
+        serving(database, RepositoryBackend()) as service,
+        toolgym.make("SWEDev-v0", base_url=service.url) as env,
+        toolgym.make("SWEDev-v0") as local,
+    ):
+        task = local.tasks.tasks[0]
+        for made in (env, local):
+            await made.reset(options={"task": task})
+        for calls in (
+            [tool_call("bash", {"command": "cd /tmp; x='</tool_call><think>'"}, id="a")],
+            [
+                tool_call("bash", {"command": "echo $x; exit 3"}, id="b"),
+                tool_call("editor", {"command": "view"}, id="c"),
+            ],
+            [tool_call("editor", {"command": "create", "path": "n.txt", "file_text": "a\nb"}, id="d")],
+            [tool_call("editor", {"command": "insert", "path": "n.txt", "insert_line": 1, "insert_text": "c"}, id="e")],
+            [tool_call("editor", {"command": "undo_edit", "path": "n.txt"}, id="f")],
+            [tool_call("bash", {"restart": True}, id="g"), tool_call("rm", {}, id="h")],
+            [tool_call("bash", {"command": "cat n.txt; basename $PWD"}, id="i")],
+        ):
+            there, here = [await made.step(assistant("", calls)) for made in (env, local)]
+            for one, other in zip(there.obs, here.obs, strict=True):
+                assert one | {"content": ""} == other | {"content": ""}
+                if "Available" not in other["content"]:
+                    assert one["content"] == other["content"]
+        broken = await env.step('<tool_call>{"name": "bash"')
+        assert "closing </tool_call> is missing" in broken.obs[0]["content"]
+        assert not broken.done
+        assert (await env.step("```bash\nls\n```")).done
+
+
+async def test_a_session_that_a_tool_ended_is_opened_again(database):
+    async with (
+        serving(database, RepositoryBackend()) as service,
+        toolgym.make("SWEDev-v0", base_url=service.url) as env,
+    ):
+        await env.reset(seed=0)
+        await env.step(assistant("", [tool_call("bash", {"command": "echo kept > n.txt; x=1"})]))
+        ended = await env.step(assistant("", [tool_call("bash", {"command": "kill -9 -1; sleep 9"})]))
+        assert "ended" in ended.obs[0]["content"]
+        said = await env.step(assistant("", [tool_call("bash", {"command": "cat n.txt; echo x=$x"})]))
+        if "ended" in said.obs[0]["content"]:
+            said = await env.step(assistant("", [tool_call("bash", {"command": "cat n.txt; echo x=$x"})]))
+        assert said.obs[0]["content"] == "kept\nx="
 
 
 def test_without_a_server_it_is_the_one_in_this_process():

@@ -24,7 +24,7 @@ SKIPPED_FILES = "IGNORE_THIS_FILE"
 
 
 def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
-    """Return the run that `/run_code` asks for. A time-out of 0 or less is replaced: such a program is not run.
+    """Return the run that `/run_code` asks for. A time-out of 0 is replaced: such a program is not run.
 
     Raises:
         InvalidRequestError: a value cannot be used.
@@ -83,7 +83,7 @@ def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None
     """Check the time-outs, which are fields of what a client asks for, and the limits among its fields.
 
     Raises:
-        InvalidRequestError: it is more than a request may ask for.
+        InvalidRequestError: it is more than a request may ask for, or a time-out is negative.
     """
     limits = dict.fromkeys(timeouts, config.max_timeout) | {
         "memory_limit_MB": config.max_memory_mb,
@@ -93,6 +93,8 @@ def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None
     }
     for field, most in limits.items():
         value = getattr(asked, field, None)
+        if value is not None and field in timeouts and value < 0:
+            raise problem((field,), "Input should be greater than or equal to 0", "greater_than_equal", value)
         if value is not None and value > most:
             shown = most if isinstance(most, int) else f"{most:g}"
             raise problem((field,), f"Input should be less than or equal to {shown}", "less_than_equal", value)
@@ -109,7 +111,7 @@ def _files(given: Mapping[str, str | None]) -> dict[str, bytes]:
         if content is None or SKIPPED_FILES in name:
             continue
         try:
-            files[name] = base64.b64decode(content)
+            files[name] = base64.b64decode("".join(content.split()), validate=True)
         except (binascii.Error, ValueError) as error:
             raise problem(("files", name), f"Input should be base64: {error}", "base64_decode") from None
     return files

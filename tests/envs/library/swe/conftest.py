@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import pytest_asyncio
 
@@ -33,6 +35,18 @@ PATCH = """\
 +    return a + b
 """
 
+PYTEST = """
+from calc import add, double
+
+
+def test_add():
+    assert add(1, 2) == 3
+
+
+def test_double():
+    assert double(2) == 4
+"""
+
 
 @pytest.fixture
 def task():
@@ -48,6 +62,17 @@ def task():
         gold_patch=PATCH,
         executable=frozenset({"run.sh"}),
         links={"link.py": "calc.py"},
+    )
+
+
+@pytest.fixture
+def task_of_pytest(task):
+    return dataclasses.replace(
+        task,
+        test_files={"tests/test_calc.py": PYTEST},
+        test_command="python -m pytest -q tests",
+        fail_to_pass=("tests/test_calc.py::test_add",),
+        pass_to_pass=("tests/test_calc.py::test_double",),
     )
 
 

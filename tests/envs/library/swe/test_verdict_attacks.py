@@ -152,32 +152,8 @@ PYTEST = {
 }
 
 
-TESTS = """
-from calc import add, double
-
-
-def test_add():
-    assert add(1, 2) == 3
-
-
-def test_double():
-    assert double(2) == 4
-"""
-
-
-@pytest.fixture
-def pytest_task(task):
-    return dataclasses.replace(
-        task,
-        test_files={"tests/test_calc.py": TESTS},
-        test_command="python -m pytest -q tests",
-        fail_to_pass=("tests/test_calc.py::test_add",),
-        pass_to_pass=("tests/test_calc.py::test_double",),
-    )
-
-
-async def test_pytest_takes_nothing_from_the_policy(pytest_task, sandbox):
-    async with await RepositoryWorkspace.open(pytest_task, sandbox) as workspace:
+async def test_pytest_takes_nothing_from_the_policy(task_of_pytest, sandbox):
+    async with await RepositoryWorkspace.open(task_of_pytest, sandbox) as workspace:
         for name, text in PYTEST.items():
             await workspace.write_file(name, text)
         report = await workspace.run_tests()
@@ -185,10 +161,10 @@ async def test_pytest_takes_nothing_from_the_policy(pytest_task, sandbox):
 
 
 @pytest.mark.long
-async def test_pytest_hooks_of_a_source_are_seen_by_the_controls(pytest_task, sandbox):
+async def test_pytest_hooks_of_a_source_are_seen_by_the_controls(task_of_pytest, sandbox):
     source = "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
-    async with await RepositoryWorkspace.open(pytest_task, sandbox) as workspace:
-        await workspace.write_file("calc.py", source + pytest_task.files["calc.py"].decode())
+    async with await RepositoryWorkspace.open(task_of_pytest, sandbox) as workspace:
+        await workspace.write_file("calc.py", source + task_of_pytest.files["calc.py"].decode())
         report = await workspace.run_tests()
     assert report.tampered
     assert report.f2p_count == 0
@@ -245,11 +221,11 @@ def test_xfails():
 
 
 @pytest.mark.long
-async def test_pytest_runs_the_wanted_tests_with_the_options_of_the_repository(pytest_task, sandbox):
+async def test_pytest_runs_the_wanted_tests_with_the_options_of_the_repository(task_of_pytest, sandbox):
     options = {"pytest.ini": "[pytest]\naddopts = --strict-markers\nmarkers = slow: s\n", "tests/conftest.py": CONFTEST}
     task = dataclasses.replace(
-        pytest_task,
-        files={**pytest_task.files, **options},
+        task_of_pytest,
+        files={**task_of_pytest.files, **options},
         test_files={"tests/test_calc.py": MARKED, "tests/test_more.py": SKIPPED},
         test_command="pytest -m 'slow or not slow' tests",
         pass_to_pass=("tests/test_more.py::test_skips", "tests/test_more.py::test_xfails"),

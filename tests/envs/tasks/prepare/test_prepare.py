@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.prepare.maths import last_boxed
 from toolgym.envs.tasks.prepare.recipes import RECIPES, Preparation
 from toolgym.envs.tasks.stored import from_parquet
@@ -183,6 +184,36 @@ def test_questions_that_have_no_answer_are_counted(file):
     tasks = Preparation("musique", file(lines(MUSIQUE, {**MUSIQUE, "answerable": False})))
     assert len(list(tasks)) == len(list(tasks)) == 1
     assert list(tasks.left_out.values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("test.jsonl", "test"),
+        ("validation-00000-of-00001.jsonl", "validation"),
+        ("hotpot_dev_v1.jsonl", "dev"),
+        ("train.jsonl", "train"),
+        ("gsm8k.jsonl", "train"),
+        ("contest.jsonl", "train"),
+        ("train_test.jsonl", "train"),
+    ],
+)
+def test_the_split_is_that_of_the_files_name(name, split, tmp_path):
+    path = tmp_path / "test" / name
+    path.parent.mkdir()
+    path.write_bytes(lines(GSM8K))
+    assert [row["extra_info"]["split"] for row in prepared("gsm8k", path)] == [split]
+    assert [row["extra_info"]["split"] for row in prepared("gsm8k", path, split="mine")] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.parquet", "train.json"])
+def test_a_pointer_of_git_lfs_is_named(name, tmp_path):
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(ConfigError, match="is a Git LFS pointer"):
+        list(Preparation("gsm8k", path))
+    with pytest.raises(ConfigError, match="is a Git LFS pointer"):
+        load_tasks(path)
 
 
 def test_mbpp_by_its_splits(file):
