@@ -23,6 +23,19 @@ MBPP = {
     "task_id": 1,
     "test_list": ["assert add(1, 2) == 3", "assert add(2, 7654321) == 7654323"],
 }
+SETS = {**MBPP, "test_list": ["assert set([add(1, 2)]) == set([3])", "assert abs(add(2, 7654321) - 7654323) < 1e-6"]}
+FORGER = """
+import gc
+[link] = [one for one in gc.get_objects() if type(one).__name__ == "Link"]
+send = link._send
+def forged(message):
+    if message[0] == "answer" and "dict" in (message[-2] if isinstance(message[-2], dict) else ()):
+        message[-2]["dict"] += [["set", link.encode(lambda *a: 1)], ["abs", link.encode(lambda x: 0.0)]]
+    send(message)
+link._send = forged
+def add(a, b): return 0
+"""
+"""Answers with builtins that the tests have not asked for."""
 
 
 async def test_each_embedded_solution_passes_its_tests():
@@ -113,6 +126,7 @@ PRINTING = [
 CALLING = [
     ("def add(a, b): return a + b", True),
     ("def add(a, b): return 3", False),
+    (FORGER, False),
     ("import gc\nclass Liar(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Liar()", False),
 ]
 
@@ -147,7 +161,7 @@ async def test_env_server_and_scorer_agree_on_what_is_printed(verdicts):
 
 async def test_env_server_and_scorer_agree_on_what_is_returned(verdicts):
     for program, right in CALLING:
-        assert await verdicts(program, MBPP, "MBPPDataset", {**MBPP, "id": 1}) == {float(right)}, program
+        assert await verdicts(program, SETS, "MBPPDataset", {**SETS, "id": 1}) == {float(right)}, program
 
 
 async def test_decimal_answers_are_right():
