@@ -37,6 +37,8 @@ class CodeJudgeEnv(ToolEnv):
             ones.
         reward: `all`: 1 where all hidden tests pass, else 0; `fraction`: the fraction of them that pass.
         test_timeout: wall seconds for one test.
+        tolerance: how much numbers may differ, hidden and example tests alike; see `toolgym.tools.judge.StdioTest`.
+            Default: as the judge of the tests' data set has it.
         tool_config: options of both tools, see `toolgym.tools.CodeInterpreterConfig`. They say where hidden tests run,
             too: each as a run of its own, after the policy's last turn.
         env_kwargs: the other arguments of `ToolEnv`.
@@ -61,13 +63,15 @@ class CodeJudgeEnv(ToolEnv):
         *,
         reward: Literal["all", "fraction"] = "all",
         test_timeout: float = 10.0,
+        tolerance: float | None = None,
         tool_config: Mapping[str, Any] | None = None,
         **env_kwargs: Any,
     ) -> None:
         config = dict(tool_config or {})
-        run_tests = RunTestsTool({**config, "default_timeout": test_timeout})
+        run_tests = RunTestsTool({**config, "default_timeout": test_timeout}, tolerance=tolerance)
         own: list[BaseTool] = [CodeInterpreterTool(config), run_tests]
-        env_kwargs.setdefault("scorer", UnitTests(run_tests.sandbox, reward=reward, timeout=test_timeout))
+        scorer = UnitTests(run_tests.sandbox, reward=reward, timeout=test_timeout, tolerance=tolerance)
+        env_kwargs.setdefault("scorer", scorer)
         source = _source(EMBEDDED if tasks is None else tasks)
         super().__init__(own, source, owns_tools=own, **env_kwargs)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from toolgym.envs.rewards.base import Outcome, Score
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
 from toolgym.tools.final_answer import without_thinking
-from toolgym.tools.judge import Judge, extract_program, read_tests
+from toolgym.tools.judge import Judge, VerdictStatus, extract_program, read_tests
+from toolgym.tools.judge.cases import check_tolerance
 from toolgym.tools.sandbox import Sandbox, SharedSandbox
 
 QUEUE_TIMEOUT = 600.0
@@ -23,7 +24,7 @@ class UnitTests:
 
     The components of a score are `tests_passed` (the fraction), `tests` (how many), `has_program` and, where the
     program took too long in all, `too_slow`. A sandbox that fails is no score of 0 but an error: the episode ends with
-    `SANDBOX_FAILED`.
+    `SANDBOX_FAILED`. Neither is a test that cannot be judged, whatever the program is: `SCORE_FAILED`.
 
     Args:
         sandbox: where tests run; it stays the caller's to close. None: one of its own, a `SharedSandbox`, which is made
@@ -33,6 +34,8 @@ class UnitTests:
         total_timeout: wall seconds for all tests of one program, not counting its wait for the sandbox; a program that
             needs longer has failed. It should be below the env's deadline for scoring.
         memory_mb: memory of one test in MiB. Default: the sandbox's own limit.
+        tolerance: how much numbers may differ, see `toolgym.tools.judge.StdioTest`. Default: as the judge of the tests'
+            data set has it.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -46,16 +49,19 @@ class UnitTests:
         timeout: float = 10.0,
         total_timeout: float = 100.0,
         memory_mb: int | None = None,
+        tolerance: float | None = None,
     ) -> None:
         if reward not in ("all", "fraction"):
             raise ConfigError(f"reward must be 'all' or 'fraction', got {reward!r}")
         check_seconds(timeout=timeout, total_timeout=total_timeout)
+        check_tolerance(tolerance)
         self.reward, self.timeout, self.total_timeout, self.memory_mb = reward, timeout, total_timeout, memory_mb
+        self.tolerance = tolerance
         self._given = sandbox
         self._own: SharedSandbox | None = None
 
     async def __call__(self, outcome: Outcome) -> Score:
-        tests = read_tests(outcome.task.ground_truth)
+        tests = read_tests(outcome.task.ground_truth, self.tolerance)
         components = {"tests_passed": 0.0, "tests": float(len(tests)), "has_program": 0.0}
         program = final_program(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
         if program is None:
@@ -69,6 +75,9 @@ class UnitTests:
             if error.queued:
                 raise
             return Score(0.0, components | {"has_program": 1.0, "too_slow": 1.0})
+        for number, one in enumerate(verdicts, start=1):
+            if one.status is VerdictStatus.NOT_JUDGEABLE:
+                raise EpisodeFailedError(StopReason.SCORE_FAILED, f"test {number} cannot be judged: {one.detail}")
         passed = sum(one.passed for one in verdicts) / len(verdicts)
         components |= {"tests_passed": passed, "has_program": 1.0}
         return Score(passed if self.reward == "fraction" else float(passed == 1.0), components)

@@ -19,7 +19,7 @@ class StdioTest:
         stdin: what the program reads.
         expected: what it should print; several texts: any of them is right.
         tolerance: numbers may differ by this much, relative to the expected one where that is above 1, as AtCoder's
-            judge has it; None: they are compared as texts.
+            judge has it, but not two whole numbers; None: they must be equal, as in LiveCodeBench.
         ignore_case: whether letters may differ in case, as SandboxFusion has it.
     """
 
@@ -29,7 +29,7 @@ class StdioTest:
     ignore_case: bool = False
 
     def __post_init__(self) -> None:
-        _check_tolerance(self.tolerance)
+        check_tolerance(self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FunctionTest:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        _check_tolerance(self.tolerance)
+        check_tolerance(self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class VerdictStatus(enum.StrEnum):
     TIMEOUT = "timeout"
     LIMIT = "limit"
     """The program exceeded its memory, output, or files."""
+    NOT_JUDGEABLE = "not_judgeable"
+    """The test itself is at fault, and not the program: it does not begin, or needs what the judge cannot do."""
     NOT_RUN = "not_run"
     """A test before it failed."""
 
@@ -138,6 +140,7 @@ class Problem:
     labels: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-def _check_tolerance(tolerance: float | None) -> None:
+def check_tolerance(tolerance: float | None) -> None:
+    """Raise ConfigError where it is none."""
     if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
         raise ConfigError(f"tolerance must be a number from 0 to below 1, or None, got {tolerance!r}")

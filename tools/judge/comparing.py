@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, InvalidOperation
 from typing import Any
+
+TOLERANCE = 1e-5
+"""How much numbers may differ where a data set's own judge lets them, as those of APPS, TACO and SandboxFusion do."""
 
 
 def same_output(actual: str, expected: str, *, tolerance: float | None = None, ignore_case: bool = False) -> bool:
     """Whether two outputs say the same: line by line the same words, whatever the white space between and around them.
 
-    Empty lines at the beginning and at the end do not count. This takes what SandboxFusion, LiveCodeBench and AtCoder
-    take; they differ in details of white space alone.
+    Empty lines at the beginning and at the end do not count. Without a tolerance, a line of numbers alone may write
+    them in another way, `0.5` for `0.50` or `1e3` for `1000`, as in LiveCodeBench. With a tolerance, each word that is
+    a number may differ by it, but two whole numbers must be the same: 10000001 is not 10000000.
 
     Args:
         actual: what the program printed.
@@ -30,7 +35,7 @@ def same_output(actual: str, expected: str, *, tolerance: float | None = None, i
 
 
 def same_value(actual: Any, expected: Any, *, tolerance: float | None = None) -> bool:
-    """Whether two values are equal, where tuples count as lists; numbers may differ as `tolerance` says."""
+    """Whether two values are equal, where tuples count as lists; numbers may differ as for `same_output`."""
     if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
         return len(actual) == len(expected) and all(
             same_value(one, other, tolerance=tolerance) for one, other in zip(actual, expected, strict=True)
@@ -50,22 +55,36 @@ def _same_line(actual: str, expected: str, tolerance: float | None) -> bool:
     words, wanted = actual.split(), expected.split()
     if words == wanted:
         return True
-    if tolerance is None or len(words) != len(wanted):
+    if len(words) != len(wanted):
         return False
-    return all(one == other or _close_words(one, other, tolerance) for one, other in zip(words, wanted, strict=True))
+    if tolerance is not None:
+        return all(
+            one == other or _close_words(one, other, tolerance) for one, other in zip(words, wanted, strict=True)
+        )
+    try:
+        return list(map(Decimal, words)) == list(map(Decimal, wanted))
+    except InvalidOperation:  # a word is no number
+        return False
 
 
 def _close_words(actual: str, expected: str, tolerance: float) -> bool:
     try:
-        return _close(float(actual), float(expected), tolerance)
-    except ValueError:
+        numbers = [Decimal(one) if one.lstrip("+-").isdecimal() else float(one) for one in (actual, expected)]
+    except (ValueError, InvalidOperation):
         return False
+    return _close(numbers[0], numbers[1], tolerance)
 
 
-def _close(actual: float, expected: float, tolerance: float) -> bool:
+def _close(actual: Any, expected: Any, tolerance: float) -> bool:
+    if not (isinstance(actual, float) or isinstance(expected, float)):  # whole numbers
+        return bool(actual == expected)
+    try:
+        actual, expected = float(actual), float(expected)
+    except OverflowError:
+        return False
     if not (math.isfinite(actual) and math.isfinite(expected)):
-        return actual == expected
-    return abs(actual - expected) <= tolerance * max(1.0, abs(expected))
+        return bool(actual == expected)
+    return bool(abs(actual - expected) <= tolerance * max(1.0, abs(expected)))
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,8 @@ What the program could do to its verdict, and what stands against it:
 - The tests never stand in the sandbox as files. Standard input of a `StdioTest` is the program's to read, and what it
   should print stays outside; so do the expected values of a `FunctionTest`.
 - The program of an `AssertTest` runs in another process than the tests. It can neither find them in frames or through
-  `gc`, nor replace what they call, nor pass an object that equals everything: `in_sandbox` says how.
+  `gc`, nor replace what they call, nor pass an object that equals everything, nor forge an answer: `in_sandbox` and
+  `link` say how.
 - That all assertions were passed is said by a random word, which the tests' process alone knows. A program that exits
   with 0, prints "passed", or kills its tests gets no point.
 
@@ -41,7 +42,7 @@ from toolgym.tools.errors import (
     require_whole_number,
     shorten,
 )
-from toolgym.tools.judge import in_sandbox
+from toolgym.tools.judge import in_sandbox, link
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict, VerdictStatus
 from toolgym.tools.judge.comparing import same_output, same_value
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
@@ -51,6 +52,9 @@ AT_ONCE = 8
 
 _DETAIL = 2000
 """Characters of a verdict's detail."""
+
+_OUTPUT = 1 << 20
+"""Bytes that a program may print beside twice what a test expects of it; a sandbox may let it print more."""
 
 _STATUS = {
     ExecutionStatus.COMPILE_ERROR: VerdictStatus.COMPILE_ERROR,
@@ -151,14 +155,14 @@ class Judge:
 
     async def _verdict(self, program: str, test: Test) -> Verdict:
         if isinstance(test, StdioTest):
-            run = await self._run(program, test.stdin)
+            run = await self._run(program, test.stdin, test.expected)
             return _stdio_verdict(run, test)
         word = secrets.token_hex(16)
         if isinstance(test, FunctionTest):
-            setups = [in_sandbox.PRELUDE]
+            setup = in_sandbox.PRELUDE
             task: dict[str, Any] = {"word": word, "function": test.function, "args": list(test.args)}
         else:
-            setups = [test.setup]
+            setup = test.setup
             task = {
                 "word": word,
                 "setup": test.setup,
@@ -167,18 +171,20 @@ class Judge:
                 "entry_points": list(test.entry_points),
             }
         run = await self._run(
-            f"{_driver()}\nmain({setups!r}, {program!r})\n",
+            f"{_driver()}\nmain({setup!r}, {program!r})\n",
             base64.b64encode(zlib.compress(json.dumps(task).encode(), 1)).decode(),
+            test.expected if isinstance(test, FunctionTest) else "",
         )
         return _reported_verdict(run, word, test)
 
-    async def _run(self, code: str, stdin: str) -> ExecutionResult:
+    async def _run(self, code: str, stdin: str, expected: Any) -> ExecutionResult:
         run = await self.sandbox.run(
             code,
             language=self.language,
             timeout=self.timeout,
             compile_timeout=self.compile_timeout,
             memory_mb=self.memory_mb,
+            output_bytes=2 * len(repr(expected)) + _OUTPUT,
             stdin=stdin,
         )
         if run.status is ExecutionStatus.SANDBOX_ERROR:
@@ -188,15 +194,18 @@ class Judge:
 
 @functools.cache
 def _driver() -> str:
-    """The source of `in_sandbox`; a Python of the same version need not compile it anew."""
-    source = Path(in_sandbox.__file__).read_text("utf-8")
-    compiled = marshal.dumps(compile(source, "<judge>", "exec"))
-    packed, text = (base64.b64encode(zlib.compress(one, 9)).decode() for one in (compiled, source.encode()))
+    """The sources of `link` and `in_sandbox`; a Python of the same version need not compile them anew."""
+    sources = [Path(str(one.__file__)).read_text("utf-8") for one in (link, in_sandbox)]
+    compiled = marshal.dumps([compile(one, "<judge>", "exec") for one in sources])
+    packed, texts = (base64.b64encode(zlib.compress(one, 9)).decode() for one in (compiled, marshal.dumps(sources)))
     return (
-        "import base64, marshal, zlib, _frozen_importlib_external\n"
-        f"if _frozen_importlib_external.MAGIC_NUMBER == {MAGIC_NUMBER!r}:\n"
-        f"    exec(marshal.loads(zlib.decompress(base64.b64decode({packed!r}))))\n"
-        f"else:\n    exec(zlib.decompress(base64.b64decode({text!r})))"
+        "import base64, marshal, sys, types, zlib, _frozen_importlib_external\n"
+        f"is_same = _frozen_importlib_external.MAGIC_NUMBER == {MAGIC_NUMBER!r}\n"
+        f"sources = marshal.loads(zlib.decompress(base64.b64decode({packed!r} if is_same else {texts!r})))\n"
+        f"link = sys.modules[{link.__name__!r}] = types.ModuleType({link.__name__!r})\n"
+        "exec(sources[0], vars(link))\n"
+        "exec(sources[1])\n"
+        f"del sys.modules[{link.__name__!r}]"
     )
 
 
@@ -204,9 +213,9 @@ def _stdio_verdict(run: ExecutionResult, test: StdioTest) -> Verdict:
     if not run.ok:
         return _failed_run(run)
     wanted = [test.expected] if isinstance(test.expected, str) else list(test.expected)
-    if not run.stdout_truncated and any(
-        same_output(run.stdout, one, tolerance=test.tolerance, ignore_case=test.ignore_case) for one in wanted
-    ):
+    if run.stdout_truncated:
+        return Verdict(VerdictStatus.LIMIT, "the program printed more than the sandbox keeps of its output", run)
+    if any(same_output(run.stdout, one, tolerance=test.tolerance, ignore_case=test.ignore_case) for one in wanted):
         return Verdict(VerdictStatus.PASSED, run=run)
     return Verdict(VerdictStatus.WRONG, _difference(run.stdout, wanted[0] if wanted else ""), run)
 
@@ -215,21 +224,21 @@ def _reported_verdict(run: ExecutionResult, word: str, test: FunctionTest | Asse
     """Read what the tests' process has said. Without its word it has said nothing."""
     try:
         report = _report(run.stdout, word)
+        if report is None:
+            return _failed_run(run)
+        if isinstance(test, FunctionTest) and report["status"] == "value":
+            value = _value(report["value"])
+            if any(same_value(value, one, tolerance=test.tolerance) for one in (test.expected, *test.or_expected)):
+                return Verdict(VerdictStatus.PASSED, run=run)
+            return Verdict(VerdictStatus.WRONG, _difference(repr(value), repr(test.expected)), run)
     except (ValueError, RecursionError):  # too much for a line, or nested too deeply
         return Verdict(VerdictStatus.LIMIT, "what the function returned is too large", run)
-    if report is None:
-        return _failed_run(run)
     if report["status"] == "no_fork":
         raise SandboxUnsupportedError(
             "functions and assertions are judged by two processes, and the sandbox lets a program have one "
             f"({report['error']}); use the isolation level namespaces or uid"
         )
-    if isinstance(test, FunctionTest) and report["status"] == "value":
-        value = _value(report["value"])
-        if any(same_value(value, one, tolerance=test.tolerance) for one in (test.expected, *test.or_expected)):
-            return Verdict(VerdictStatus.PASSED, run=run)
-        return Verdict(VerdictStatus.WRONG, _difference(repr(value), repr(test.expected)), run)
-    detail = str(report.get("error", ""))
+    detail = str(report.get("error", "")).encode(errors="replace").decode()  # it may hold half a character
     return Verdict(VerdictStatus(report["status"]), detail, run)
 
 
@@ -253,7 +262,7 @@ def _value(found: Any) -> Any:
 
 
 def _hashable(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
+    return tuple(map(_hashable, key)) if isinstance(key, list) else key
 
 
 class _Other:

@@ -15,11 +15,13 @@ import gzip
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolgym.tools.errors import ConfigError, missing_file, missing_package, shorten
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, Problem, StdioTest, Test
+from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.packed_tests import packed_text
 
 STDIN_HINT = "Write a Python program that reads standard input and prints the answer to standard output."
@@ -52,17 +54,27 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
     )
 
 
-def read_tests(spec: Any) -> tuple[Test, ...]:
+def read_tests(spec: Any, tolerance: float | None = None) -> tuple[Test, ...]:
     """Read the tests of a task's ground truth: JSON text or the object itself.
 
     It is a list of tests as `dataclasses.asdict` gives them; or a row of the formats above; or `{"inputs", "outputs"}`
     with an optional `fn_name` (the `input_output` of APPS and TACO, and the ground truth of verl's code rows); or a
     list of `{"input", "output", "testtype"}` (LiveCodeBench).
 
+    Args:
+        spec: the ground truth.
+        tolerance: how much numbers may differ, see `StdioTest`. Default: as the format's own judge has it.
+
     Raises:
         ConfigError: it is none of these.
     """
-    spec = _json("a task's tests", spec)
+    tests = _read_tests(_json("a task's tests", spec))
+    if tolerance is None:
+        return tests
+    return tuple(one if isinstance(one, AssertTest) else replace(one, tolerance=tolerance) for one in tests)
+
+
+def _read_tests(spec: Any) -> tuple[Test, ...]:
     if isinstance(spec, Mapping) and "inputs" in spec:
         return _input_output(spec)
     if isinstance(spec, list) and spec and all(isinstance(one, Mapping) for one in spec):
@@ -301,11 +313,11 @@ def _input_output(spec: Mapping[str, Any]) -> tuple[Test, ...]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ConfigError("'inputs' and 'outputs' must be lists of the same length, with at least one test")
     if not name:
-        return tuple(StdioTest(_text(one), _text(out)) for one, out in zip(inputs, outputs, strict=True))
+        return tuple(StdioTest(_text(one), _text(out), TOLERANCE) for one, out in zip(inputs, outputs, strict=True))
     # APPS wraps the values of some rows in a list of one, and its checker takes either.
     wrapped = all(isinstance(out, list) and len(out) == 1 for out in outputs)
     return tuple(
-        FunctionTest(name, tuple(one), out, tuple(out) if wrapped else ())
+        FunctionTest(name, tuple(one), out, tuple(out) if wrapped else (), TOLERANCE)
         for one, out in zip(inputs, outputs, strict=True)
     )
 

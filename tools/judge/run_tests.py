@@ -9,7 +9,7 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.code_interpreter import SANDBOX_FAILED, CodeInterpreterConfig, open_sandbox
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, SandboxError, shorten
-from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict
+from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict, check_tolerance
 from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import read_tests
 from toolgym.tools.sandbox.base import Sandbox
@@ -33,6 +33,7 @@ class RunTestsTool(StatefulTool):
         config: where it runs, and `default_timeout` for one test; see `toolgym.tools.CodeInterpreterConfig`.
         tool_schema: another name or description for the model; it must keep the argument `code`.
         sandbox: run on this sandbox instead; it stays the caller's to close.
+        tolerance: how much numbers may differ, see `read_tests`.
 
     Attributes:
         sandbox: where the programs run, each test as a run of its own.
@@ -58,11 +59,14 @@ class RunTestsTool(StatefulTool):
         tool_schema: ToolSchema | Mapping[str, Any] | None = None,
         *,
         sandbox: Sandbox | None = None,
+        tolerance: float | None = None,
     ) -> None:
         super().__init__(config, tool_schema)
         options = read_options(CodeInterpreterConfig, self.config, "run_tests")
         if "code" not in self.tool_schema.parameters.get("properties", {}):
             raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
+        check_tolerance(tolerance)
+        self._tolerance = tolerance
         self._owns_sandbox = sandbox is None
         self.sandbox = sandbox if sandbox is not None else open_sandbox(options, "run_tests")
         memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
@@ -75,7 +79,7 @@ class RunTestsTool(StatefulTool):
             ConfigError: the tests cannot be read.
         """
         given = create_kwargs.get("tests")
-        return _Episode(self._judge, read_tests(given) if given else ())
+        return _Episode(self._judge, read_tests(given, self._tolerance) if given else ())
 
     async def close(self) -> None:
         """Close the sandbox, unless the caller gave it."""

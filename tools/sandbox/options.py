@@ -23,6 +23,8 @@ class RunOptions(TypedDict, total=False):
         compile_timeout: wall seconds for the compiler of languages that have one. Default: `timeout`.
         memory_mb: memory of all its processes together in MiB. Default: the sandbox's own limit. A `ProcessSandbox`
             refuses it.
+        output_bytes: how much of stdout and of stderr is kept, where that is more than the sandbox's own limit. A
+            server keeps what its settings say.
         stdin: what the program can read from standard input.
         files: files to put into its folder first, by relative name. The program's own source is `main.py` (or as its
             language calls it), and `main_1.py` where that is one of these.
@@ -35,6 +37,7 @@ class RunOptions(TypedDict, total=False):
     timeout: float
     compile_timeout: float | None
     memory_mb: int | None
+    output_bytes: int | None
     stdin: str
     files: Mapping[str, bytes] | None
     fetch_files: Sequence[str]
@@ -85,6 +88,7 @@ class RunRequest:
     timeout: float = 30.0
     compile_timeout: float | None = None
     memory_mb: int | None = None
+    output_bytes: int | None = None
     stdin: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
     fetch_files: Sequence[str] = ()
@@ -97,6 +101,8 @@ class RunRequest:
         positive("timeout", self.timeout)
         if self.compile_timeout is not None:
             positive("compile_timeout", self.compile_timeout)
+        if self.output_bytes is not None:
+            positive("output_bytes", self.output_bytes)
         _check_start(self.files, self.env, self.memory_mb)
         if isinstance(self.fetch_files, str):
             raise OptionError(f"fetch_files must be a list of names, got {self.fetch_files!r}", "fetch_files")

@@ -113,7 +113,7 @@ class ProcessSandbox(Sandbox):
             await shielded(in_thread(_place_files, folder, {**request.files, file_name: source}))
             stdin = request.stdin.encode("utf-8", errors="replace")
             command = [*interpreter, file_name]
-            result = await self._run(command, folder, stdin, request.timeout, request.env)
+            result = await self._run(command, folder, stdin, request)
             found = await in_thread(_fetch_files, folder, names, left_out)
             return replace(result, files=found, message=not_fetched(left_out))
         except OSError as error:
@@ -126,12 +126,12 @@ class ProcessSandbox(Sandbox):
         for group in tuple(self._groups):
             _kill_group(group)
 
-    async def _run(
-        self, command: list[str], folder: Path, stdin: bytes, timeout: float, env: Mapping[str, str]
-    ) -> ExecutionResult:
+    async def _run(self, command: list[str], folder: Path, stdin: bytes, request: RunRequest) -> ExecutionResult:
+        timeout, env = request.timeout, request.env
         loop = asyncio.get_running_loop()
         started = time.monotonic()
-        out, err = Capture(self.max_output_bytes), Capture(self.max_output_bytes)
+        most = max(request.output_bytes or 0, self.max_output_bytes)
+        out, err = Capture(most), Capture(most)
         starting = asyncio.ensure_future(
             loop.subprocess_exec(
                 lambda: _Program(out, err),

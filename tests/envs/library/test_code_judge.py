@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 
+import aiohttp
 import pytest
 
 import toolgym
+from tests.tools.sandbox.served import serving
 from toolgym.envs import Task
 from toolgym.envs.library.code_judge import EMBEDDED, code_tasks
+from toolgym.envs.rewards.base import Outcome
+from toolgym.envs.rewards.unit_tests import UnitTests
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.tools.judge import Judge, read_tests
 from toolgym.tools.message import user
-from toolgym.tools.sandbox import SharedSandbox
+from toolgym.tools.sandbox import LocalSandbox, SharedSandbox
 
 MBPP = {
     "text": "Write a function to add two numbers.",
@@ -18,6 +23,19 @@ MBPP = {
     "task_id": 1,
     "test_list": ["assert add(1, 2) == 3", "assert add(2, 7654321) == 7654323"],
 }
+SETS = {**MBPP, "test_list": ["assert set([add(1, 2)]) == set([3])", "assert abs(add(2, 7654321) - 7654323) < 1e-6"]}
+FORGER = """
+import gc
+[link] = [one for one in gc.get_objects() if type(one).__name__ == "Link"]
+send = link._send
+def forged(message):
+    if message[0] == "answer" and "dict" in (message[-2] if isinstance(message[-2], dict) else ()):
+        message[-2]["dict"] += [["set", link.encode(lambda *a: 1)], ["abs", link.encode(lambda x: 0.0)]]
+    send(message)
+link._send = forged
+def add(a, b): return 0
+"""
+"""Answers with builtins that the tests have not asked for."""
 
 
 async def test_each_embedded_solution_passes_its_tests():
@@ -91,6 +109,81 @@ async def test_a_fork_goes_on_by_itself_and_the_last_one_closes_the_tools():
     await env.close()
     assert (await twin.step(f"```python\n{MBPP['code']}\n```")).reward == 1.0
     await twin.close()
+
+
+PRINTING = [
+    ("print(1 / int(input()))", "3\n", "0.3333333333", True),
+    ("print(1 / int(input()))", "3\n", "0.33", False),
+    ("print(0.25)", "", "0.250", True),
+    ("print(5.0)", "", "5", True),
+    ("print('yes')", "", "YES", False),
+    ("print(10000001)", "", "10000000", False),
+    ("print('a   b ')", "", "a b\n", True),
+    ("print(7); raise SystemExit(3)", "", "7", False),
+    ("print(open(0).read())", "7\n", "7", True),
+    ("import sys; sys.exit(0)", "", "7", False),
+]
+CALLING = [
+    ("def add(a, b): return a + b", True),
+    ("def add(a, b): return 3", False),
+    (FORGER, False),
+    ("import gc\nclass Liar(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Liar()", False),
+]
+
+
+@pytest.fixture
+async def verdicts():
+    """Asks env, `/submit` and scorer for their verdict on one program: a set, of one if they agree."""
+    async with LocalSandbox(preload=()) as sandbox, serving(sandbox) as server, aiohttp.ClientSession() as client:
+
+        async def ask(program, truth, format, row):
+            answer = f"```python\n{program}\n```"
+            task = Task((user("?"),), truth)
+            async with toolgym.make("CodeJudge-v0", tasks=[task]) as env:
+                await env.reset(seed=0)
+                found = [(await env.step(answer)).reward]
+            found.append((await UnitTests(sandbox)(Outcome(task, (), 1, (), answer, StopReason.ANSWERED))).value)
+            config = {"dataset_type": format, "provided_data": row, "language": "python"}
+            body = {"dataset": "x", "id": 1, "completion": answer, "config": config}
+            async with client.post(f"{server.url}/submit", json=body) as response:
+                found.append(float((await response.json())["accepted"]))
+            return set(found)
+
+        yield ask
+
+
+async def test_env_server_and_scorer_agree_on_what_is_printed(verdicts):
+    for program, stdin, expected, right in PRINTING:
+        truth = {"inputs": [stdin], "outputs": [expected]}
+        row = {"id": 1, "content": "?", "test": [{"input": {"stdin": stdin}, "output": {"stdout": expected}}]}
+        assert await verdicts(program, truth, "CommonOJDataset", row) == {float(right)}, program
+
+
+async def test_env_server_and_scorer_agree_on_what_is_returned(verdicts):
+    for program, right in CALLING:
+        assert await verdicts(program, SETS, "MBPPDataset", {**SETS, "id": 1}) == {float(right)}, program
+
+
+async def test_decimal_answers_are_right():
+    cases = {"inputs": ["3\n", "7\n", "8\n"], "outputs": ["0.3333333", "0.14285714", "0.1250"]}
+    program = "print(1 / int(input()))"
+    call = {"name": "run_tests", "arguments": {"code": program}}
+    for tolerance, passed, reward in ((None, 2, 1.0), (0, 0, 0.0)):
+        row = {"question": "Print 1/n.", "input_output": cases}
+        async with toolgym.make("CodeJudge-v0", tasks=[row], tolerance=tolerance) as env:
+            await env.reset(seed=0)
+            result = await env.step(f"<tool_call>{json.dumps(call)}</tool_call>")
+            assert f"{passed} of 2 tests passed" in result.obs[0]["content"]
+            assert (await env.step(f"```python\n{program}\n```")).reward == reward
+
+
+async def test_an_episode_whose_test_cannot_be_judged_does_not_count():
+    task = Task((user("?"),), [{"code": "assert f(1) == 1", "setup": "import no_such_module"}])
+    async with toolgym.make("CodeJudge-v0", tasks=[task]) as env:
+        await env.reset(seed=0)
+        with pytest.raises(EpisodeFailedError, match="cannot be judged") as caught:
+            await env.step("```python\ndef f(x): return 1\n```")
+    assert not caught.value.stop_reason.counts
 
 
 async def test_tasks_of_verls_shape_and_files(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from toolgym.envs.rewards.base import Outcome
 from toolgym.envs.rewards.unit_tests import UnitTests, final_program
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.message import user
 from toolgym.tools.sandbox import ExecutionResult, ExecutionStatus, Sandbox, SharedSandbox
@@ -70,6 +70,57 @@ async def test_a_sandbox_that_fails_is_no_score():
         await UnitTests(Broken())(outcome(RIGHT))
 
 
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ({"code": "assert f(1) == ("}, "SyntaxError"),
+        ({"code": "assert f(1) == 1", "setup": "import no_such_module"}, "no_such_module"),
+        ({"code": "assert f(1) == 1", "setup": "LIMIT = nothing"}, "NameError"),
+        ({"code": "assert f(1) == 1", "helpers": "1 / 0"}, "ZeroDivisionError"),
+        ({"code": "class Tree: pass\nassert f(Tree()) == 1"}, "an object of Tree cannot be handed"),
+    ],
+)
+@pytest.mark.parametrize("program", ["def f(x): return 1", "1 / 0"])
+async def test_a_test_that_cannot_be_judged_is_no_score(sandbox, test, said, program):
+    if "Tree" in said and "/" in program:  # a program that does not begin has failed before
+        assert (await UnitTests(sandbox)(outcome(f"```python\n{program}\n```", [test]))).value == 0.0
+        return
+    with pytest.raises(EpisodeFailedError, match=f"test 1 cannot be judged: .*{said}") as caught:
+        await UnitTests(sandbox, reward="fraction")(outcome(f"```python\n{program}\n```", [test]))
+    assert not caught.value.stop_reason.counts
+
+
+@pytest.mark.parametrize(
+    "returned",
+    ["object()", "[object()]", "10 ** 5000", "{((1,), 2): 3}", "{((1,),): {frozenset(): 1}}", "lambda: 1", "'\\ud800'",
+     "float('nan')", "eval('[' * 60 + ']' * 60)", "__import__('sys')", "10 ** 4000", "range(10 ** 30)", "nested(440)",
+     "nested(30000)", "type('E', (Exception,), {})()", "1j", "b''", "__import__('decimal').Decimal('sNaN')",
+     "__import__('datetime').date.today()", "{1: {2: {(3, (4,)): 5}}}", "range", "[ValueError('x'), KeyError]",
+     "__import__('sys').setrecursionlimit(9 ** 6) or nested(400)", "__import__('numpy').longdouble(1)",
+     "__import__('pandas').Series([1, 2], dtype='Int64')", "__import__('pandas').interval_range(0, 3)"],
+)  # fmt: skip
+async def test_no_value_that_a_program_chooses_lets_it_off_a_score_of_0(sandbox, returned):
+    nested = "def nested(n):\n    made = []\n    for _ in range(n): made = [made]\n    return made"
+    program = f"{nested}\ndef f(*x): return {returned}"
+    tests = [
+        {"function": "f", "args": [1], "expected": 0.5, "tolerance": 1e-5},
+        {"function": "f", "args": [1], "expected": [[1], {"a": 2}]},
+        {"code": "assert f(1) == 5"},
+        {"code": "assert abs(f(1) - 5) < 1"},
+        {"code": "assert f(f(1)) == 5"},
+        {"code": "x = [f(1)]\nassert f(x, *x) == 5"},
+    ]
+    score = await UnitTests(sandbox, reward="fraction")(outcome(f"```python\n{program}\n```", tests))
+    assert score.value == 0.0
+
+
+async def test_a_tolerance_of_ones_own(sandbox):
+    truth = {"inputs": [""], "outputs": ["3.1"]}
+    for tolerance, value in ((None, 0.0), (0.1, 1.0), (0, 0.0)):
+        score = await UnitTests(sandbox, tolerance=tolerance)(outcome("```python\nprint(3.14)\n```", truth))
+        assert score.value == value
+
+
 async def test_its_own_sandbox_is_made_once_and_closed():
     async with UnitTests() as scorer:
         assert scorer._own is None
@@ -86,5 +137,7 @@ async def test_wrong_arguments_and_ground_truths(sandbox):
         UnitTests(reward="most")
     with pytest.raises(ConfigError, match="total_timeout"):
         UnitTests(total_timeout=0)
+    with pytest.raises(ConfigError, match="tolerance"):
+        UnitTests(tolerance=2)
     with pytest.raises(ConfigError, match="tests must be"):
         await UnitTests(sandbox)(outcome(RIGHT, truth=7))

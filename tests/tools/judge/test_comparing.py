@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from toolgym.tools.judge import same_output, same_value
+from toolgym.tools.judge.comparing import TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -16,11 +17,23 @@ from toolgym.tools.judge import same_output, same_value
         ("", "0", {}, False),
         ("YES", "Yes", {}, False),
         ("YES", "Yes", {"ignore_case": True}, True),
-        ("1.0", "1", {}, False),
+        ("1.0", "1", {}, True),  # as LiveCodeBench has it: a line of numbers alone
+        ("0.25 1e3", "0.250 1000", {}, True),
+        ("0.25\n-.5", "0.250\n-0.5", {}, True),
+        ("50000000000000001", "50000000000000000", {}, False),
+        ("x 1.0", "x 1", {}, False),
+        ("sNaN", "1", {}, False),
+        ("sNaN", "1", {"tolerance": 0.1}, False),
+        ("--1", "1", {"tolerance": 0.1}, False),
+        ("0.33333333", "0.3333333333", {}, False),
+        ("0.33333333", "0.3333333333", {"tolerance": TOLERANCE}, True),
+        ("10000001", "10000000", {"tolerance": TOLERANCE}, False),  # whole numbers are the same, or are not
+        ("10000000.1", "10000000", {"tolerance": TOLERANCE}, True),
+        ("9" * 5000, "9.5", {"tolerance": TOLERANCE}, False),
         ("1.0", "1", {"tolerance": 0.0}, True),
         ("0.3333", "0.33333", {"tolerance": 1e-4}, True),
         ("0.333", "0.33333", {"tolerance": 1e-4}, False),
-        ("1000100", "1000000", {"tolerance": 1e-3}, True),
+        ("1000100.5", "1000000", {"tolerance": 1e-3}, True),
         ("x 1.00001", "x 1", {"tolerance": 1e-4}, True),
         ("y 1", "x 1", {"tolerance": 1e-4}, False),
         ("nan", "1", {"tolerance": 0.9}, False),
@@ -45,6 +58,10 @@ def test_output(actual, expected, options, same):
         ([0.1 + 0.2, "x"], [0.3, "x"], 1e-9, True),
         ("1", 1, 0.5, False),
         (None, 0, None, False),
+        (10**400, 0.5, 0.1, False),  # no float holds it
+        (10**7 + 1, 10**7, TOLERANCE, False),
+        (10.0**7 + 1, 10**7, TOLERANCE, True),
+        ({1, 2}, [1, 2], TOLERANCE, False),  # as APPS and LiveCodeBench have it
     ],
 )
 def test_values(actual, expected, tolerance, same):

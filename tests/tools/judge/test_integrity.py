@@ -124,6 +124,33 @@ ATTACKS = {
         "import os\nos.makedirs('json', exist_ok=True)\nopen('json/__init__.py', 'w').write('dumps = str')\n"
         "def f(n): return 1"
     ),
+    "replaces operators": (
+        "import operator, math\noperator.eq = operator.lt = operator.contains = lambda a, b: True\n"
+        "math.isclose = lambda *a, **k: True\ndef f(n): return 1"
+    ),
+    "plants modules where its user has them": (
+        "import site, os\nplace = site.getusersitepackages()\nos.makedirs(place, exist_ok=True)\n"
+        "for name in ('sitecustomize', 'usercustomize', 'math'):\n"
+        "    open(f'{place}/{name}.py', 'w').write('import os; os._exit(0)')\ndef f(n): return 1"
+    ),
+    "returns what stands for another value": (
+        "def f(n): return {'other': 'x'} if n == 20 else {'dict': [['ref', [0, 'int']]], 'status': 'passed'}"
+    ),
+    "looks for the tests in its own memory": (
+        "import base64, re, zlib\n"
+        f"NEEDLE = ({SECRET[:5]!r} + {SECRET[5:]!r}).encode()\n"
+        "def f(n):\n"
+        "    with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as memory:\n"
+        "        for line in maps:\n"
+        "            low, high = (int(x, 16) for x in line.split()[0].split('-'))\n"
+        "            if ' rw' not in line or high - low > 1 << 26: continue\n"
+        "            try:\n                memory.seek(low); data = memory.read(high - low)\n"
+        "            except (OSError, OverflowError, ValueError): continue\n"
+        "            for packed in re.findall(rb'eAE[A-Za-z0-9+/]{40,}={0,2}', data):\n"
+        "                try:\n                    text = zlib.decompress(base64.b64decode(packed))\n"
+        "                    if NEEDLE in text: return int(NEEDLE)\n"
+        "                except Exception: pass\n"
+    ),
     "returns modules and functions of the standard library": "import unittest.mock\nf = unittest.mock.ANY",
     "returns an array that equals in every place": "import numpy\ndef f(n): return numpy.array([])",
 }
@@ -152,6 +179,36 @@ async def test_the_test_can_be_passed(judge):
 async def test_an_attack_on_a_function_test_does_not_score(judge, attack):
     [verdict] = await judge(timeout=10.0).judge(ATTACKS[attack], [FunctionTest("f", [20], int(SECRET))])
     assert not verdict.passed
+
+
+CLOSE = """import numpy as np
+def assertion(out, exp, atol):
+    exact_match = out == exp
+    if atol == 0 and isinstance(exp, float): atol = 1e-6
+    if not exact_match and atol != 0: assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else: assert exact_match
+def check(candidate):
+    for x, y in zip([[3.5], [2.25]], [0.5, 0.25]): assertion(candidate(*x), y, 0)
+check(f)
+"""
+"""As HumanEval+ compares numbers."""
+
+
+@pytest.mark.parametrize(
+    ("program", "passes"),
+    [
+        ("def f(x): return x % 1", True),
+        ("import numpy\ndef f(x): return numpy.float64(x % 1 + 1e-9)", True),
+        ("def f(x): return []", False),
+        ("def f(x): return [[]]", False),
+        ("def f(x): return set()", False),
+        ("import numpy\ndef f(x): return numpy.array([])", False),
+        (f"{LIAR}\n    size = 1\n    def __len__(self): return 0\ndef f(x): return Liar()", False),
+    ],
+)
+async def test_no_emptiness_is_close_to_a_number(judge, program, passes):
+    [verdict] = await judge().judge(program, [AssertTest(CLOSE, entry_points=("f",))])
+    assert verdict.passed is passes, verdict.detail
 
 
 @pytest.mark.parametrize(

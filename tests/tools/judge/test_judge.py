@@ -79,6 +79,9 @@ async def test_a_function_or_a_method_of_solution_is_called(judge):
         ("'1'", 1, None, False),
         ("None", None, None, True),
         ("float('nan')", 1.0, 0.5, False),
+        ("__import__('fractions').Fraction(1, 2)", 0.5, None, True),
+        ("__import__('decimal').Decimal('2.0')", 2, None, True),
+        ("__import__('decimal').Decimal('0.1')", 0.1, None, False),
         ("10 ** 5000", 1, None, False),
         ("object()", 1, None, False),
         ("'a' * (1 << 21)", "a", None, False),
@@ -88,6 +91,18 @@ async def test_what_a_function_returns_is_compared_outside(judge, returned, expe
     test = FunctionTest("f", [], expected, tolerance=tolerance)
     [verdict] = await judge().judge(f"def f():\n    return {returned}", [test])
     assert verdict.passed is passed
+
+
+async def test_a_right_answer_may_be_long(judge):
+    long = StdioTest("", "12345\n" * 500_000)  # 3 MB, where the sandbox keeps 1 MiB
+    assert statuses(await judge().judge("print('12345\\n' * 500_000)", [long])) == ["passed"]
+    value = FunctionTest("f", [], [12345] * 400_000)
+    assert statuses(await judge().judge("def f(): return [12345] * 400_000", [value])) == ["passed"]
+    [verdict] = await judge().judge("print('12345\\n' * 500_000)", [StdioTest("", "12345")])
+    assert (verdict.status, verdict.detail) == (
+        "limit",
+        "the program printed more than the sandbox keeps of its output",
+    )
 
 
 async def test_one_of_many_values_may_be_right(judge):
@@ -133,6 +148,71 @@ CROSSING = {
     ),
     "a variable": ("LIMIT = 7", "assert LIMIT == 7"),
     "counters": ("from collections import Counter\ndef f(): return Counter('aab')", "assert f() == {'a': 2, 'b': 1}"),
+    "dates and times": (
+        "import datetime as d\n"
+        "UTC = d.timezone.utc\n"
+        "def f(x): return [d.date(2020, 1, 2), d.datetime(2020, 1, 2, 3, tzinfo=UTC), x + d.timedelta(1, 2, 3)]",
+        "import datetime as d\n"
+        "assert f(d.datetime(2020, 1, 2)) == [d.date(2020, 1, 2), d.datetime(2020, 1, 2, 3, tzinfo=d.timezone.utc), "
+        "d.datetime(2020, 1, 3, 0, 0, 2, 3)]\nassert isinstance(f(d.datetime.now())[0], d.date)",
+    ),
+    "a class under isinstance": (
+        "class P: pass\nclass Q(P): pass\ndef mk(): return Q()",
+        "assert isinstance(mk(), P) and isinstance(mk(), (int, Q)) and not isinstance(3, P)",
+    ),
+    "an exception of the program's own": (
+        "class E(ValueError):\n    def __init__(self, code):\n        super().__init__(f'bad {code}')\n"
+        "        self.code = code\n"
+        "class E2(E): pass\ndef f(): raise E2(3)",
+        "try:\n    f()\nexcept E as e:\n    assert (e.code, str(e), isinstance(e, ValueError)) == (3, 'bad 3', True)\n"
+        "else:\n    assert False",
+    ),
+    "exceptions of Python's, with what they hold": (
+        "import json\ndef f(n): return {}['a'] if n else json.loads('{')\ndef g(): return b'\\xff'.decode()",
+        "import json\ntry:\n    f(1)\nexcept KeyError as e:\n    assert e.args == ('a',)\ntry:\n    f(0)\n"
+        "except json.JSONDecodeError:\n    pass\n"
+        "try:\n    g()\nexcept UnicodeDecodeError as e:\n    assert e.start == 0\nelse:\n    assert False",
+    ),
+    "an exit": (
+        "import sys\ndef f(): sys.exit(3)",
+        "try:\n    f()\nexcept SystemExit as e:\n    assert e.code == 3\nelse:\n    assert False",
+    ),
+    "objects that the program compares and adds": (
+        "class V:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
+        "    def __add__(self, o): return V(self.x + o.x)\n    def __hash__(self): return hash(self.x)",
+        "assert V(1) + V(2) == V(3) and V(1) != V(2) and {V(1), V(1)} == {V(1)} and V(1) != 1",
+    ),
+    "a tuple with names": (
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+        "assert f().x == 1 and f() == (1, 2)",
+    ),
+    "an enumeration": (
+        "import enum\nclass C(enum.Enum):\n    RED = 1\ndef f(): return C.RED",
+        "assert f() == C.RED and f() is C.RED and f().value == 1",
+    ),
+    "a type as an argument": ("def f(x, t): return isinstance(x, t)", "assert f(3, int) and not f(3, str)"),
+    "arguments by their names": (
+        "def f(x, operation=1): x.sort(); return operation",
+        "x = [2, 1]\nassert f(x=x, operation=5) == 5 and x == [1, 2]",
+    ),
+    "a queue that is changed": (
+        "def f(d): d.append(3)",
+        "from collections import deque\nd = deque([1])\nf(d)\nassert list(d) == [1, 3]",
+    ),
+    "membership": (
+        "class Odd:\n    def __iter__(self): return iter([1, 3])\ndef f(): return Odd()",
+        "assert 3 in f() and 2 not in f()",
+    ),
+    "data frames": (
+        "import pandas as pd\ndef f(df): return df.groupby('a').b.sum()\n"
+        "def g(): return pd.DataFrame({'a': [1, 2], 'b': ['x', None], 'c': [1.5, float('nan')], "
+        "'d': pd.to_datetime(['2020-01-01', None])})",
+        "import pandas as pd\ndf = pd.DataFrame({'a': [1, 2, 1], 'b': [3, 4, 5]})\n"
+        "pd.testing.assert_series_equal(f(df), df.groupby('a').b.sum())\n"
+        "df = pd.DataFrame({'a': [1, 2], 'b': ['x', None], 'c': [1.5, float('nan')], "
+        "'d': pd.to_datetime(['2020-01-01', None])})\n"
+        "pd.testing.assert_frame_equal(g(), df)\nassert g().equals(df) and not g().equals(df.iloc[:1])",
+    ),
     "what the program prints": ("def f(): print('hello'); return 1", "assert f() == 1"),
 }
 

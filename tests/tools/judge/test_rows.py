@@ -13,6 +13,7 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.tools.judge import AssertTest, FunctionTest, StdioTest, problem_of, read_rows, read_tests
+from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.packed_tests import packed_text
 
 HUMANEVAL = {
@@ -150,14 +151,32 @@ def test_livecodebench():
 
 def test_apps():
     problem = problem_of(APPS)
-    assert problem.hidden == (StdioTest("1\n", "2\n"), StdioTest("2\n", "4"), StdioTest("3\n", "6"))
+    assert problem.hidden == tuple(StdioTest(*one, TOLERANCE) for one in [("1\n", "2\n"), ("2\n", "4"), ("3\n", "6")])
     assert problem.visible == problem.hidden[:2]
     assert problem_of(APPS_CALLS).hidden == (
-        FunctionTest("up", ("a",), ["A"], ("A",)),
-        FunctionTest("up", ("b",), ["B"], ("B",)),
+        FunctionTest("up", ("a",), ["A"], ("A",), TOLERANCE),
+        FunctionTest("up", ("b",), ["B"], ("B",), TOLERANCE),
     )
     lists = {**APPS, "input_output": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 3]]}}
     assert problem_of(lists).hidden[0].or_expected == ()  # a list, and not wrapped
+
+
+DECIMALS = [("0.250", "0.25", True), ("0.3333333333", "0.33333333", None), ("10000000", "10000001", False)]
+
+
+@pytest.mark.parametrize(("expected", "printed", "right"), DECIMALS)
+async def test_numbers_are_compared_as_the_data_sets_own_judge_does(judge, expected, printed, right):
+    apps = {"inputs": [""], "outputs": [expected]}
+    live = [{"input": "", "output": expected, "testtype": "stdin"}]
+    program = f"print({printed!r})"
+    for spec, tolerance, passes in (
+        (apps, None, right is not False),  # within 1e-5, as `numpy.allclose` in its harness
+        (live, None, right is True),  # equal, as its `Decimal`s
+        (apps, 0, right is True),
+        (live, 1e-5, right is not False),
+    ):
+        [verdict] = await judge().judge(program, read_tests(spec, tolerance))
+        assert verdict.passed is passes, (spec, tolerance)
 
 
 def test_tests_of_a_ground_truth():

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolgym.tools.judge.cases import AssertTest, StdioTest, Test, Verdict, VerdictStatus
+from toolgym.tools.judge.comparing import TOLERANCE
 from toolgym.tools.judge.extraction import Extracted, extract_program
 from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import mbpp_tests, prompt_helpers
@@ -35,9 +36,6 @@ from toolgym.tools.serving.transport import RefusedError
 
 TIMEOUT = 20.0
 """Seconds for a test where the request says none, as in SandboxFusion."""
-
-TOLERANCE = 1e-5
-"""How much numbers may differ, as in SandboxFusion; relative to the expected one where that is above 1."""
 
 Row = Mapping[str, Any]
 
@@ -119,7 +117,10 @@ class Mbpp(CodeDataset):
 
 
 class CommonOJ(CodeDataset):
-    """`CommonOJDataset`: programs of any language that read and print. `extra.run_all_cases`: also behind a failure."""
+    """`CommonOJDataset`: programs of any language that read and print.
+
+    `extra.run_all_cases`: also behind a failure; `extra.ignore_case`: letters may differ in case.
+    """
 
     def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
         language = config.language or "any language"
@@ -132,9 +133,8 @@ class CommonOJ(CodeDataset):
             raise RefusedError(400, "config.language must be given for CommonOJDataset", reason="bad_config")
         cases = _json(row, "test", list)
         try:
-            tests = [
-                StdioTest(one["input"]["stdin"], one["output"]["stdout"], TOLERANCE, ignore_case=True) for one in cases
-            ]
+            case = bool(request.config.extra.get("ignore_case"))
+            tests = [StdioTest(one["input"]["stdin"], one["output"]["stdout"], TOLERANCE, case) for one in cases]
         except (KeyError, TypeError) as error:
             raise _bad_row("test", 'a list of {"input": {"stdin"}, "output": {"stdout"}}') from error
         found = await _extract(sandbox, request, language)
@@ -240,6 +240,9 @@ async def _judged(
         stop_at_failure=not config.extra.get("run_all_cases"),
     )
     verdicts = await judge.judge(program, tests)
+    for number, one in enumerate(verdicts, start=1):
+        if one.status is VerdictStatus.NOT_JUDGEABLE:
+            raise RefusedError(400, f"test {number} of the row cannot be judged: {one.detail}", reason="not_judgeable")
     judged = [(one, test) for one, test in zip(verdicts, tests, strict=True) if one.run is not None]
     return EvalResult(
         id=request.id,

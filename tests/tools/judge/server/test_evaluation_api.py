@@ -138,6 +138,28 @@ async def test_wrong_requests(ask, path, body, status, said):
     assert said in answer["detail"]
 
 
+async def test_a_row_whose_test_cannot_be_judged_is_refused(ask):
+    row = {**MBPP, "test_list": ["assert sum(1, 2) == 3"], "labels": {"test_setup_code": "import no_such_module"}}
+    config = {"dataset_type": "MBPPDataset", "provided_data": row}
+    status, answer = await ask("submit", dataset="none", id=1, completion=GOOD["own_mbpp"][1], config=config)
+    assert status == 400
+    assert "test 1 of the row cannot be judged: ModuleNotFoundError" in answer["detail"]
+
+
+async def test_case_counts_unless_the_request_says_otherwise(ask):
+    row = {"id": 1, "content": "?", "test": [{"input": {"stdin": ""}, "output": {"stdout": "YES"}}]}
+    for extra, accepted in (({}, False), ({"ignore_case": True}, True)):
+        config = {"dataset_type": "CommonOJDataset", "provided_data": row, "language": "python", "extra": extra}
+        _, result = await ask("submit", dataset="x", id=1, completion="```python\nprint('Yes')\n```", config=config)
+        assert result["accepted"] is accepted
+
+
+async def test_an_error_with_half_a_character_is_answered(ask):
+    completion = "```python\ndef sum(a, b): raise ValueError('\\ud800')\n```"
+    status, result = await ask("submit", dataset="own_mbpp", id=7, completion=completion, config={})
+    assert (status, result["accepted"]) == (200, False)
+
+
 async def test_more_time_than_the_server_gives_is_refused(ask):
     status, answer = await ask("submit", dataset="oj", id=1, completion="", config={"run_timeout": 1e6})
     assert (status, answer["detail"][0]["loc"]) == (422, ["body", "config", "run_timeout"])

@@ -160,6 +160,7 @@ class Channel:
     def begin(self, request: dict[str, Any]) -> None:
         """Start on a request, or on the next step of one: the clock and the output start anew."""
         self.request = request
+        self.output_bytes = request.get("output_bytes", self.output_bytes)
         self.progress = self._fresh_progress(time.monotonic())
 
     def _fresh_progress(self, now: float) -> Progress:

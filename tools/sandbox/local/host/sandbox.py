@@ -216,6 +216,7 @@ class LocalSandbox(Sandbox):
             "timeout": request.timeout,
             "memory_mb": memory,
             "cpu_seconds": self.limits.cpu_seconds,
+            "output_bytes": max(request.output_bytes or 0, self.limits.output_bytes),
             "stdin": request.stdin,
             "files": _bytes(request.files),
             "fetch": names,

@@ -63,6 +63,7 @@ class RunRequest(TypedDict):
     timeout: float
     memory_mb: int
     cpu_seconds: NotRequired[float | None]
+    output_bytes: NotRequired[int]
     stdin: NotRequired[str]
     files: NotRequired[dict[str, bytes]]
     fetch: NotRequired[list[str]]
