@@ -156,6 +156,8 @@ class Trajectory:
         role: which of the env's roles the policy played.
         parent: id of the trajectory that it was branched from; None where it began with `reset`.
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
+        settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
+            short texts by name; see `run_settings`. Empty where it was not played in a run.
     """
 
     id: str
@@ -184,6 +186,7 @@ class Trajectory:
     role: str = "policy"
     parent: str | None = None
     branch_turn: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes, with the texts decoded: what decodes them stays in this process."""

@@ -294,6 +294,7 @@ async def _main(
             runner = Runner(
                 env_id, engine, env_kwargs=env_kwargs, sinks=[folder.writer], observers=watching, config=config
             )
+            await earlier.check_settings(runner, tasks)
             if record is not None:
                 tiny = engine_name == "tiny" and engine_options["tokenizer"] is None
                 source = "tiny" if tiny else tokenizer.name_or_path

@@ -34,11 +34,13 @@ EXEMPT = {
     ("group_id",),
     ("started_at",),
     ("seconds",),
+    ("settings",),
     ("turns", "engine_seconds"),
     ("turns", "env_seconds"),
     ("turns", "tool_calls", "seconds"),
 }
-"""Fields of a trajectory that a replay does not repeat: random ids, and wall times. What a tool reported in its
+"""Fields of a trajectory that a replay does not repeat: random ids, wall times, and of which classes env and tools are,
+which the recording stands for. What a tool reported in its
 metrics, times among it, is repeated."""
 
 FIRST = ("messages", "sequences", "turns")
