@@ -158,18 +158,20 @@ async def replay(
         else:
             compared += 1
             replayed = scrubbed(trajectory.to_json())
-            found = first_difference(_as_version_3(recorded, replayed), replayed)
+            found = first_difference(_as_now(recorded, replayed), replayed)
             if found is not None:
                 differences.append(Difference(name, *found))
     return Replay(played, compared, differences, unfinished, not_made, list(cassette.misses))
 
 
-def _as_version_3(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_now(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping[str, Any]:
     """A recorded trajectory in the present format; what older ones do not say is taken from the replayed one."""
     if recorded["format_version"] == replayed["format_version"]:
         return recorded
     upgraded = Trajectory.from_json(recorded).to_json()
-    for turn, again in zip(upgraded["turns"], replayed["turns"], strict=False):
+    for turn, again in zip(
+        upgraded["turns"], replayed["turns"] if recorded["format_version"] < 3 else (), strict=False
+    ):
         turn["seed"] = again["seed"]
         if turn["reward"] == 0.0 and again["reward"] is None:  # older ones have 0 where the env was not stepped
             turn["reward"] = None

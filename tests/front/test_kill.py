@@ -104,9 +104,9 @@ def bare(trajectory):
     value = trajectory.to_json()
     for turn in value["turns"]:
         for call in turn["tool_calls"]:
-            times = [name for name in call["metrics"] if name.endswith("_seconds")]
-            for name in times:  # how long it took cannot be had again
-                del call["metrics"][name]
+            # How long it took cannot be had again.
+            metrics = {k: one for k, one in json.loads(call["metrics"]).items() if not k.endswith("_seconds")}
+            call["metrics"] = metrics
     return value
 
 
