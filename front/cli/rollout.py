@@ -87,7 +87,7 @@ def rollout_command(
         str | None,
         typer.Option(
             help="How the model writes tool calls: a parser's name, or 'sglang:NAME' for one of SGLang's; default: as "
-            "the chat template shows it."
+            "the chat template shows it. 'open_thinking:NAME' runs calls in a <think> that never closes, too."
         ),
     ] = None,
     task_file: Annotated[
