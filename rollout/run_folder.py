@@ -188,5 +188,8 @@ def tasks_hash(tasks: Sequence[Task]) -> str:
     """SHA-256 of tasks in their order, hexadecimal; the same for tasks that are equal."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(json.dumps(plain(task.to_row()), sort_keys=True).encode() + b"\n")
+        row = task.to_row()
+        if not task.row:  # its kwargs were in the rows, and so in the hashes of runs, also where there are none
+            row["extra_info"] = {"tools_kwargs": {}, **row["extra_info"]}
+        digest.update(json.dumps(plain(row), sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
