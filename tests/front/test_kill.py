@@ -55,7 +55,7 @@ class Rollouts:
         return [tuple(json.loads(line)) for line in self.asked.read_text().splitlines()] if self.asked.exists() else []
 
     def trajectories(self):
-        found = read_trajectories(self.out / "trajectories.jsonl")
+        found = read_trajectories(self.out / "0.jsonl")
         return sorted(found, key=lambda one: (one.task_index, one.sample_index))
 
 
