@@ -14,7 +14,7 @@ import enum
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -93,6 +93,7 @@ class Episode:
         renderer_factory: see `RendererFactory`.
         env_id: what the trajectory calls the env.
         observers: hear of it, in this order.
+        settings: its run's, see `run_settings`; None for an episode that stands alone.
 
     Attributes:
         id: the id of its trajectory.
@@ -111,6 +112,7 @@ class Episode:
         *,
         env_id: str = "",
         observers: Sequence[EpisodeObserver] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
         self.job, self._config = job, config
@@ -123,7 +125,7 @@ class Episode:
         self._between_turns: BetweenTurns | None = None
         self.branches_left: int | None = None
         self.id = uuid.uuid4().hex
-        self._record = EpisodeRecord(job, config, self.id, env_id)
+        self._record = EpisodeRecord(job, config, self.id, env_id, settings or {})
         self._sampler = self._new_sampler(self.id)
         self._renderer: ChatRenderer | None = None
         self._conversation: Conversation | None = None
@@ -276,6 +278,7 @@ class Episode:
             self._make_renderer,
             env_id=self._record.env_id,
             observers=self._observers,
+            settings=self._record.settings,
         )
         twin._asked = self._asked  # where this one is to stand still, so is the branch
         twin._record.go_on_from(self._record, self._seconds())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.episode_config import EpisodeConfig
 from toolgym.rollout.job import Job
 from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Failure, Trajectory, Turn
+from toolgym.rollout.trajectory import Failure, Trajectory, Turn, plain
 from toolgym.tools.errors import error_text
 from toolgym.tools.message import Message
 
@@ -24,6 +27,7 @@ class EpisodeRecord:
         config: how it is played.
         episode_id: the id of its trajectory.
         env_id: what the trajectory calls the env.
+        settings: its run's, see `run_settings`.
 
     Attributes:
         messages: the conversation, as long as there are no tokens of it.
@@ -34,8 +38,10 @@ class EpisodeRecord:
         seconds: wall seconds that it has run.
     """
 
-    def __init__(self, job: Job, config: EpisodeConfig, episode_id: str, env_id: str) -> None:
-        self.job, self._config, self._id, self.env_id = job, config, episode_id, env_id
+    def __init__(
+        self, job: Job, config: EpisodeConfig, episode_id: str, env_id: str, settings: Mapping[str, str]
+    ) -> None:
+        self.job, self._config, self._id, self.env_id, self.settings = job, config, episode_id, env_id, settings
         self.messages: list[Message] = list(job.task.messages)
         self.turns: list[Turn] = []
         self.reward = 0.0
@@ -97,6 +103,7 @@ class EpisodeRecord:
             validate=self._config.validate,
             parent=job.parent,
             branch_turn=job.branch_turn,
+            settings={**self.settings, "task": task_label(job.task)} if self.settings else {},
         )
 
 
@@ -120,3 +127,9 @@ def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception)
         training_step=config.training_step,
         validate=config.validate,
     )
+
+
+def task_label(task: Task) -> str:
+    """A short text for what an episode begins with: the task's messages and the arguments of its tools."""
+    text = json.dumps(plain([task.messages, task.tools_kwargs]), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

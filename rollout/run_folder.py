@@ -3,9 +3,13 @@
 | file | what it holds |
 | --- | --- |
 | `run.json` | what the run is: its options, hashes of its tasks and files, its id; written before the first episode |
-| `trajectories.jsonl` | the episodes that have finished |
-| `turns.jsonl` | what the engine answered for those that have not (see `JournaledEngine`); removed at the run's end |
+| `0.jsonl` | the trajectories of the episodes that have finished |
+| `turns.journal` | what the engine answered for those that have not (see `JournaledEngine`); removed at the run's end |
 | `batch.safetensors` | the batch of all, written at the end |
+
+The trajectories are named as in verl's `rollout_data_dir`, by their training step, and no other file ends with
+`.jsonl`: so verl's `rollout_viewer.py` opens the folder. Folders of earlier versions get these names when they are
+opened.
 
 `run.json` is replaced at once and never half written. The run that writes a folder has a lock on it.
 """
@@ -27,7 +31,9 @@ from toolgym.rollout.trajectory import plain
 from toolgym.rollout.trajectory_file import TrajectoryWriter
 from toolgym.tools.errors import ConfigError
 
-RUN, TRAJECTORIES, TURNS, BATCH = "run.json", "trajectories.jsonl", "turns.jsonl", "batch.safetensors"
+RUN, TRAJECTORIES, TURNS, BATCH = "run.json", "0.jsonl", "turns.journal", "batch.safetensors"
+EARLIER = {"trajectories.jsonl": TRAJECTORIES, "turns.jsonl": TURNS}
+"""Names of files in folders of earlier versions, and the present ones."""
 
 FORMAT = "toolgym-run"
 FORMAT_VERSION = 1
@@ -124,6 +130,12 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        for earlier, name in EARLIER.items():
+            if (path / RUN).is_file() and (path / earlier).is_file() and not (path / name).exists():
+                try:
+                    (path / earlier).rename(path / name)
+                except OSError as error:
+                    raise ConfigError(f"cannot rename {str(path / earlier)!r} to {name!r}: {error}") from error
         self.writer = TrajectoryWriter(path / TRAJECTORIES, append=True)
 
     def begin(self, run: RunFile) -> None:
@@ -134,7 +146,7 @@ class RunFolder:
         """
         try:
             # First that which says that the rest belongs together.
-            for name in (RUN, TURNS, BATCH):
+            for name in (RUN, TURNS, BATCH, *EARLIER):
                 (self.path / name).unlink(missing_ok=True)
             self.writer.clear()
         except OSError as error:
@@ -188,5 +200,8 @@ def tasks_hash(tasks: Sequence[Task]) -> str:
     """SHA-256 of tasks in their order, hexadecimal; the same for tasks that are equal."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(json.dumps(plain(task.to_row()), sort_keys=True).encode() + b"\n")
+        row = task.to_row()
+        if not task.row:  # its kwargs were in the rows, and so in the hashes of runs, also where there are none
+            row["extra_info"] = {"tools_kwargs": {}, **row["extra_info"]}
+        digest.update(json.dumps(plain(row), sort_keys=True).encode() + b"\n")
     return digest.hexdigest()

@@ -207,8 +207,8 @@ class Segment:
             "token_ids": self.token_ids.tolist(),
             "is_policy": self.is_policy,
             "logprobs": self.logprobs.tolist(),
-            "version_runs": [list(run) for run in self.version_runs],
-            "aligned": {name: array_to_json(array) for name, array in self.aligned.items()},
+            "version_runs": [{"version": version, "tokens": count} for version, count in self.version_runs],
+            "aligned": [{"name": name, **array_to_json(array)} for name, array in self.aligned.items()],
         }
 
     @classmethod
@@ -218,8 +218,8 @@ class Segment:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        aligned = {name: array_from_json(one) for name, one in value["aligned"].items()}
-        runs = tuple((version, count) for version, count in value["version_runs"])
+        aligned = {one["name"]: array_from_json(one) for one in value["aligned"]}
+        runs = tuple((one["version"], one["tokens"]) for one in value["version_runs"])
         return cls(np.asarray(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,34 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.envs.types import StopReason, ToolCallRecord
-from toolgym.rollout.token_sequence import Ids, LogProbs, Segment, TokenSequence, version_runs
+from toolgym.rollout.token_sequence import Ids, LogProbs, Segment, TokenSequence
+from toolgym.rollout.trajectory_versions import upgraded, with_calls
 from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.html_view import html_table, message_row
 from toolgym.tools.message import Message
 
-FORMAT_VERSION = 3
-"""Version of the JSON that `Trajectory.to_json` writes. Versions 1 (where an episode was one sequence) and 2 (where
-groups were numbered in their run, and weight versions stood beside each token) are read too."""
-
-_KINDS = {
-    "env_create": StopReason.ENV_CREATE_FAILED,
-    "reset": StopReason.RESET_FAILED,
-    "prompt": StopReason.PROMPT_REFUSED,
-    "engine": StopReason.ENGINE_FAILED,
-    "engine_timeout": StopReason.ENGINE_TIMEOUT,
-    "env": StopReason.ENV_FAILED,
-    "env_timeout": StopReason.ENV_TIMEOUT,
-    "context": StopReason.CONTEXT_FAILED,
-    "context_timeout": StopReason.CONTEXT_TIMEOUT,
-    "episode_timeout": StopReason.EPISODE_TIMEOUT,
-}
-"""From the `kind` that an error has in files of versions 1 and 2."""
+FORMAT_VERSION = 4
+"""Version of the JSON that `Trajectory.to_json` writes. Read too are versions 1 (where an episode was one sequence), 2
+(where groups were numbered in their run, and weight versions stood beside each token) and 3 (where some fields had
+several types: a turn's text was a place in the output or a text, arguments and schemas were what they are)."""
 
 MAX_DEPTH = 150
 """Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
-
-SHORTEST_QUOTE = 24
-"""A turn's text of so many characters or more is stored as its place in `input` and `output`."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +142,8 @@ class Trajectory:
         role: which of the env's roles the policy played.
         parent: id of the trajectory that it was branched from; None where it began with `reset`.
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
+        settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
+            short texts by name; see `run_settings`. Empty where it was not played in a run.
     """
 
     id: str
@@ -184,6 +172,7 @@ class Trajectory:
     role: str = "policy"
     parent: str | None = None
     branch_turn: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes, with the texts decoded: what decodes them stays in this process."""
@@ -308,10 +297,10 @@ class Trajectory:
         """The trajectory as JSON can hold it; `from_json` reads it back equal.
 
         verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, `score` the
-        reward, and `step` the training step. A turn's text, or a tool result's, that stands in `input` or `output`
-        is not written again: `[start, end]` is its place in `input + output`, counted in code points.
+        reward, and `step` the training step. Each field has one type in all trajectories, as readers of tables want
+        it: tools' schemas, and the arguments and metrics of calls, which may hold anything, are JSON texts. Only
+        `gts` and the env's `metrics` are what tasks and env make them.
         """
-        whole = self.prompt_text + self.response_text
         verl = {
             "input": self.prompt_text,
             "output": self.response_text,
@@ -324,8 +313,10 @@ class Trajectory:
             "format_version": FORMAT_VERSION,
             **verl,
             **{name: plain(getattr(self, name)) for name in names},
+            "messages": [plain(with_calls(message, _text_of)) for message in self.messages],
+            "tools": [_text_of(schema) for schema in self.tools],
             "sequences": [sequence.to_json() for sequence in self.sequences],
-            "turns": [_turn_to_json(turn, whole) for turn in self.turns],
+            "turns": [_turn_to_json(turn) for turn in self.turns],
         }
 
     @classmethod
@@ -346,14 +337,14 @@ class Trajectory:
         if version not in range(1, FORMAT_VERSION + 1):
             raise ConfigError(f"expected a trajectory of format version 1 to {FORMAT_VERSION}, got {version!r}")
         try:
-            data = dict(value) if version == FORMAT_VERSION else _upgraded(value, run)
+            data = dict(value) if version == FORMAT_VERSION else upgraded(value, run)
             del data["format_version"]
             for name, key in _VERLS.items():
                 data[name] = data.pop(key)
-            whole = data["prompt_text"] + data["response_text"]
-            data["messages"], data["tools"] = tuple(data["messages"]), tuple(data["tools"])
+            data["messages"] = tuple(with_calls(one, json.loads) for one in data["messages"])
+            data["tools"] = tuple(json.loads(one) for one in data["tools"])
             data["sequences"] = tuple(TokenSequence.from_json(one) for one in data["sequences"])
-            data["turns"] = tuple(_turn_from_json(one, whole) for one in data["turns"])
+            data["turns"] = tuple(_turn_from_json(one) for one in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
             data["stop_reason"] = StopReason(data["stop_reason"])
             return cls(**data)
@@ -407,55 +398,27 @@ def plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def _turn_to_json(turn: Turn, whole: str) -> dict[str, Any]:
+def _text_of(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _turn_to_json(turn: Turn) -> dict[str, Any]:
     value: dict[str, Any] = plain(turn)
-    for one in (value, *value["tool_calls"]):
-        one["text"] = _quoted(one["text"], whole)
     for one in value["tool_calls"]:
-        if not one["retries"]:
-            del one["retries"]  # as a rule, so that versions of the library that do not know it read the file
+        one["arguments"] = None if one["arguments"] is None else _text_of(one["arguments"])
+        one["metrics"] = _text_of(one["metrics"])
     return value
 
 
-def _turn_from_json(value: Mapping[str, Any], whole: str) -> Turn:
-    calls = tuple(ToolCallRecord(**{**one, "text": _unquoted(one["text"], whole)}) for one in value["tool_calls"])
-    return Turn(**{**value, "text": _unquoted(value["text"], whole), "tool_calls": calls})
-
-
-def _quoted(text: str, whole: str) -> str | list[int]:
-    start = whole.find(text) if len(text) >= SHORTEST_QUOTE else -1
-    return text if start < 0 else [start, start + len(text)]
-
-
-def _unquoted(stored: str | list[int], whole: str) -> str:
-    if isinstance(stored, str):
-        return stored
-    start, end = stored
-    if not 0 <= start < end <= len(whole):
-        raise ValueError(f"no text at {stored!r} in input and output, which have {len(whole)} characters")
-    return whole[start:end]
-
-
-def _upgraded(value: Mapping[str, Any], run: str) -> dict[str, Any]:
-    """JSON of version 1 or 2 as version 3 has it."""
-    data = dict(value)
-    if data["format_version"] == 1:
-        only = {"prompt_ids": data.pop("prompt_ids"), "segments": data.pop("segments"), "cause": "start"}
-        data["sequences"] = [only] if only["prompt_ids"] else []
-    data["task_index"], data["sample_index"] = data.pop("group_id"), data.pop("sample")
-    data["group_id"] = f"{run}-{data['task_index']}"
-    data["sequences"] = [
-        {
-            "prompt_ids": sequence["prompt_ids"],
-            "segments": [
-                {**one, "version_runs": version_runs(one["weight_versions"]), "aligned": {}}
-                for one in sequence["segments"]
-            ],
-            "start_reason": sequence["cause"],
-        }
-        for sequence in data["sequences"]
-    ]
-    if data["error"] is not None:  # its kind says which failure it was
-        data["error"] = dict(data["error"])
-        data["stop_reason"] = _KINDS[data["error"].pop("kind")]
-    return data
+def _turn_from_json(value: Mapping[str, Any]) -> Turn:
+    calls = tuple(
+        ToolCallRecord(
+            **{
+                **one,
+                "arguments": None if one["arguments"] is None else json.loads(one["arguments"]),
+                "metrics": json.loads(one["metrics"]),
+            }
+        )
+        for one in value["tool_calls"]
+    )
+    return Turn(**{**value, "tool_calls": calls})

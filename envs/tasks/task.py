@@ -120,7 +120,7 @@ class Task:
         """The task as a row in verl's shape; `from_row` reads it back equal.
 
         A task that was read from a row gives an equal row, with all keys and types; what was changed since, as by
-        `dataclasses.replace`, is changed in the row too.
+        `dataclasses.replace`, is changed in the row too. A row that has no `tools_kwargs` stands for a task without.
         """
         before = Task.from_row(self.row, id=self.id) if self.row else None
         row = copy.deepcopy(dict(self.row))
@@ -135,9 +135,12 @@ class Task:
             row["data_source"] = self.source
         if before is None or self.id != before.id:
             row["extra_info"] = {**mapping("extra_info", row.get("extra_info")), "index": self.id}
-        if before is None or self.tools_kwargs not in (before.tools_kwargs, _read_from_arrow(self.row)):
+        known = [{}] if before is None else [before.tools_kwargs, _read_from_arrow(self.row)]
+        if self.tools_kwargs not in known:
             kwargs = {name: copy.deepcopy(dict(value)) for name, value in self.tools_kwargs.items()}
             row["extra_info"] = {**mapping("extra_info", row.get("extra_info")), "tools_kwargs": kwargs}
+            if not kwargs:
+                del row["extra_info"]["tools_kwargs"]  # a struct without fields cannot be written to Parquet
         return row
 
 

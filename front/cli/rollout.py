@@ -49,9 +49,9 @@ def rollout_command(
     ] = "CodeInterpreter-v0",
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 32,
     group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 4,
-    out: Annotated[Path, typer.Option(help="Folder for trajectories.jsonl, batch.safetensors and run.json.")] = Path(
-        "rollout-out"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for trajectories (0.jsonl), batch.safetensors and run.json.")
+    ] = Path("rollout-out"),
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -87,7 +87,7 @@ def rollout_command(
         str | None,
         typer.Option(
             help="How the model writes tool calls: a parser's name, or 'sglang:NAME' for one of SGLang's; default: as "
-            "the chat template shows it."
+            "the chat template shows it. 'open_thinking:NAME' runs calls in a <think> that never closes, too."
         ),
     ] = None,
     task_file: Annotated[
@@ -294,6 +294,7 @@ async def _main(
             runner = Runner(
                 env_id, engine, env_kwargs=env_kwargs, sinks=[folder.writer], observers=watching, config=config
             )
+            await earlier.check_settings(runner, tasks)
             if record is not None:
                 tiny = engine_name == "tiny" and engine_options["tokenizer"] is None
                 source = "tiny" if tiny else tokenizer.name_or_path
@@ -364,7 +365,7 @@ def _require_places(out: Path, record: Path | None, *, new: bool) -> None:
         record: its recording.
         new: whether what an earlier run wrote there must stay.
     """
-    from toolgym.rollout.run_folder import BATCH, RUN, TRAJECTORIES, TURNS
+    from toolgym.rollout.run_folder import BATCH, EARLIER, RUN, TRAJECTORIES, TURNS
 
     if record is not None and record.resolve() in [
         (out / name).resolve() for name in (RUN, TRAJECTORIES, TURNS, BATCH)
@@ -376,7 +377,7 @@ def _require_places(out: Path, record: Path | None, *, new: bool) -> None:
                 f"{str(out / RUN)!r} is of an earlier run: go on with that with --resume {out}, name another folder "
                 "with --out, or replace it with --overwrite"
             )
-        require_absent("--out", *(out / name for name in (TRAJECTORIES, BATCH)))
+        require_absent("--out", *(out / name for name in (TRAJECTORIES, BATCH, *EARLIER)))
         require_absent("--record", *([record] if record is not None else []))
 
 

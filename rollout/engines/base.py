@@ -29,6 +29,11 @@ WeightSource: TypeAlias = "str | Path | Mapping[str, torch.Tensor] | Iterable[tu
 """Where new weights come from: a folder that holds a checkpoint, or tensors by their names in the checkpoint."""
 
 
+ROUNDING = 0.01
+"""How far above 0 a log-probability may be: engines that take the logarithm of a rounded probability give up to 0.008
+for a sure token (bfloat16), and 1e-7 as a rule. Such a value stays as it came."""
+
+
 class FinishReason(enum.StrEnum):
     """Why a generation ended."""
 
@@ -127,7 +132,8 @@ class Generation:
     Attributes:
         token_ids: the sampled ids, in order, a matched stop token included.
         logprobs: natural-log probability of each sampled id, under the temperature-scaled distribution before
-            top-p, top-k and min-p (under the unscaled one when the temperature is 0). Same length as `token_ids`.
+            top-p, top-k and min-p (under the unscaled one when the temperature is 0). Finite, and at most 0 (but see
+            `ROUNDING`). Same length as `token_ids`.
         finish_reason: why it ended.
         weight_versions: the version of the weights that sampled each id. Same length as `token_ids`.
         cached_tokens: prompt tokens whose keys and values the engine already had.
@@ -430,6 +436,8 @@ class Engine(ABC):
             raise EngineError(f"{name} gave the token id {wrong}, outside its vocabulary of {self.vocab_size} ids")
         if not _are_finite(generation):
             raise EngineError(f"{name} gave a log-probability that is not a finite number (NaN in the model?)")
+        if ids and (greatest := generation.logprob_array.max()) > ROUNDING:
+            raise EngineError(f"{name} gave the log-probability {greatest:g}: a probability's logarithm is at most 0")
         if not isinstance(generation.finish_reason, FinishReason):
             raise EngineError(f"{name} must end with a FinishReason, got {generation.finish_reason!r}")
         if generation.finish_reason is FinishReason.STOP and not ids:

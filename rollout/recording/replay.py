@@ -34,11 +34,13 @@ EXEMPT = {
     ("group_id",),
     ("started_at",),
     ("seconds",),
+    ("settings",),
     ("turns", "engine_seconds"),
     ("turns", "env_seconds"),
     ("turns", "tool_calls", "seconds"),
 }
-"""Fields of a trajectory that a replay does not repeat: random ids, and wall times. What a tool reported in its
+"""Fields of a trajectory that a replay does not repeat: random ids, wall times, and of which classes env and tools are,
+which the recording stands for. What a tool reported in its
 metrics, times among it, is repeated."""
 
 FIRST = ("messages", "sequences", "turns")
@@ -156,18 +158,20 @@ async def replay(
         else:
             compared += 1
             replayed = scrubbed(trajectory.to_json())
-            found = first_difference(_as_version_3(recorded, replayed), replayed)
+            found = first_difference(_as_now(recorded, replayed), replayed)
             if found is not None:
                 differences.append(Difference(name, *found))
     return Replay(played, compared, differences, unfinished, not_made, list(cassette.misses))
 
 
-def _as_version_3(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_now(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping[str, Any]:
     """A recorded trajectory in the present format; what older ones do not say is taken from the replayed one."""
     if recorded["format_version"] == replayed["format_version"]:
         return recorded
     upgraded = Trajectory.from_json(recorded).to_json()
-    for turn, again in zip(upgraded["turns"], replayed["turns"], strict=False):
+    for turn, again in zip(
+        upgraded["turns"], replayed["turns"] if recorded["format_version"] < 3 else (), strict=False
+    ):
         turn["seed"] = again["seed"]
         if turn["reward"] == 0.0 and again["reward"] is None:  # older ones have 0 where the env was not stepped
             turn["reward"] = None

@@ -36,7 +36,7 @@ class RunConfig(EpisodeConfig):
             (`sampling["seed"]`, `Turn.seed`), so that the run can be repeated; an engine may honour them or not.
         template_kwargs: further variables for the chat template.
         parser: how the model writes tool calls, by name (see `toolgym.tools.parsers.get_parser`) or as a function; None
-            for what the chat template shows.
+            for what the chat template shows. `open_thinking:hermes` runs calls in thinking that never closes.
 
     Raises:
         ConfigError: an argument is of the wrong kind or out of range, or a name is unknown.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.env_life import CLOSE_TIMEOUT, close_env, end_env
 from toolgym.tools.concurrency import deadline
-from toolgym.tools.concurrency.blocking import BlockingPool
+from toolgym.tools.concurrency.blocking import BlockingPool, contained
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import EpisodeError
 
@@ -81,6 +81,8 @@ class EnvPool:
                     await asyncio.sleep(0)  # one episode begins in a round of the event loop: no others are held up
         finally:
             self._making = self._batch = None
+            while self._waiting:  # whatever ended this task, which they wait for
+                self._hand_over(EpisodeError("what makes the envs of the run was cancelled or broke"))
 
     def _hand_over(self, made: BaseEnv | Exception) -> None:
         while self._waiting and self._waiting[0].done():  # its caller was cancelled
@@ -205,7 +207,7 @@ class _Batch:
         end = time.monotonic() + BATCH_SECONDS
         while len(self.made) < self._count and not self.given_up and time.monotonic() < end:
             try:
-                env = self._make()
+                env = contained(self._make, (), {})
             except Exception as error:  # noqa: BLE001  the episode that waits gets it
                 self.made.append(error)
             else:

@@ -26,6 +26,7 @@ from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.env_pool import EnvPool
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.run_settings import run_settings
 from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.group import Group
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
@@ -147,6 +148,7 @@ class Runner(RunnerProtocol):
             # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
             env = await run.envs.take()
             self._renderer(env.tool_schemas)
+            run.settings = self.settings(env)
             run.envs.give_back(env)
             with run.admission.applied():
                 playing = asyncio.create_task(run.play(ready, first))
@@ -183,6 +185,10 @@ class Runner(RunnerProtocol):
             self._carried_groups[run.config.validate] += scheduler.carried_groups
         await self._carried.give(run.suspended, scheduler.carried())
 
+    def settings(self, env: BaseEnv) -> dict[str, str]:
+        """What its runs are, by name, for one of their envs; see `run_settings`."""
+        return run_settings(self.config, env, self.env.kwargs, self.tokenizer)
+
     def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
         key = tuple(schema.canonical_json for schema in schemas)
         if key not in self._renderers:
@@ -203,6 +209,7 @@ class _Run:
         self._giving = asyncio.Lock()
         self._playing = self._without_env = 0  # episodes that run, and those of them that take an env yet
         self._stopping = False
+        self.settings: Mapping[str, str] = {}
         self.broken: Exception | None = None  # what a sink or an observer raised first
         branching = runner.config.branching
         brancher = Brancher(branching, self._branch_job, self._begin_branch) if branching else None
@@ -337,6 +344,7 @@ class _Run:
                 runner._renderer,
                 env_id=runner.env.env_id,
                 observers=self.observers,
+                settings=self.settings,
             )
         self._episodes[job.member] = episode
         if job.member in self._early_cuts:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.rollout.env_life import close_env
 from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.episode_record import task_label
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.run_counts import RunCounts
 from toolgym.rollout.runner.scheduler import Cut, Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
+from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory, plain
 from toolgym.rollout.trajectory_file import read_trajectories
-from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.errors import ConfigError, TemplateError, shorten
+from toolgym.tools.schema import ToolSchema
+
+if TYPE_CHECKING:
+    from toolgym.rollout.runner.local import Runner
 
 _Facts = Iterable[tuple[str, Any, Any]]
 """What it is, as the earlier run has it, as the run that is resumed has it."""
@@ -88,6 +98,65 @@ class EarlierRun:
                 _require_same(key, [("a task_index below", max(key.task_index + 1, count), count)])
                 _require_same(key, _of_task(one, tasks[key.task_index]))
 
+    async def check_settings(self, runner: Runner, tasks: Tasks) -> None:
+        """Check what takes an env, the tokenizer and its chat template to see.
+
+        Files of versions before 4 have no settings. In them the first prompt is held against the chat template, and
+        where the env is a plain `ToolEnv`, all prompts and tools against what it would give now.
+
+        Args:
+            runner: plays what is left.
+            tasks: see `check`.
+
+        Raises:
+            ConfigError: an episode was played otherwise; says in what.
+        """
+        played = {key: one for key, one in self.trajectories.items() if one.sequences}
+        if not played:
+            return
+        env = runner.env()
+        try:
+            now = runner.settings(env)
+            for key, one in played.items():
+                if one.settings:
+                    names = {**now, **one.settings}.keys() - {"task"}
+                    _require_same(key, ((name, one.settings.get(name), now.get(name)) for name in sorted(names)))
+                elif isinstance(env, ToolEnv) and type(env).reset is ToolEnv.reset:
+                    _require_same(key, _of_tool_env(one, env, tasks))
+        finally:
+            await close_env(env)
+        first = min(played, key=lambda key: played[key].started_at)  # what a template says of the day is this one's
+        if len(played[first].sequences) == 1:
+            _require_same(first, _of_tokens(played[first], runner))
+
+
+def _of_tool_env(one: Trajectory, env: ToolEnv, tasks: Tasks) -> _Facts:
+    yield "the tools", _as_read(one.tools), _as_read([schema.to_openai() for schema in env.tool_schemas])
+    if isinstance(tasks, Sequence):
+        prompt = _as_read(env.prepare(tasks[one.task_index]).messages)
+        yield "the prompt", _as_read(one.messages[: len(prompt)]), prompt
+
+
+def _of_tokens(one: Trajectory, runner: Runner) -> _Facts:
+    """The first prompt as its messages give it now, and all texts as its ids do."""
+    began = datetime.fromtimestamp(one.started_at)
+    renderer = ChatRenderer(
+        runner.tokenizer,
+        [ToolSchema.from_openai(tool) for tool in one.tools],
+        runner.config.template_kwargs,
+        parser=runner.config.parser,
+        now=began,
+    )
+    there, now = one.prompt_ids.tolist(), list[int]()
+    for count in range(1, len(one.messages) + 1):
+        with contextlib.suppress(TemplateError):  # some templates refuse a conversation that no user has begun
+            now = renderer.prompt(one.messages[:count])
+        if len(now) >= len(there):
+            break
+    yield "the first prompt, as tokens,", there, now
+    texts = renderer.decode(there), renderer.decode(one.response_ids.tolist())
+    yield "the texts of its tokens", (one.prompt_text, one.response_text), texts
+
 
 def _of_config(one: Trajectory, env_id: str, config: RunConfig) -> _Facts:
     yield "the env", one.env_id, env_id
@@ -101,18 +170,23 @@ def _of_config(one: Trajectory, env_id: str, config: RunConfig) -> _Facts:
 
 def _of_task(one: Trajectory, task: Task) -> _Facts:
     yield "the task", one.task_id, task.id
+    if one.settings:
+        yield "the task's messages and arguments of tools", one.settings.get("task"), task_label(task)
     yield "the source", one.source, task.source
     yield "the ground truth", _as_read(one.ground_truth), _as_read(task.ground_truth)
 
 
 def _require_same(key: EpisodeKey, facts: _Facts) -> None:
-    for what, there, now in facts:
-        if there != now:
-            raise ConfigError(
-                f"what is on disk is of another run: {key} has {what} {shorten(repr(there), 100)}, and the run to be "
-                f"resumed {shorten(repr(now), 100)}. Resume with the arguments of the run that wrote it, or write "
-                "elsewhere"
-            )
+    differ = [
+        f"{what} {shorten(repr(there), 100)}, and the run to be resumed {shorten(repr(now), 100)}"
+        for what, there, now in facts
+        if there != now
+    ]
+    if differ:
+        raise ConfigError(
+            f"what is on disk is of another run: {key} has {'; '.join(differ[:8])}. Resume with the arguments of the "
+            "run that wrote it, or write elsewhere"
+        )
 
 
 def _as_read(value: Any) -> Any:

@@ -77,7 +77,8 @@ async def rollout(
         out: a JSON Lines file that gets each trajectory as soon as it has finished; `read_trajectories`
             reads it. A file that holds an earlier run's is refused.
         resume: go on with the run that `out` holds, given the same arguments: what is there is not played again, and is
-            returned with what is played now, as if one run had played all. A config without a seed takes that run's.
+            returned with what is played now, as if one run had played all; what differs is an error, except for what
+            `run_settings` says may change. A config without a seed takes that run's.
             A file that is not there begins a run.
         progress: show on standard error, or in the notebook, how far the run is, see `Progress`.
         observers: hear of each episode while it is played, such as `RunMetrics`.
@@ -114,6 +115,7 @@ async def rollout(
             jobs = PlannedGroups(chosen, runner.config, _that_ends(plan), observe, run_id=earlier.run_id)
         members = runner.config.group_size + (plan.spare_members if plan is not None else 0)
         earlier.check(runner.env.env_id, runner.config, chosen, members)
+        await earlier.check_settings(runner, chosen)
         resumed = Resumed(jobs, earlier.trajectories)
         if progress:
             from toolgym.rollout.runner.metrics.run_metrics import RunMetrics

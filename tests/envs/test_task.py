@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.sources import TaskList
+from toolgym.envs.tasks.stored import from_parquet
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
@@ -113,7 +114,8 @@ def test_what_was_changed_is_changed_in_the_row():
     }
     other = dataclasses.replace(task, messages=task.messages[1:], tools_kwargs={})
     assert other.to_row()["prompt"] == ROW["prompt"][1:]
-    assert other.to_row()["extra_info"] == {**ROW["extra_info"], "tools_kwargs": {}}
+    without = {name: value for name, value in ROW["extra_info"].items() if name != "tools_kwargs"}
+    assert other.to_row()["extra_info"] == without
     one = Task.from_row({**ROW, "reward_model": {"ground_truth": 1}})
     assert exactly(dataclasses.replace(one, ground_truth=True).to_row()["reward_model"]) == '{"ground_truth": true}'
 
@@ -175,3 +177,16 @@ def test_a_line_that_is_no_json_is_shown(tmp_path):
     path.write_text("# not tasks\n")
     with pytest.raises(ConfigError, match=r"line 1: expected a JSON object, got '# not tasks'"):
         load_tasks(path)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"f": {"create_kwargs": {"x": 1}}}])
+def test_rows_can_be_written_to_parquet_by_pandas(tmp_path, kwargs):
+    """A struct without fields cannot, as empty `tools_kwargs` were."""
+    pandas = pytest.importorskip("pandas")
+    given = [
+        Task(({"role": "user", "content": f"q{number}"},), number, tools_kwargs=kwargs, id=str(number))
+        for number in range(3)
+    ]
+    pandas.DataFrame([one.to_row() for one in given]).to_parquet(tmp_path / "t.parquet")
+    assert list(from_parquet(tmp_path / "t.parquet")) == given
+    assert [Task.from_row(one.to_row()) for one in given] == given

@@ -249,6 +249,20 @@ async def test_mistakes_keep_their_place_among_good_calls(recorder):
     await env.close()
 
 
+@pytest.mark.parametrize("error", [StopIteration("x"), SystemExit(3), KeyboardInterrupt()])
+async def test_what_a_blocking_tool_raises_is_told_by_its_name_and_without_an_address(error):
+    @tool
+    def stops(what: str) -> str:
+        """Stop."""
+        raise error
+
+    async with ToolEnv([stops], [Task(({"role": "user", "content": "go"},))]) as env:
+        await env.reset()
+        read = (await env.step(call("stops", what="now"))).obs[0]["content"]
+    assert "stops raised " + type(error).__name__ in read
+    assert "0x" not in read
+
+
 async def test_a_tool_that_raises_is_an_observation(recorder):
     env = make(recorder)
     await env.reset()

@@ -66,8 +66,8 @@ def test_a_rollout_shows_figures_and_leaves_files(tmp_path):
         assert word in done.stdout
     assert "assistant" in done.stdout
     assert "every invariant holds" in done.stdout
-    assert str(out / "trajectories.jsonl") in done.stdout
-    trajectories = list(read_trajectories(out / "trajectories.jsonl"))
+    assert str(out / "0.jsonl") in done.stdout
+    trajectories = list(read_trajectories(out / "0.jsonl"))
     batch = load_batch(out / "batch.safetensors")
     assert len(trajectories) == len(batch) == 8
     assert sorted(batch.ids) == sorted(one.id for one in trajectories)
@@ -100,7 +100,7 @@ def test_tasks_and_tools_from_files(tmp_path, run_here):
         "--task-file", str(tasks), "--tool-config", str(tools),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [one.ground_truth for one in read_trajectories(out / "trajectories.jsonl")] == ["408", "408"]
+    assert [one.ground_truth for one in read_trajectories(out / "0.jsonl")] == ["408", "408"]
 
 
 def test_tasks_from_plain_rows(tmp_path, run_here):
@@ -110,7 +110,7 @@ def test_tasks_from_plain_rows(tmp_path, run_here):
         "--task-file", str(tmp_path / "plain.csv"), "--task-columns", "prompt=question, ground_truth=answer",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    [one] = read_trajectories(tmp_path / "out" / "trajectories.jsonl")
+    [one] = read_trajectories(tmp_path / "out" / "0.jsonl")
     assert (one.messages[0]["content"], one.ground_truth) == ("Compute 6*7.", "42")
 
 
@@ -121,7 +121,7 @@ def test_arguments_of_the_env_with_wrappers(tmp_path, run_here):
         "--env-kwargs", json.dumps({"wrappers": [limit], "max_turns": 3}), "--record", str(tmp_path / "run.jsonl"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    played = list(read_trajectories(tmp_path / "out" / "trajectories.jsonl"))
+    played = list(read_trajectories(tmp_path / "out" / "0.jsonl"))
     assert [len(one.turns) for one in played] == [1, 1]
     assert run_here("replay", str(tmp_path / "run.jsonl")).returncode == 0
 
@@ -187,7 +187,7 @@ def test_the_parser_is_the_chat_templates_unless_it_is_named(tmp_path):
             "rollout", "--tasks", "4", "--out", str(tmp_path), "--max-new-tokens", "96", "--overwrite", *arguments
         )
         assert done.returncode == 0, done.stderr
-        return sum(len(one.tool_calls) for one in read_trajectories(tmp_path / "trajectories.jsonl"))
+        return sum(len(one.tool_calls) for one in read_trajectories(tmp_path / "0.jsonl"))
 
     assert calls() == calls("--parser", "hermes") > 0
     assert calls("--parser", "mistral") == 0
@@ -241,17 +241,17 @@ def test_a_full_disk_behind_standard_output_and_few_characters_are_one_line(tmp_
 
 
 def test_an_engine_that_does_not_start_leaves_earlier_results_alone(tmp_path, monkeypatch):
-    for name in ("trajectories.jsonl", "batch.safetensors"):
+    for name in ("0.jsonl", "batch.safetensors"):
         (tmp_path / name).write_text("of an earlier run\n")
     arguments = ["--engine", "http://127.0.0.1:9", "--out", str(tmp_path), "--overwrite"]
     monkeypatch.setattr("sys.argv", ["toolgym", "rollout", *arguments])
     with pytest.raises(SystemExit):
         main()
-    for name in ("trajectories.jsonl", "batch.safetensors"):
+    for name in ("0.jsonl", "batch.safetensors"):
         assert (tmp_path / name).read_text() == "of an earlier run\n"
 
 
-@pytest.mark.parametrize("there", ["trajectories.jsonl", "batch.safetensors", "run.jsonl"])
+@pytest.mark.parametrize("there", ["0.jsonl", "batch.safetensors", "run.jsonl"])
 def test_an_earlier_run_is_not_replaced_unless_asked(tmp_path, monkeypatch, capfd, there):
     short = ["--tasks", "1", "--group-size", "1", "--max-new-tokens", "32"]
     arguments = ["toolgym", "rollout", *short, "--out", str(tmp_path), "--record", str(tmp_path / "run.jsonl")]
@@ -274,7 +274,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(tmp_path, monkeypatch, capf
 
 
 def test_an_empty_file_is_no_earlier_run(tmp_path, monkeypatch, capfd):
-    for name in ("trajectories.jsonl", "batch.safetensors"):
+    for name in ("0.jsonl", "batch.safetensors"):
         (tmp_path / name).touch()
     monkeypatch.setattr("sys.argv", ["toolgym", "rollout", "--engine", "http://127.0.0.1:9", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
@@ -332,7 +332,7 @@ def test_a_signal_stops_cleanly_keeps_what_has_finished_and_leaves_no_program_be
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: slow_tool.Slow}]\n")
     arguments = ["--tasks", "2000", "--out", str(out), "--max-new-tokens", "96"]
     with started(*arguments, "--tool-config", str(tmp_path / "tools.yaml"), PYTHONPATH=str(tmp_path)) as process:
-        path = out / "trajectories.jsonl"
+        path = out / "0.jsonl"
         programs = []
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline and process.poll() is None:
@@ -435,7 +435,7 @@ def test_a_full_disk_costs_no_episode_that_has_finished(tmp_path, run_here, monk
     )  # fmt: skip
     assert done.returncode == 1
     assert "error: cannot append: No space left on device" in done.stderr
-    assert len(list(read_trajectories(tmp_path / "trajectories.jsonl"))) == 2
+    assert len(list(read_trajectories(tmp_path / "0.jsonl"))) == 2
     assert 3 <= len(load_batch(tmp_path / "batch.safetensors")) < 50
 
 

@@ -55,7 +55,7 @@ class Rollouts:
         return [tuple(json.loads(line)) for line in self.asked.read_text().splitlines()] if self.asked.exists() else []
 
     def trajectories(self):
-        found = read_trajectories(self.out / "trajectories.jsonl")
+        found = read_trajectories(self.out / "0.jsonl")
         return sorted(found, key=lambda one: (one.task_index, one.sample_index))
 
 
@@ -104,9 +104,9 @@ def bare(trajectory):
     value = trajectory.to_json()
     for turn in value["turns"]:
         for call in turn["tool_calls"]:
-            times = [name for name in call["metrics"] if name.endswith("_seconds")]
-            for name in times:  # how long it took cannot be had again
-                del call["metrics"][name]
+            # How long it took cannot be had again.
+            metrics = {k: one for k, one in json.loads(call["metrics"]).items() if not k.endswith("_seconds")}
+            call["metrics"] = metrics
     return value
 
 

@@ -59,7 +59,7 @@ def killed(whole, tmp_path):
     """A copy of that run as if it had been killed: two episodes have finished, the third was being written."""
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     out = tmp_path / "out"
-    path = out / "trajectories.jsonl"
+    path = out / "0.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]) + b'{"format_version": 3, "inp')
     (out / "batch.safetensors").unlink()
     (out / "run.json").write_text((out / "run.json").read_text().replace(str(whole), str(tmp_path)))
@@ -77,7 +77,7 @@ def append(path, text):
 
 
 def in_order(out):
-    return sorted(read_trajectories(out / "trajectories.jsonl"), key=lambda one: (one.task_index, one.sample_index))
+    return sorted(read_trajectories(out / "0.jsonl"), key=lambda one: (one.task_index, one.sample_index))
 
 
 def what_happened(out):
@@ -99,7 +99,7 @@ def test_a_run_that_was_killed_goes_on_without_any_other_option(toolgym, killed,
     assert what_happened(killed) == what_happened(whole / "out")
     assert len({one.group_id for one in in_order(killed)}) == 3
     assert len(load_batch(killed / "batch.safetensors")) == 6
-    assert sorted(path.name for path in killed.iterdir()) == ["batch.safetensors", "run.json", "trajectories.jsonl"]
+    assert sorted(path.name for path in killed.iterdir()) == ["0.jsonl", "batch.safetensors", "run.json"]
     recording = Cassette.load(killed.parent / "record.jsonl")
     assert (len(recording.trajectories), recording.ended) == (6, True)
     requests = [one for one in recording.everything() if "prompt_ids" in one.asked]
@@ -115,14 +115,14 @@ def test_a_run_that_is_complete_says_so_and_makes_its_batch_again(toolgym, whole
     out = tmp_path / "out"
     shutil.copytree(whole / "out", out)
     (out / "batch.safetensors").unlink()
-    (out / "turns.jsonl").write_text("a run was killed between its last episode and its end")
-    before = (out / "trajectories.jsonl").read_bytes()
+    (out / "turns.journal").write_text("a run was killed between its last episode and its end")
+    before = (out / "0.jsonl").read_bytes()
     done = toolgym("rollout", "--resume", out, "--engine", "http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
     assert "is complete: nothing is left to play" in done.stdout
     assert len(load_batch(out / "batch.safetensors")) == 6
-    assert (out / "trajectories.jsonl").read_bytes() == before
-    assert not (out / "turns.jsonl").exists()
+    assert (out / "0.jsonl").read_bytes() == before
+    assert not (out / "turns.journal").exists()
 
 
 def change(name, value):
@@ -144,11 +144,11 @@ def change(name, value):
     ],
 )
 def test_an_option_that_contradicts_the_run_is_an_error(toolgym, killed, arguments, said):
-    before = (killed / "trajectories.jsonl").read_bytes()
+    before = (killed / "0.jsonl").read_bytes()
     done = toolgym("rollout", "--resume", killed, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
-    assert (killed / "trajectories.jsonl").read_bytes() == before
+    assert (killed / "0.jsonl").read_bytes() == before
 
 
 def test_an_option_that_says_the_same_is_fine_and_the_engine_may_be_another(toolgym, killed):
@@ -177,11 +177,11 @@ def test_an_option_that_says_the_same_is_fine_and_the_engine_may_be_another(tool
         (lambda out: append(out.parent / "tasks.jsonl", "\n"), "was changed since the run in"),
         (lambda out: (out.parent / "tasks.jsonl").unlink(), "tasks.jsonl"),
         (lambda out: (out.parent / "record.jsonl").write_text("of something else\n"), "is not a recording"),
-        (lambda out: (out / "turns.jsonl").write_text("of something else\n"), "is no journal"),
+        (lambda out: (out / "turns.journal").write_text("of something else\n"), "is no journal"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_told_and_nothing_is_lost(toolgym, killed, spoil, said):
-    path = killed / "trajectories.jsonl"
+    path = killed / "0.jsonl"
     whole_lines = path.read_bytes().splitlines(keepends=True)[:2]
     spoil(killed)
     done = toolgym("rollout", "--resume", killed)
@@ -192,8 +192,40 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_lost(toolgym, killed,
         assert path.read_bytes().splitlines(keepends=True)[:2] == whole_lines
 
 
+def test_a_folder_of_an_earlier_version_is_resumed_and_gets_the_present_names(toolgym, killed, whole):
+    (killed / "0.jsonl").rename(killed / "trajectories.jsonl")
+    (killed / "turns.jsonl").write_text("")
+    done = toolgym("rollout", "--resume", killed)
+    assert done.returncode == 0, done.stderr
+    assert "resuming: 2 of 6 episodes have finished" in done.stderr
+    assert what_happened(killed) == what_happened(whole / "out")
+    assert sorted(path.name for path in killed.iterdir()) == ["0.jsonl", "batch.safetensors", "run.json"]
+
+
+def test_a_new_run_beside_the_trajectories_of_an_earlier_version_is_refused(toolgym, tmp_path):
+    (tmp_path / "trajectories.jsonl").write_text("{}\n")
+    done = toolgym("rollout", *SHORT, "--out", tmp_path)
+    assert (done.returncode, "trajectories.jsonl" in done.stderr) == (1, True)
+    assert (tmp_path / "trajectories.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("folder", ["whole", "killed"])
+def test_verls_viewer_finds_steps_and_texts_in_a_folder(request, folder):
+    """It takes each file `*.jsonl` for a step of that number, its lines for rows, and sorts these by `score`."""
+    out = request.getfixturevalue(folder)
+    out = out / "out" if folder == "whole" else out
+    (out / "turns.journal").write_text("of a run that is under way")
+    steps = sorted(out.glob("*.jsonl"), key=lambda path: int(path.stem))
+    (out / "turns.journal").unlink()
+    assert [path.name for path in steps] == ["0.jsonl"]
+    for line in steps[0].read_text().splitlines()[:2]:
+        row = json.loads(line)
+        assert (row["step"], type(row["input"]), type(row["output"]), type(row["score"])) == (0, str, str, float)
+        assert list(row)[1:6] == ["input", "output", "gts", "score", "step"]
+
+
 def test_a_broken_line_in_the_middle_is_named(toolgym, killed):
-    path = killed / "trajectories.jsonl"
+    path = killed / "0.jsonl"
     path.write_bytes(b"{}\n" + path.read_bytes())
     done = toolgym("rollout", "--resume", killed)
     assert done.returncode == 2
@@ -202,7 +234,7 @@ def test_a_broken_line_in_the_middle_is_named(toolgym, killed):
 
 def test_a_second_call_beside_the_first_is_refused(toolgym, killed, monkeypatch):
     monkeypatch.setattr(locked_file, "PATIENCE", 0.0)
-    with (killed / "trajectories.jsonl").open("rb") as file:
+    with (killed / "0.jsonl").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for arguments in (["--resume", killed], [*SHORT, "--out", killed, "--overwrite"]):
             done = toolgym("rollout", *arguments)

@@ -1,4 +1,5 @@
-"""Two tests of the founding document, by their names: what a request is made of, and an end where tokens run out.
+"""Two tests of the founding document, by their names: what a request is made of, and an end where tokens run out; and
+the episode that it shows.
 
 Its others are in `tests/tools/test_sandbox_tool.py` and `tests/tools/concurrency/test_cluster_rate_limit.py`.
 """
@@ -32,6 +33,28 @@ async def play(engine, **kwargs):
     config = RunConfig(seed=3, sampling=SamplingParams(max_new_tokens=200, temperature=0.7, top_p=0.9), **kwargs)
     [one] = await Runner(lambda: CodeInterpreterEnv(tools=[repeat], own_tools=False), engine, config=config).run([TASK])
     return one
+
+
+async def test_the_episode_that_the_document_shows(scripted):
+    """Its first turn opens `<think>`, never closes it, and calls the tool."""
+    program = "total_pay_this_year = 200000\nbonus_percentage = 10 / 100\n"
+    program += "bonus_this_year = total_pay_this_year * bonus_percentage\n"
+    program += "total_income_this_year = total_pay_this_year + bonus_this_year\nprint(total_income_this_year)"
+    call = json.dumps({"name": "code_interpreter", "arguments": {"code": program, "executes": "True"}})
+    turns = (
+        f"<think>\nOkay, let me use the code interpreter to make sure.\n<tool_call>\n{call}\n</tool_call>",
+        "<think>\nThe code shows that the total is 220,000.\n</think>\n\n#### 220000.0",
+    )
+    read = {}
+    for parser in ("hermes", "open_thinking:hermes"):
+        said = iter(turns)
+        config = RunConfig(sampling=SamplingParams(max_new_tokens=400), seed=0, parser=parser)
+        runner = Runner("CodeInterpreter-v0", scripted(lambda *_, said=said: next(said)), config=config)
+        [read[parser]] = await runner.run([TASK])
+    assert [one.status for one in read["hermes"].tool_calls] == ["open_thinking"]
+    [called] = read["open_thinking:hermes"].tool_calls
+    assert (called.status, called.text.strip()) == ("ok", "220000.0")
+    assert read["open_thinking:hermes"].messages[-1]["content"].endswith("#### 220000.0")
 
 
 def call_for_ever(prompt, request_id):

@@ -13,6 +13,7 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, run_episode
 from toolgym.rollout.runner.env_pool import EnvPool
 from toolgym.tools.concurrency import deadline
+from toolgym.tools.errors import EpisodeError
 
 TASKS = [Task(({"role": "user", "content": f"go {number}"},), id=str(number)) for number in range(12)]
 
@@ -104,6 +105,37 @@ async def test_one_env_that_cannot_be_made_is_one_failed_trajectory(scripted, co
     assert "no licence" in failed[0]
     assert "no disk" in failed[1]
     assert counted.open == 0
+
+
+async def test_a_stop_iteration_of_what_makes_envs_costs_its_episodes_and_hangs_none(scripted, counted):
+    configs = iter([1, 2])
+
+    def make():
+        next(configs)  # too few of them
+        return counted()
+
+    async with asyncio.timeout(50):
+        done = await Runner(make, scripted(lambda *_: "#### 1"), config=config()).run(TASKS)
+    assert len(done) == len(TASKS)
+    failed = [one.error.message for one in done if one.failed]
+    assert failed
+    assert set(failed) == {"RuntimeError: EnvFactory raised StopIteration"}
+    assert counted.open == 0
+
+
+async def test_what_waits_for_an_env_hears_that_its_maker_is_gone(counted):
+    go_on = threading.Event()
+    pool = EnvPool(lambda: go_on.wait(120) and counted(), 100.0)
+    waiting = [asyncio.create_task(pool.take()) for _ in range(3)]
+    try:
+        await asyncio.sleep(0.1)
+        pool._making.cancel()  # as a user's code may that cancels all tasks of an event loop
+        async with asyncio.timeout(50):
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(one) for one in ended] == [EpisodeError] * 3
+    finally:
+        go_on.set()
+        await pool.close()
 
 
 async def test_an_episode_of_a_trainer_has_that_deadline_too(scripted):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import json
 from dataclasses import replace
 
 import pytest
 
-from toolgym.envs import ArithmeticTasks, TaskList, ToolEnv
+from toolgym.envs import ArithmeticTasks, BadCallPolicy, TaskList, ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import (
     Branching,
+    EpisodeLimits,
     GroupPlan,
     GroupsInOrder,
+    KeepToolResults,
     RunConfig,
     SamplingParams,
     at_turns,
@@ -23,7 +27,9 @@ from toolgym.rollout import (
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.recording.replay import first_difference
 from toolgym.rollout.runner.resumed import EarlierRun, Resumed
+from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
+from toolgym.wrappers import TimeLimit
 
 TASKS = [Task(({"role": "user", "content": f"task {number}"},), id=str(number)) for number in range(4)]
 CONFIG = RunConfig(group_size=3, seed=5, max_concurrent=4, sampling=SamplingParams(max_new_tokens=50))
@@ -174,6 +180,137 @@ def test_a_run_with_other_arguments_is_refused_and_nothing_is_lost(scripted, who
         asyncio.run(rollout(given["env"], by_seed(scripted(None)), given["tasks"], config=given["config"], out=path,
                             resume=True))  # fmt: skip
     assert path.read_bytes() == before
+
+
+@tool
+def look(x: int) -> str:
+    """Look."""
+    return str(x)
+
+
+def worth(value):
+    return lambda outcome: value
+
+
+def shaped(tools=(), around=lambda inner: inner, **kwargs):
+    """A function with the same name for each env that it makes."""
+
+    def env():
+        return around(ToolEnv(tools, TASKS, **kwargs))
+
+    return env
+
+
+def spoken(system):
+    return [replace(task, messages=({"role": "system", "content": system}, *task.messages)) for task in TASKS]
+
+
+def other_template(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template += "{#- changed #}"
+    return other
+
+
+def other_vocabulary(tokenizer):
+    """Two words have each other's ids."""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    words = parts["model"]["vocab"]
+    words["t"], words["k"] = words["k"], words["t"]
+    other = copy.deepcopy(tokenizer)
+    other._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(parts))
+    return other
+
+
+def forget_settings(path):
+    """Make of a file one of an older version, as far as a reader sees."""
+    rows = [json.loads(line) | {"settings": {}} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+OTHERWISE = {
+    "the task's messages": {"tasks": spoken("Answer in French.")},
+    "tools ": {"env": shaped(tools=[look])},
+    "ToolEnv.max_turns '8', and the run to be resumed '1'": {"env": shaped(max_turns=1)},
+    "ToolEnv.scorer": {"env": shaped(scorer=worth(1.0))},
+    "ToolEnv.bad_calls": {"env": shaped(bad_calls=BadCallPolicy(penalty=0.5))},
+    "the env's classes": {"env": shaped(around=lambda env: TimeLimit(env, 99.0))},
+    "chat_template": {"tokenizer": other_template},
+    "the first prompt, as tokens,": {"tokenizer": other_vocabulary},
+    "template_kwargs": {"template_kwargs": {"enable_thinking": False}},
+    "history 'append', and the run to be resumed 'template'": {"history": "template"},
+    "on_truncated_turn": {"on_truncated_turn": "close"},
+    "context": {"context": KeepToolResults(last=1)},
+    "parser": {"parser": "qwen3_coder"},
+    "limits.max_response_tokens 'null', and the run to be resumed '99'": {
+        "limits": EpisodeLimits(max_response_tokens=99)
+    },
+}
+
+
+def played_otherwise(scripted, path, env=None, tasks=TASKS, tokenizer=None, **changes):
+    engine = by_seed(scripted(None))
+    config = replace(CONFIG, **changes)
+    given = tokenizer(engine.tokenizer) if tokenizer is not None else None
+    env = env or shaped(scorer=worth(0.5))
+    return asyncio.run(rollout(env, engine, tasks, tokenizer=given, config=config, out=path, resume=True))
+
+
+@pytest.mark.parametrize("said", OTHERWISE)
+def test_a_run_that_is_set_up_otherwise_is_refused_by_name(scripted, tmp_path, said):
+    path = tmp_path / "t.jsonl"
+    played_otherwise(scripted, path)
+    cut(path, 4)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"of another run: .* has .*{said}"):
+        played_otherwise(scripted, path, **OTHERWISE[said])
+    assert path.read_bytes() == before
+
+
+def test_what_says_only_how_a_run_is_played_may_change(scripted, tmp_path):
+    path = tmp_path / "t.jsonl"
+    whole = played_otherwise(scripted, path)
+    cut(path, 4)
+    limits = EpisodeLimits(engine_timeout=9.0, env_timeout=9.0, turn_timeout=9.0, episode_timeout=9.0, max_resumes=1)
+    env = shaped(scorer=worth(0.5), tool_timeout=9.0, score_timeout=9.0)
+    again = played_otherwise(
+        scripted, path, env, limits=limits, max_concurrent=1, max_generations=2, max_tool_calls=3, refills=1
+    )
+    assert_same([replace(one, settings={}) for one in again], [replace(one, settings={}) for one in whole])
+    assert {json.dumps(one.settings) for one in again[:3]} == {json.dumps(whole[0].settings)}
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ("the prompt", "the task's messages"),
+        ("the tools", "tools "),
+        ("the first prompt, as tokens,", "the first prompt, as tokens,"),
+        (None, "ToolEnv.max_turns '8', and the run to be resumed '1'"),
+    ],
+)
+def test_a_file_without_settings_is_compared_in_what_it_has(scripted, tmp_path, said, changed):
+    path = tmp_path / "t.jsonl"
+    played_otherwise(scripted, path)
+    cut(path, 4)
+    forget_settings(path)
+    with pytest.raises(ConfigError, match=f"has {said}") if said else contextlib.nullcontext():
+        played_otherwise(scripted, path, **OTHERWISE[changed])
+
+
+def test_the_day_that_a_template_writes_is_that_of_the_run_that_began(scripted, tmp_path):
+    def dated(tokenizer):
+        other = copy.deepcopy(tokenizer)
+        other.chat_template = "{{- strftime_now('%d %m %Y') }}" + other.chat_template
+        return other
+
+    path = tmp_path / "t.jsonl"
+    played_otherwise(scripted, path, tokenizer=dated)
+    cut(path, 2)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(played_otherwise(scripted, path, tokenizer=dated)) == 12
+    path.write_text("".join(json.dumps(row | {"started_at": row["started_at"] - 4e7}) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="the first prompt, as tokens,"):  # it was written on another day
+        played_otherwise(scripted, path, tokenizer=dated)
 
 
 def test_a_file_of_two_runs_or_with_an_episode_twice_is_refused(scripted, whole, tmp_path):

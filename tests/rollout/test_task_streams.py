@@ -119,6 +119,19 @@ async def test_what_an_async_generator_raises_reaches_the_consumer(held):
     assert live.closed
 
 
+async def test_an_async_iterator_that_raises_stop_iteration_ends_the_run_and_does_not_hang_it(held):
+    class Plain:
+        def __aiter__(self):
+            return self
+
+        def __anext__(self):
+            raise StopIteration("no more")
+
+    async with asyncio.timeout(50):
+        with pytest.raises(RuntimeError, match="the iterable of tasks raised StopIteration"):
+            await Runner(Envs(), held(lambda *_: "#### 1"), config=config()).run(Plain())
+
+
 async def test_an_async_generator_that_awaits_what_was_cancelled_ends_the_run_and_does_not_hang_it(held):
     live = Live(error=asyncio.CancelledError())
     for task in [*tasks("a"), None]:

@@ -271,25 +271,80 @@ def test_payloads_and_logprobs_survive_json_to_the_last_bit(dtype):
     back = Segment.from_json(json.loads(json.dumps(one.to_json())))
     assert back == one
     assert back.aligned["x"].dtype == np.dtype(dtype).newbyteorder("=")
-    assert one.to_json()["version_runs"] == [["a", 2]]
+    assert one.to_json()["version_runs"] == [{"version": "a", "tokens": 2}]
 
 
-def test_a_text_that_stands_in_the_output_is_stored_once():
-    said, read, short = "I call the tool now, and then I see.", "the tool said something of that kind", "ok"
-    record = ToolCallRecord("call_0", "f", {}, "ok", read)
-    turns = (Turn(said, "stop", 1, 1, tool_calls=(record,)), Turn(short, "stop", 1, 1), Turn(said[::-1], "stop", 1, 1))
-    one = trajectory(prompt_text="é🙂 " + read[:3], response_text=f"{said}<|im_end|>{read}\n{short}", turns=turns)
-    row = json.loads(json.dumps(one.to_json()))
-    whole = row["input"] + row["output"]
-    first, second, third = row["turns"]
-    assert whole[slice(*first["text"])] == said
-    assert whole[slice(*first["tool_calls"][0]["text"])] == read
-    assert (second["text"], third["text"]) == (short, said[::-1])
-    assert json.dumps(row).count(said) == json.dumps(row).count(read) == 1
-    assert Trajectory.from_json(row) == one
+def test_files_of_version_3_are_read():
+    """There a text that stands in the output was stored as its place, and fields could have several types."""
+    path = STORED / "trajectories.v3.jsonl"
+    abc, fine, last = read_trajectories(path)
+    assert abc == trajectory()
+    answered = {"error": None, "stop_reason": StopReason.ANSWERED}
+    assert fine == dataclasses.replace(trajectory(), id="def", sample_index=2, reward=1.0, **answered)
+    said, read = "I call the tool now, and then I see.", "the tool said something of that kind"
+    call = ToolCallRecord("call_0", "f", {"x": 1}, "ok", read, retries=2)
+    assert last.turns == (Turn(said, "stop", 1, 1, tool_calls=(call,)), Turn("ok", "stop", 1, 1))
+    assert last.messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    other = TokenSequence([1, 2, 9], (Segment.policy([7], [-1.5], ["3"]),), "template")
+    assert last.sequences == (*trajectory().sequences, other)
+    for one in (abc, fine, last):
+        assert Trajectory.from_json(json.loads(json.dumps(one.to_json()))) == one
+    row = json.loads(path.read_text().splitlines()[2])
     for bad in ([5, 3], [0, 10**6], [-1, 3], [1], 4):
         with pytest.raises(ConfigError, match="not a trajectory"):
-            Trajectory.from_json({**row, "turns": [{**first, "text": bad}]})
+            Trajectory.from_json({**row, "turns": [{**row["turns"][0], "text": bad}]})
+
+
+def varied():
+    """Trajectories that differ in all that may differ in one file."""
+    one = trajectory()
+    calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        for number, arguments in enumerate(({"x": 1}, {"x": "a"}, {}))
+    ]
+    records = [
+        ToolCallRecord("a", "f", arguments, "ok", "read", metrics=metrics)
+        for arguments, metrics in (
+            ({"x": "a"}, {"n": 1}), ({"x": [1]}, {"n": "a"}), ({}, {}), (None, {"n": None}), ({"x": {"y": 1}}, {})
+        )
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"d": default}}} for default in (1, "a")]
+    bare = TokenSequence([1, 2, 9], (Segment.policy([7], [-1.5], ["3"]), Segment.env([8])), "template")
+    long = Turn("I call the tool now, and then I see.", "stop", 1, 1, tool_calls=(*records,), reward=None)
+    answered = {"error": None, "stop_reason": StopReason.ANSWERED}
+    return [
+        one,
+        dataclasses.replace(one, **answered, response_text="r" + long.text, turns=(long, Turn("x", "stop", 1, 1))),
+        dataclasses.replace(one, sequences=(*one.sequences, bare), metrics={"score": 1}, parent=None, branch_turn=None),
+        dataclasses.replace(one, sequences=(), turns=(), tools=(), messages=(), metrics={}, sampling={}, settings={}),
+        dataclasses.replace(
+            one,
+            tools=(*tools,),
+            messages=(*one.messages, {"role": "assistant", "content": "", "tool_calls": calls}),
+            settings={"history": "append", "limits.max_prompt_tokens": "null"},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_a_file_has_one_type_in_each_field_for_readers_of_tables(tmp_path, first):
+    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    arrow, parquet = pytest.importorskip("pyarrow.json"), pytest.importorskip("pyarrow.parquet")
+    path, made = tmp_path / "t.jsonl", varied()
+    made = [*made[first:], *made[:first]]
+    with TrajectoryWriter(path) as writer:
+        for one in made:
+            writer.write(one)
+    table = arrow.read_json(path)
+    assert table.num_rows == 5
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert parquet.read_table(tmp_path / "t.parquet").to_pylist() == table.to_pylist()
+    wanted = [turn.text for one in made for turn in one.turns]
+    assert [turn["text"] for row in table["turns"].to_pylist() for turn in row] == wanted
+    frame = pandas.read_json(path, lines=True)
+    assert [turn["text"] for turns in frame["turns"] for turn in turns] == wanted
+    rows = datasets.Dataset.from_json(str(path), cache_dir=str(tmp_path / "cache"))
+    assert [turn["text"] for turns in rows["turns"] for turn in turns] == wanted
 
 
 def test_failures_are_neither_trained_on_nor_counted():
@@ -441,15 +496,3 @@ def test_without_texts_they_are_empty():
     bare = {one.name: getattr(trajectory(), one.name) for one in dataclasses.fields(Trajectory)}
     del bare["prompt_text"], bare["response_text"]
     assert (Trajectory(**bare).prompt_text, Trajectory.prompt_text) == ("", "")
-
-
-def test_retries_are_written_where_there_were_some():
-    """So that versions of the library that know nothing of them read the other files."""
-    turn = trajectory().turns[0]
-    again = dataclasses.replace(turn, tool_calls=(dataclasses.replace(turn.tool_calls[0], retries=2),))
-    written = [trajectory(turns=(one,)).to_json()["turns"][0]["tool_calls"][0] for one in (turn, again)]
-    assert "retries" not in written[0]
-    assert written[1]["retries"] == 2
-    for one in (turn, again):
-        made = trajectory(turns=(one,))
-        assert Trajectory.from_json(json.loads(json.dumps(made.to_json()))) == made

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, OverrunLog, overran, queueing
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-from toolgym.tools.errors import ConfigError, ToolgymError
+from toolgym.tools.errors import ConfigError, ToolgymError, error_text
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -76,6 +76,8 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None
         if future.set_running_or_notify_cancel():
             try:
                 value = function()
+            except StopIteration as error:  # no asyncio future takes it: the caller would wait for ever
+                future.set_exception(RuntimeError(f"the function of a thread raised {error!r}"))
             except BaseException as error:  # noqa: BLE001  the caller gets it
                 future.set_exception(error)
             else:
@@ -236,8 +238,15 @@ def contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     try:
         return function(*args, **kwargs)
     except (StopIteration, concurrent.futures.CancelledError) as error:
-        raise RuntimeError(f"{function!r} raised {error!r}") from error
+        raise RuntimeError(f"{function_name(function)} raised {error_text(error)}") from error
     except Exception:
         raise
     except BaseException as error:
-        raise ExitError(f"{function!r} raised {error!r}") from error
+        raise ExitError(f"{function_name(function)} raised {error_text(error)}") from error
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """What to call a function where a model reads it: `repr` has an address, which is another one each time."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))

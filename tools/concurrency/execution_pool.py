@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import cloudpickle
 
-from toolgym.tools.concurrency.blocking import DaemonThread, contained, in_thread
+from toolgym.tools.concurrency.blocking import DaemonThread, contained, function_name, in_thread
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
@@ -88,7 +88,9 @@ class ExecutionPool:
                     found = await asyncio.wrap_future(future)
             except BrokenExecutor as error:
                 self._discard(worker)
-                raise SandboxError(f"a worker process died while running {function!r}; it is replaced") from error
+                raise SandboxError(
+                    f"a worker process died while running {function_name(function)}; it is replaced"
+                ) from error
             except BaseException as error:
                 if clock.expired() or isinstance(error, asyncio.CancelledError):
                     self._discard(worker)
@@ -193,7 +195,9 @@ def _dumps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         data: bytes = cloudpickle.dumps((function, args, kwargs))
     except Exception as error:
-        raise ConfigError(f"{function!r} and its arguments cannot be sent to another process: {error}") from error
+        raise ConfigError(
+            f"{function_name(function)} and its arguments cannot be sent to another process: {error}"
+        ) from error
     return data
 
 
@@ -206,10 +210,12 @@ def _call(data: bytes) -> bytes:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # noqa: BLE001  its class may raise anything when it is copied
-            raise RuntimeError(f"{function!r} raised {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{function_name(function)} raised {type(error).__name__}: {error}") from error
         raise
     try:
         found: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        raise ConfigError(f"what {function!r} returned cannot be sent to another process: {error}") from error
+        raise ConfigError(
+            f"what {function_name(function)} returned cannot be sent to another process: {error}"
+        ) from error
     return found

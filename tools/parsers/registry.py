@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 
 from toolgym.tools.errors import UnknownNameError, nearest
 from toolgym.tools.parsers.base import Parser
+from toolgym.tools.parsers.open_thinking import parse_open_thinking
 
 _HOME = "toolgym.tools.parsers."
 _PARSERS = {
@@ -34,10 +36,11 @@ _ALIASES = {
     "gpt-oss": "gpt_oss",
 }
 _SGLANG = "sglang:"
+_OPEN_THINKING = "open_thinking:"
 
 
 def parser_names() -> list[str]:
-    """The names that `get_parser` knows, aliases included; those of SGLang come on top, as `sglang:NAME`."""
+    """The names that `get_parser` knows, aliases included; `sglang:NAME` and `open_thinking:NAME` come on top."""
     return [*_PARSERS, *_ALIASES]
 
 
@@ -46,6 +49,8 @@ def get_parser(name: str) -> Parser:
 
     Args:
         name: the format. Names are those of SGLang's `--tool-call-parser`. `sglang:NAME` is SGLang's own parser.
+            `open_thinking:NAME` is the parser of that name for models that call a tool inside of a `<think>` which
+            they never close: the call is run, where else the model reads that it was not (status `open_thinking`).
 
             | name | models | also called |
             | --- | --- | --- |
@@ -65,6 +70,8 @@ def get_parser(name: str) -> Parser:
         UnknownNameError: no parser has that name.
         MissingExtraError: a parser of SGLang was asked for, and SGLang is not installed.
     """
+    if name.startswith(_OPEN_THINKING):
+        return functools.partial(parse_open_thinking, get_parser(name.removeprefix(_OPEN_THINKING)))
     if name.startswith(_SGLANG):
         from toolgym.tools.parsers.sglang import sglang_parser
 
@@ -74,7 +81,7 @@ def get_parser(name: str) -> Parser:
     if place is None:
         raise UnknownNameError(
             f"no tool-call parser {name!r}{nearest(name, known) or '.'} Known: {', '.join(known)}, "
-            "and sglang:NAME for those of SGLang."
+            "sglang:NAME for those of SGLang, and open_thinking:NAME."
         )
     module, _, attribute = place.partition(":")
     parser: Parser = getattr(importlib.import_module(_HOME + module), attribute)

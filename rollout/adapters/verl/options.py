@@ -24,7 +24,8 @@ class LoopOptions:
         on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
         limits: deadlines and `max_resumes` of `EpisodeLimits`. The numbers of tokens are verl's `rollout.prompt_length`
             and `rollout.response_length`.
-        parser: how the model writes tool calls; None: what the chat template shows.
+        parser: how the model writes tool calls; None: what the chat template shows. `open_thinking:hermes` runs calls
+            in thinking that never closes, as verl's own parser does.
         template_kwargs: further variables for the chat template, beside `data.apply_chat_template_kwargs`.
         failed: what becomes of an episode that failed: `mask` (a row whose mask is 0), or `drop` (no row; the V1
             trainer only).

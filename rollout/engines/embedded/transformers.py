@@ -30,7 +30,7 @@ from toolgym.rollout.engines.embedded.decoding import DecodingBatch, Row, check_
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
 from toolgym.rollout.engines.embedded.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
-from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.blocking import contained, in_thread
 from toolgym.tools.errors import ConfigError, EngineError, missing_extra, named_keywords, require_whole_number
 
 try:
@@ -414,7 +414,7 @@ class TransformersEngine(Engine):
         for run, future in commands:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(run())
+                    future.set_result(contained(run, (), {}))
                 except Exception as error:  # noqa: BLE001 - the caller gets it
                     future.set_exception(error)
         self._let_go(batch)

@@ -145,7 +145,9 @@ class _Drawer:
             self._give(_END)
         except Exception as error:  # noqa: BLE001  raised where the item is taken
             assert self._drawn is not None
-            self._drawn.set_exception(error)
+            self._drawn.set_exception(
+                RuntimeError(f"the iterable of tasks raised {error!r}") if isinstance(error, StopIteration) else error
+            )
         except asyncio.CancelledError:
             if self._closing or self._drawn is None or self._drawn.done():
                 raise

@@ -93,6 +93,8 @@ async def test_a_subclass_sees_a_checked_request_and_its_good_answer_is_returned
         (lambda: good(logprobs=(float("nan"), -1.0)), "finite"),
         (lambda: good(logprobs=(-1.0, float("-inf"))), "finite"),
         (lambda: good(logprobs=(-1.0, None)), "finite"),
+        (lambda: good(logprobs=(-1.0, 5.0)), "log-probability 5: a probability's logarithm is at most 0"),
+        (lambda: good(logprobs=(0.7, 0.4)), "log-probability 0.7"),  # probabilities
         (lambda: good(logprobs=(-1.0,)), "2 ids, 1 logprobs and 2 weight versions"),
         (lambda: good(weight_versions=("0",)), "2 ids, 2 logprobs and 1 weight versions"),
         (lambda: good(token_ids=(1, 2, 3), logprobs=(-1.0,) * 3, weight_versions=("0",) * 3), "max_new_tokens=2"),
@@ -106,6 +108,14 @@ async def test_a_subclass_sees_a_checked_request_and_its_good_answer_is_returned
 async def test_an_answer_that_would_break_a_batch_is_an_engine_error(answer: Any, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         await Scripted(answer).generate([1], TWO, request_id="a")
+
+
+@pytest.mark.parametrize("logprobs", [(0.0, -0.0), (1.2e-7, 0.0078), ()])
+async def test_log_probabilities_of_sure_tokens_may_be_rounded_to_just_above_0(logprobs: tuple[float, ...]) -> None:
+    ids = tuple(range(1, len(logprobs) + 1))
+    reason = FinishReason.STOP if ids else FinishReason.ABORT
+    given = Generation(ids, logprobs, reason, ("0",) * len(ids))
+    assert (await Scripted(lambda: given).generate([1], TWO, request_id="a")).logprobs == logprobs
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [10], [1.5], ["1"], [None]])

@@ -34,7 +34,7 @@ def bare():
 
     def make(trajectory):
         value = trajectory.to_json()
-        for name in ("id", "group_id", "started_at", "seconds"):
+        for name in ("id", "group_id", "started_at", "seconds", "settings"):
             del value[name]
         for turn in value["turns"]:
             del turn["engine_seconds"], turn["env_seconds"]

@@ -33,7 +33,7 @@ def test_the_command_records_and_replays(tmp_path, bare, edited):
     assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
     first, second = (
         sorted(read_trajectories(tmp_path / name), key=lambda one: (one.task_index, one.sample_index))
-        for name in ("rollout-out/trajectories.jsonl", "again.jsonl")
+        for name in ("rollout-out/0.jsonl", "again.jsonl")
     )
     assert [bare(one) for one in first] == [bare(one) for one in second]
 
@@ -61,7 +61,7 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
     "arguments",
     [
         ["replay", "run.jsonl", "--out", "./run.jsonl"],
-        ["rollout", "--out", ".", "--record", "trajectories.jsonl"],
+        ["rollout", "--out", ".", "--record", "0.jsonl"],
         ["rollout", "--out", ".", "--record", "there/../batch.safetensors"],
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import tool
 from toolgym.tools.concurrency import blocking
-from toolgym.tools.concurrency.blocking import BlockingPool, in_thread, tool_threads
+from toolgym.tools.concurrency.blocking import BlockingPool, DaemonThread, in_thread, tool_threads
 from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, with_deadline
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import user
@@ -151,6 +151,16 @@ async def test_context_variables_follow_and_what_is_raised_comes_back():
         with pytest.raises(RuntimeError, match="StopIteration"):
             await run(lambda: next(iter([])))
     assert await pool.run(lambda: 7, name="after") == 7
+
+
+async def test_a_thread_whose_function_raises_stop_iteration_leaves_no_caller_waiting():
+    thread = DaemonThread("test")
+    try:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            async with asyncio.timeout(50):
+                await asyncio.wrap_future(thread.submit(next, iter([])))
+    finally:
+        thread.shutdown()
 
 
 async def test_the_librarys_own_work_needs_no_thread_of_the_event_loops(over):

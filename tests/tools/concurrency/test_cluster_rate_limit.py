@@ -222,3 +222,31 @@ def test_a_tool_has_a_limit_of_the_cluster_where_its_file_says_so(holders):
     assert get(holders[1].tool.remote({**config, "num_workers": 2})) == ["LocalRateLimiter", "RayRateLimiter"]
     with pytest.raises(ConfigError, match="'code_interpreter' of this cluster is already 3"):
         get(holders[1].tool.remote({**config, "rate_limit": 5}))
+
+
+async def test_those_that_wait_hear_of_an_error_that_ray_does_not_know(monkeypatch):
+    """A background task that died of it would have left them waiting for ever."""
+    client = pytest.importorskip("toolgym.tools.concurrency.cluster.client")
+
+    class Actor:
+        def __getattr__(self, name):
+            raise ValueError("the actor is no actor")
+
+    async def join(self):
+        self._actor = Actor()
+        if joined:
+            raise ValueError("and cannot be joined")
+        joined.append(self)
+
+    joined = []
+    monkeypatch.setattr(client, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(client.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(client.LimiterClient, "_join", join)
+    limiter = client.LimiterClient("x", "y", 1, 10.0)
+    limiter.start()
+    try:
+        async with asyncio.timeout(50):
+            with pytest.raises(client.ClusterError, match="cannot be joined"):
+                await limiter.acquire()
+    finally:
+        limiter.stop()

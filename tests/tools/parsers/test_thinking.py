@@ -47,6 +47,28 @@ def test_a_call_in_open_thinking_is_told(name):
 
 
 @each
+def test_a_call_in_open_thinking_is_run_where_that_is_asked_for(name):
+    opening, closing = tags(name)
+    parse, call = get_parser(f"open_thinking:{name}"), CALLS[name]
+    for text, starts_open in ((f"{opening}I could {call}", False), (f"I could {call}", True)):
+        parsed = parse(text, starts_open=starts_open, first_id=3)
+        assert ([(one.name, one.index) for one in parsed.calls], parsed.errors) == ([("f", 0)], [])
+        assert (parsed.text, parsed.content.strip()) == (text, text.removesuffix(call).strip())
+    several = parse(f"{opening}a{call}\n{opening}b{call}\n{opening}c{call[:-3]}")
+    assert [one.index for one in several.requests] == list(range(len(several.requests)))
+    assert [one.name for one in several.calls[:2]] == ["f", "f"]
+    assert len({one.id for one in several.requests}) == len(several.requests)
+    for text in (f"{opening}I could {call}{closing}No.", f"{opening}hm{closing}{call}", "Done", f"{opening}hm"):
+        assert parse(text) == get_parser(name)(text)
+
+
+def test_many_calls_in_open_thinking_take_no_time_and_are_bounded():
+    text = "<think>x" * 1000 + f"<think>{CALLS['hermes']}" * 2000
+    parsed = get_parser("open_thinking:hermes")(text)
+    assert (len(parsed.calls), len(parsed.requests)) == (255, 256)
+
+
+@each
 def test_a_text_that_began_inside_of_thinking_is_seen_by_its_closing_tag(name):
     text = f"I could {CALLS[name]}, no.</think>Then {CALLS[name]}"
     parsed = get_parser(name)(text)

@@ -164,6 +164,8 @@ class LimiterClient:
         except RayError:
             pass  # it leaves by itself, when its lease ends
         finally:
+            self._stopped = True
+            self._fail(f"the client of the rate limiter {self._name!r} has ended")
             listening.cancel()
             self._thread.stop()
 
@@ -177,7 +179,7 @@ class LimiterClient:
             self._require_ray()
             async with asyncio.timeout(LISTEN + UNREACHABLE):
                 granted = await getattr(self._actor, method).remote(self._id, *args)
-        except (RayError, TimeoutError, ClusterError):
+        except Exception:  # noqa: BLE001  whatever it is, those that wait must hear of it in the end
             granted = None
         if granted is None:
             await self._join_again()
@@ -190,7 +192,7 @@ class LimiterClient:
             try:
                 await self._join()
                 return
-            except (RayError, TimeoutError, ClusterError, ConfigError) as error:
+            except Exception as error:  # noqa: BLE001  likewise
                 if isinstance(error, ConfigError) or time.monotonic() - lost_at > UNREACHABLE:
                     self._fail(f"the cluster's rate limiter {self._name!r} does not answer: {error}")
                 if not ray.is_initialized():
