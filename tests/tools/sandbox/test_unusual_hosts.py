@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,25 @@ async def test_the_interpreter_is_the_one_that_the_host_would_run(python, tmp_pa
     async with LocalSandbox(python=python, preload=()) as sandbox:
         monkeypatch.chdir("/")
         assert (await sandbox.run("print(6 * 7)", timeout=60)).stdout == "42\n"
+
+
+@pytest.mark.skipif("namespaces" not in LEVELS, reason="sessions can be forked at the level namespaces alone")
+async def test_sessions_fork_with_an_interpreter_below_tmp():
+    """As in a checkout there. Root's children are users of their own, and the folders above it must be theirs too."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        place = Path(folder) / "above" / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=120)
+        for path in (Path(folder), place.parent):
+            path.chmod(0o755)
+        async with LocalSandbox(python=str(place / "bin" / "python"), preload=()) as sandbox:
+            line = [await sandbox.session(hint="")]
+            await line[0].run_cell("open('/tmp/kept', 'w').close()")
+            for _ in range(3):
+                line.append(await line[-1].fork())
+            look = "import os, sys\nmode = os.stat(os.path.dirname(sys.prefix)).st_mode & 0o777\n"
+            look += "os.path.exists('/tmp/kept'), sys.prefix, mode"
+            seen = [(await one.run_cell(look)).result for one in line]
+            assert seen == [repr((True, str(place), 0o755))] * 4
 
 
 def test_an_interpreter_that_is_not_there_is_told_at_once():

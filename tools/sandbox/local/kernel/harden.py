@@ -106,7 +106,9 @@ class Hardening:
         entering, confining = self._shared
         becoming = SyscallBatch()
         if self.first_uid:
-            self._change_user(becoming, self.first_uid + slot, sorted({self.home, *self._writable}))
+            self._change_user(
+                becoming, self.first_uid + slot, sorted({self.home, *self._writable, *self.above_runtime})
+            )
         self._enter_user_namespace(becoming, self.first_uid + slot if self.first_uid else 0)
         return [entering, becoming, confining]
 
@@ -179,6 +181,13 @@ class Hardening:
         return [target for _, target in self.mounts]
 
     @property
+    def above_runtime(self) -> list[str]:
+        """The folders between /tmp and the runtime below it. They are the child's, as its other folders: a fork gives
+        its own the same times and permissions, which takes their owner."""
+        parents = {str(above) for path in self.below_tmp for above in PurePosixPath(path).parents}
+        return sorted(path for path in parents if path.startswith("/tmp/"))
+
+    @property
     def file_system(self) -> str:
         """Options of the file system that a child writes to."""
         return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
@@ -194,12 +203,9 @@ class Hardening:
         for name, target in self.mounts:
             _make_folder(batch, f"/w/{name}", 0o1777)  # sticky, or Ruby makes no temporary files there
             if name == "tmp":
-                made = {"/tmp"}
+                for path in sorted({*self.above_runtime, *self.below_tmp}):
+                    _make_folder(batch, f"/w{path}", 0o755)
                 for path in self.below_tmp:  # the child's own /tmp must not hide a runtime below /tmp
-                    for above in [*reversed(PurePosixPath(path).parents), PurePosixPath(path)]:
-                        if str(above).startswith("/tmp/") and str(above) not in made:
-                            made.add(str(above))
-                            _make_folder(batch, f"/w{above}", 0o755)
                     batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
             batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
         batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")
