@@ -6,10 +6,13 @@ own.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from abuse.surroundings import why_not
 
+from tests.tools.sandbox.abuse.scene import marked
+from tests.tools.sandbox.witness import beside_a_witness, gone, marking
+from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.kernel import landlock
 
@@ -104,6 +110,50 @@ def test_no_program_outlives_a_template_that_is_killed():
             print(await until(0))
         """)  # fmt: skip
     assert said.split() == ["True", "True"]
+
+
+BOMB = """
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+"""
+DAEMON = "import os, time\nif not os.fork():\n    if not os.fork():\n        {}        time.sleep(300)\n"
+DAEMON += "    os._exit(0)\nos.wait()"
+needs_uid = pytest.mark.skipif("uid" not in probe()["levels"], reason="programs have no users of their own here")
+
+
+@needs_uid
+async def test_a_fork_bomb_is_its_own_programs_fault_and_costs_its_neighbours_nothing():
+    mark, kept = f"bomb{os.getpid()}", f"kept{os.getpid()}"
+    async with beside_a_witness("uid", kind=LocalSandbox) as sandbox, await sandbox.session() as other:
+        await other.run_cell(DAEMON.format(marking(kept)))
+        templates = sandbox.template_ids
+        beside = asyncio.create_task(sandbox.run("import time; time.sleep(2); print('fine')", timeout=60))
+        began = time.monotonic()
+        bombs = [sandbox.run(marking(mark) + BOMB, timeout=1) for _ in range(2)]
+        assert [one.status for one in await asyncio.gather(*bombs)] == [ExecutionStatus.TIMEOUT] * 2
+        assert time.monotonic() - began < 15
+        assert (await beside).stdout == "fine\n"
+        await gone(mark)
+        async with await sandbox.session() as session:
+            assert (await session.run_cell(marking(mark) + BOMB, timeout=1)).status == "timeout"
+        await gone(mark)
+        assert sandbox.template_ids == templates
+        assert len(marked(kept)) == 1, "what a session started ends with that session, and not with another program"
+    await gone(kept)
+
+
+@needs_uid
+async def test_a_fork_bomb_does_not_outlive_a_template_that_is_killed():
+    mark = f"bomb{os.getpid()}"
+    async with LocalSandbox(preload=(), level="uid", python="/usr/bin/python3", templates=1) as sandbox:
+        bomb = asyncio.create_task(sandbox.run(marking(mark) + BOMB, timeout=60))
+        while len(marked(mark)) < 10:
+            await asyncio.sleep(0.01)
+        os.kill(sandbox.template_ids[0], signal.SIGKILL)
+        bomb.cancel()
+    await gone(mark)
 
 
 TAKING = """
