@@ -25,6 +25,7 @@ from tests.tools.sandbox.abuse.scene import marked
 from tests.tools.sandbox.witness import beside_a_witness, gone, marking
 from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.host.template_process import TemplateProcess
 from toolgym.tools.sandbox.local.kernel import landlock
 
 FOLDER = str(Path(__file__).parent)
@@ -154,6 +155,24 @@ async def test_a_fork_bomb_does_not_outlive_a_template_that_is_killed():
         os.kill(sandbox.template_ids[0], signal.SIGKILL)
         bomb.cancel()
     await gone(mark)
+
+
+async def test_what_ends_its_template_again_and_again_is_at_fault_and_its_neighbours_are_not(monkeypatch):
+    lost, request = [], TemplateProcess.request
+
+    async def ends(self, message, **rest):
+        if "ends the template" in message.get("code", ""):
+            asyncio.get_running_loop().call_later(0.2, self.kill)
+            lost.append(self)
+        return await request(self, message, **rest)
+
+    monkeypatch.setattr(TemplateProcess, "request", ends)
+    async with LocalSandbox(preload=(), templates=1) as sandbox:
+        beside = [asyncio.create_task(sandbox.run("import time; time.sleep(1); print('fine')")) for _ in range(3)]
+        result = await sandbox.run("import time; time.sleep(20)  # ends the template")
+        assert (result.status, len({*lost})) == (ExecutionStatus.KILLED, 5)
+        assert "ended its template process 5 times, 3 of them with no other program beside it" in result.message
+        assert [(await one).stdout for one in beside] == ["fine\n"] * 3
 
 
 TAKING = """
