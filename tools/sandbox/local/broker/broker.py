@@ -7,8 +7,10 @@ One thread, one loop. It talks to the host over a socket, and to each child over
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from toolgym.tools.sandbox.local.broker import memory
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
@@ -208,14 +211,38 @@ class Broker:
         if request["op"] == "fork":
             self._processes.retire_launcher(channel)
             channel.copying.fork = Fork(request, channel)
+        self._let_start(channel, forks=request["op"] == "fork")
         channel.send(request)
         self._deadlines.arm(channel, request["timeout"])
+
+    def _let_start(self, channel: Channel, *, forks: bool = False) -> None:
+        """Have a session's limit of processes allow for its forks: interpreters and launchers do not count as such.
+
+        What runs already keeps its limit. `forks`: whether there is one more interpreter in a moment.
+        """
+        child, proc = channel.child, self._monitor.proc
+        others = [one for one in child.channels if one is not channel]
+        beside = forks + len(others) + sum(map(self._processes.launchers, others))
+        if beside == channel.copying.beside:
+            return
+        if beside > channel.copying.beside:
+            self._processes.retire_launcher(channel)
+        channel.copying.beside = beside
+        most = self._spec.hardening.processes + beside
+        with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
+            if self._spec.cgroups is not None:
+                self._spec.cgroups.allow(child.slot, most)
+            pid = memory.number_here(proc, channel.pidfd) if proc >= 0 else 0
+            if pid:
+                hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
     def _start(self, request: dict[str, Any]) -> None:
         """Start a program in a session."""
         channel = self._session_of(request)
         if channel is None or (not self._processes.can_start(channel) and not self._is_free(channel, request)):
             return
+        self._let_start(channel)
         self._processes.start(channel, request)
         if channel.request is request:
             self._asked.add(channel)

@@ -106,12 +106,14 @@ class CopyState:
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, where that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
+        beside: how many other interpreters its limit of processes allows for.
     """
 
     fork: Fork | None = None
     pending_ends: list[int] = field(default_factory=list)
     handle: int = -1
     namespace: int = -1
+    beside: int = 0
 
 
 class Channel:

@@ -27,6 +27,12 @@ def number(proc: int, pidfd: int) -> int:
     return max(0, int(text.partition("Pid:")[2].split()[0]))
 
 
+def number_here(proc: int, pidfd: int) -> int:
+    """The number for the broker of the process behind a handle, which has a pid namespace of its own; 0: it is gone."""
+    words = _read(proc, f"self/fdinfo/{pidfd}").partition("NSpid:")[2].split()
+    return int(words[-2]) if len(words) > 1 else 0
+
+
 def child_handle(proc: int, parent: int, claimed: int) -> int:
     """A handle of a process's child, given the number that the process claims for it. The claim may be a lie.
 

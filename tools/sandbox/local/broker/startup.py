@@ -300,6 +300,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
             truncate=namespaces or abi() >= 3,
             signals=config["level"] != "landlock" or abi() >= 6,
             reserve=namespaces,
+            processes=not namespaces,
         )
     return Hardening(
         namespaces=namespaces,

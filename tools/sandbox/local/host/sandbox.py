@@ -279,7 +279,7 @@ class LocalSandbox(Sandbox):
                 template.send(messages.CloseRequest(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
-                return self._sessions.add(template, name, limits.file_mb << 20)
+                return self._sessions.add(template, name, limits)
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
 

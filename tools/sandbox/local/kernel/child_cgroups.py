@@ -40,6 +40,7 @@ class ChildCgroups:
         self._processes, self._cores = processes, cores
         self._limits: dict[int, int] = {}
         self._killed: dict[int, int] = {}
+        self._most: dict[int, int] = {}
         if version == 2:
             _write(self._folders["memory"], "main/cgroup.procs", "0")
 
@@ -54,6 +55,7 @@ class ChildCgroups:
             self._make(slot)
         else:
             self._killed[slot] = self._kills(slot)
+        self.allow(slot, self._processes)
 
     def limit(self, slot: int, memory_mb: int) -> None:
         """Limit the memory of a slot's child: all its processes, with the files that they keep in memory."""
@@ -65,6 +67,12 @@ class ChildCgroups:
         for name in names if most < self._limits[slot] or not self._limits[slot] else reversed(names):
             _write(self._folders["memory"], f"{slot}/{name}", str(most), may_be_missing=name != names[0])
         self._limits[slot] = most
+
+    def allow(self, slot: int, processes: int) -> None:
+        """Limit the processes and threads of a slot's child."""
+        if "pids" in self._folders and self._most.get(slot) != processes:
+            _write(self._folders["pids"], f"{slot}/pids.max", str(processes))
+            self._most[slot] = processes
 
     def enter(self, slot: int) -> None:
         """Move this process, which has one thread, into a slot's group, and with it all that it will start."""
@@ -88,8 +96,6 @@ class ChildCgroups:
             # The kernel kills a child as a whole, and swaps out nothing of it.
             _write(self._folders["memory"], f"{slot}/memory.oom.group", "1", may_be_missing=True)
             _write(self._folders["memory"], f"{slot}/memory.swap.max", "0", may_be_missing=True)
-        if "pids" in self._folders:
-            _write(self._folders["pids"], f"{slot}/pids.max", str(self._processes))
         if "cpu" in self._folders and self._cores is not None:
             quota = max(1000, int(self._cores * _CPU_PERIOD))
             if self._version == 2:

@@ -28,6 +28,10 @@ no core that goes to a file is so small. See core(5), and `vfs_coredump` in the 
 PENDING_SIGNALS = 1024
 """Signals that are queued, and timers. The kernel counts them for each user, and in each user namespace."""
 
+MOST_FORKS = 4096
+"""Forks of a session, checkpoints included, that can be live at once. Their interpreters do not count as its processes:
+the broker raises the limit by one for each. Only the broker can, where there are system-call filters."""
+
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
 """What a child may have where the kernel has quotas for each user: with that of its namespace alone."""
 
@@ -136,13 +140,15 @@ class Hardening:
         for kind, value in (
             (resource.RLIMIT_CORE, NO_CORE),
             (resource.RLIMIT_FSIZE, self.file_mb * _MIB),
-            (resource.RLIMIT_NPROC, self.processes),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
             value = _allowed(kind, value)
             batch.add("prlimit64", 0, kind, struct.pack("QQ", value, value), 0, about=f"{kind}")
+        may_grow = MOST_FORKS if self.namespaces and self.filter is not None else 0
+        processes = [_allowed(resource.RLIMIT_NPROC, self.processes + more) for more in (0, may_grow)]
+        batch.add("prlimit64", 0, resource.RLIMIT_NPROC, struct.pack("QQ", *processes), 0, about="processes")
         batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.landlock is not None:
             terminals = ["/dev/pts"] if self.terminals else []
