@@ -206,6 +206,12 @@ class Broker:
         channel = self._session_of(request)
         if channel is None or not self._is_free(channel, request):
             return
+        if request["op"] == "fork" and not self._watchdog.has_room(channel.child):
+            detail = (
+                f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
+            )
+            self._host.answer(request, {"status": "error", "alive": True, "message": detail})
+            return
         channel.begin(request)
         self._asked.add(channel)
         if request["op"] == "fork":

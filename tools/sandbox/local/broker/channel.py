@@ -343,6 +343,9 @@ class Child:
         number: its number in another /proc than the broker's own, once that is known; 0 before.
         counted: when its files were counted last, in the time of `time.monotonic`.
         counting: seconds that this took.
+        weighed: when its memory was measured exactly, likewise.
+        weighing: seconds that this took.
+        weights: see `memory.own_bytes`.
         init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
@@ -359,6 +362,8 @@ class Child:
         self.memory_mb = 0
         self.number = 0
         self.counted = self.counting = 0.0
+        self.weighed = self.weighing = 0.0
+        self.weights: dict[int, tuple[list[str], int]] = {}
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""

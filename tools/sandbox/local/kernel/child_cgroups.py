@@ -15,6 +15,7 @@ OVERHEAD_MB = 8
 """MiB on top of a child's limit for the kernel's own memory of it: page tables, stacks, sockets."""
 
 _MEMORY = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("memory.max",)}
+_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 _CPU_PERIOD = 100_000
 
@@ -87,6 +88,10 @@ class ChildCgroups:
         """Whether the kernel has killed a process of the slot's child for its memory."""
         return self._kills(slot) > self._killed[slot]
 
+    def left(self, slot: int) -> int:
+        """Bytes that a slot's child may still use."""
+        return self._limits[slot] - int(self._read(slot, _USAGE[self._version]))
+
     def _make(self, slot: int) -> None:
         for fd in self._folders.values() if self._version == 1 else [self._folders["memory"]]:
             with contextlib.suppress(FileExistsError):
@@ -106,12 +111,15 @@ class ChildCgroups:
         self._killed[slot] = self._kills(slot)
 
     def _kills(self, slot: int) -> int:
-        fd = os.open(f"{slot}/{_EVENTS[self._version]}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
+        words = self._read(slot, _EVENTS[self._version]).split()
+        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+
+    def _read(self, slot: int, name: str) -> bytes:
+        fd = os.open(f"{slot}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
         try:
-            words = os.read(fd, 4096).split()
+            return os.read(fd, 4096)
         finally:
             os.close(fd)
-        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
 
 def _write(folder: int, name: str, text: str, *, may_be_missing: bool = False) -> None:
