@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.sandbox.witness import TELL, beside_a_witness, gone, marking
+from tests.tools.sandbox.witness import TELL, allow_few_forks, beside_a_witness, gone, marking
 from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
-from toolgym.tools.sandbox.local.host import template_process
 from toolgym.tools.sandbox.local.kernel import landlock
 
 pytestmark = pytest.mark.skipif("namespaces" not in probe()["levels"], reason="no namespaces here")
@@ -193,10 +192,7 @@ async def test_idle_forks_do_not_count_as_processes_and_the_limit_is_named():
 
 
 async def test_a_limit_of_processes_that_a_fork_meets_is_named(monkeypatch):
-    line = "from toolgym.tools.sandbox.local.broker import startup"
-    fewer = "from toolgym.tools.sandbox.local.kernel import harden\nharden.MOST_FORKS = 2\n"
-    assert line in template_process._BOOT
-    monkeypatch.setattr(template_process, "_BOOT", template_process._BOOT.replace(line, fewer + line))
+    allow_few_forks(monkeypatch, 2)
     busy = "import os\nfor _ in range(7):\n    os.fork() or os.kill(os.getpid(), 19)"
     limits = Limits(processes=8)
     async with (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.sandbox import witness
-from toolgym.tools.errors import SandboxError
+from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.kernel import cgroup
@@ -156,7 +156,7 @@ async def test_a_fork_for_which_there_is_no_memory_is_refused():
             while len(forks) < 200:
                 forks.append(await origin.fork())
 
-        with pytest.raises(SandboxError, match=r"memory is used up: it has 96 MiB together with its forks"):
+        with pytest.raises(SandboxBusyError, match=r"memory is used up: it has 96 MiB together with its forks"):
             await fork_on()
         sizes = [(await one.run_cell("len(kept)")).result for one in (origin, *forks[:4])]
         assert sizes == [str(30 << 20)] * 5

@@ -210,7 +210,7 @@ class Broker:
             detail = (
                 f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
             )
-            self._host.answer(request, {"status": "error", "alive": True, "message": detail})
+            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
             return
         channel.begin(request)
         self._asked.add(channel)

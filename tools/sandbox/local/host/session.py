@@ -289,8 +289,8 @@ class LocalSession(Session):
         What is open or mapped of these is the copy's then, in the state that it had; so are shared memory, pipes, and
         the event loop with its tasks. The generators of `random` and `numpy.random` are seeded anew, others go along.
         What does not: threads (a pool of them that was used before takes no more work), timers of `setitimer`, locks
-        on files, and programs, whose pipes are closed in the fork. Sockets are shared. What is no file, folder or link
-        there, or may not be read, is left out.
+        on files, programs, and sockets: in the fork their other ends are closed, as those of a program's pipes are.
+        What is no file, folder or link there, or may not be read, is left out.
 
         Neither sees the other's processes nor can signal them; a thread or program that the session had started before
         the fork may still signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI
@@ -368,7 +368,7 @@ class LocalSession(Session):
         if answer["status"] == "sandbox_error":
             return SandboxUnavailableError(text)
         if _NO_PROCESS not in text:
-            return SandboxError(text)
+            return SandboxBusyError(text) if answer.get("busy") else SandboxError(text)
         most = f"at most {self._limits.processes} processes and threads run at once (`Limits.processes`)"
         return SandboxBusyError(f"{text}: in a session with all its forks, {most}, beside {MOST_FORKS} idle forks")
 
