@@ -153,6 +153,29 @@ async def test_sessions_fork_with_an_interpreter_below_tmp():
             assert seen == [repr((True, str(place), 0o755))] * 4
 
 
+@pytest.mark.skipif("namespaces" not in LEVELS, reason="elsewhere the template process sees what this one sees")
+async def test_a_library_that_the_sandbox_cannot_import_is_named_once_and_left_out(tmp_path, caplog):
+    venv, elsewhere = tmp_path / "venv", tmp_path / "elsewhere"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "broken.py").write_text("raise RuntimeError('built for another version')")
+    (packages / "fine.py").write_text("word = 'loaded'")
+    elsewhere.mkdir()
+    (elsewhere / "unseen.py").touch()
+    (packages / "elsewhere.pth").write_text(str(elsewhere))
+    preload = ("unseen", "broken", "fine")
+    with caplog.at_level("WARNING", "toolgym.tools.sandbox"):
+        for _ in range(2):
+            async with LocalSandbox(python=str(venv / "bin" / "python"), preload=preload) as sandbox:
+                async with await sandbox.session() as session:
+                    assert (await session.run_cell("import sys, fine; fine.word")).result == "'loaded'"
+                assert "No module named 'unseen'" in (await sandbox.run("import unseen")).stderr
+                assert "built for another version" in (await sandbox.run("import broken")).stderr
+    (said,) = [record.getMessage() for record in caplog.records if "programs go without" in record.getMessage()]
+    assert "unseen (ModuleNotFoundError: " in said
+    assert "broken (RuntimeError: built for another version)" in said
+
+
 def test_an_interpreter_that_is_not_there_is_told_at_once():
     with pytest.raises(SandboxError, match="'pyhton3' cannot be run"):
         LocalSandbox(python="pyhton3")

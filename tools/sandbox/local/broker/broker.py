@@ -33,6 +33,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.child_messages import ZygoteReady
     from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
 
 SOFT_KILL = 0.5
@@ -66,8 +67,7 @@ class Broker:
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
         monitor: how children are watched.
-        pinned: how many pages are copied at each fork; see `prefaulted_pages`.
-        slow: what keeps others from it.
+        ready: what the zygote said when it had its libraries loaded.
     """
 
     def __init__(
@@ -80,11 +80,10 @@ class Broker:
         warm: int,
         can_fork: bool,
         monitor: MonitorConfig,
-        pinned: int,
-        slow: str,
+        ready: ZygoteReady,
     ) -> None:
         self._spec, self._want_warm, self._can_fork, self._monitor = spec, warm, can_fork, monitor
-        self._pinned, self._slow = pinned, slow
+        self._ready = ready
         self._fork_failures = 0
         self._watchdog = Watchdog(monitor)
         self._sleepers = Sleepers(monitor.proc, self._watchdog)
@@ -141,8 +140,9 @@ class Broker:
             "terminals": hardening.terminals,
             "own_users": hardening.first_uid != 0,
             "watched": self._watchdog.watches,
-            "pinned": self._pinned,
-            "slow": self._slow,
+            "pinned": self._ready["pinned"],
+            "slow": self._ready["slow"],
+            "absent": self._ready["absent"],
             "cgroup": cgroups.layers if cgroups is not None else None,
         }
 
