@@ -56,7 +56,8 @@ class Limits:
     Attributes:
         memory_mb: memory of all its processes together, in MiB, beyond what the template already has.
         cpu_seconds: CPU seconds of one process; None: the wall-clock deadline alone.
-        processes: processes and threads at once. Programs count at most one processor for eight of them, so that a
+        processes: processes and threads at once, in a session and its forks together. The interpreters of the forks do
+            not count. Programs count at most one processor for eight of them, so that a
             pool with a process for each does not reach the limit on a large machine.
         cores: processors' worth of time that all its processes together may use, for example 0.5; None: no limit. A
             local sandbox needs control groups for it, and refuses where there are none.
@@ -348,8 +349,8 @@ class Session(SessionFiles, AsyncCloseable):
     async def checkpoint(self, name: str) -> None:
         """Keep the state as it is now, under a name: `fork(name)` goes on from it, any number of times.
 
-        A checkpoint is an idle fork. It counts against the session's limits of memory and processes and against a
-        server's limit of sessions, outlives a cell that kills the session, and is freed when the session is closed, by
+        A checkpoint is an idle fork. It counts against the session's limit of memory and against a server's limit of
+        sessions, outlives a cell that kills the session, and is freed when the session is closed, by
         `drop_checkpoint`, or when another one takes its name. The call waits for a cell that runs, as every call does.
         A session can have about fifteen different states behind it that were forked or kept, and no more: the kernel
         keeps so many generations from signalling each other.

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import (
@@ -33,6 +33,9 @@ BATCH_FILES = 2000
 
 MAX_DOWNLOAD = 1 << 30
 """Bytes that a download of a folder takes, unless another limit is given."""
+
+_HOLE = bytes(4096)
+"""A block of zeros, of the size that the kernel keeps files in."""
 
 FileAction = Literal["list", "stat", "walk", "mkdir", "move", "remove"]
 
@@ -398,8 +401,23 @@ def _write_files(root: Path, files: Sequence[FileInfo], contents: Sequence[bytes
             path.unlink()  # it may be a link
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
-            file.write(content)
+            _write(file, content)
             os.fchmod(fd, one.mode & 0o777)
+
+
+def _write(file: IO[bytes], content: bytes) -> None:
+    """Write a file, with holes for blocks of zeros: holes that it has in the session would fill this machine's disk."""
+    end = 0
+    while end < len(content):
+        start = end
+        while end < len(content) and not content.startswith(_HOLE, end):
+            end += len(_HOLE)
+        if end > start:
+            file.seek(start)
+            file.write(memoryview(content)[start:end])
+        while content.startswith(_HOLE, end):
+            end += len(_HOLE)
+    file.truncate(len(content))
 
 
 def _make_links(root: Path, links: Sequence[FileInfo]) -> None:

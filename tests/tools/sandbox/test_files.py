@@ -139,6 +139,25 @@ async def test_files_that_do_not_fit_are_the_callers_mistake(level):
             assert result.status == "disk_limit"
 
 
+HOLES = """
+WRITTEN = {"empty": [], "ends": [0, (32 << 20) - 1], "odd": [5000, 9000, 20001], "full": range(32 << 10)}
+for name, places in WRITTEN.items():
+    with open(name, "wb") as file:
+        for at in places: file.seek(at), file.write(b"x")
+        file.truncate(32 << 20 if name in ("empty", "ends") else 32 << 10)
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_downloaded_folder_takes_no_more_disk_than_in_the_session(level, tmp_path):
+    async with LocalSandbox(level=level, preload=()) as sandbox, await sandbox.session(hint="") as session:
+        assert (await session.run_cell(HOLES)).status == "ok"
+        await session.download_folder(".", tmp_path)
+        for path in tmp_path.iterdir():
+            assert path.read_bytes() == await session.read_file(path.name)
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) < 512 << 10
+
+
 @pytest.mark.parametrize("level", LEVELS)
 async def test_what_is_too_large_to_be_fetched_is_told(level):
     code = "for n in range(3):\n    with open(f'{n}', 'wb') as file: file.truncate(96 << 20)"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.sandbox.witness import TELL, beside_a_witness, gone, marking
-from toolgym.tools.errors import SandboxError
+from tests.tools.sandbox.witness import TELL, allow_few_forks, beside_a_witness, gone, marking
+from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.kernel import landlock
@@ -145,6 +145,67 @@ async def test_forks_that_were_closed_do_not_count_as_processes():
             await nothing_more_than(before, template)  # the kernel has ended it
         assert (await session.run_cell("import os\nfor _ in range(4):\n    os.fork() or os._exit(0)\n'forked'")).alive
         await session.close()
+
+
+START = """
+import os
+kids = []
+try:
+    while len(kids) < 300:
+        kid = os.fork()
+        if not kid:
+            os.kill(os.getpid(), 19)
+        kids.append(kid)
+except OSError:
+    pass
+for kid in kids:
+    os.kill(kid, 9), os.waitpid(kid, 0)
+len(kids)
+"""
+RAISE = """
+import ctypes, os, resource, struct
+libc, hard = ctypes.CDLL(None, use_errno=True), resource.getrlimit(resource.RLIMIT_NPROC)[1]
+new = struct.pack("QQ", hard, hard)
+libc.setrlimit(6, new), libc.prlimit(0, 6, new, None), libc.prlimit(os.getpid(), 6, new, None)
+"""
+
+
+async def test_idle_forks_do_not_count_as_processes_and_the_limit_is_named():
+    limits = Limits(processes=8, memory_mb=2048)
+    async with (
+        LocalSandbox(preload=[], level="namespaces", limits=limits) as sandbox,
+        await sandbox.session() as origin,
+    ):
+        assert (await origin.run_cell(START)).result == "7", "itself counts"
+        assert (await origin.run_cell(RAISE)).result == "(-1, -1, -1)", "a program cannot raise it"
+        forks = await origin.fork(n=20)
+        for one in (origin, *forks[:3], forks[-1]):
+            assert (await one.run_cell(START)).result == "7", "as many as without the forks"
+        assert (await forks[0].run_cell(RAISE)).result == "(-1, -1, -1)"
+        for one in forks:  # each gets a launcher, which does not count in the others
+            assert (await one.exec(["sh", "-c", "echo a | cat"])).stdout == "a\n"
+        assert (await origin.run_cell(START)).result == "7"
+        await asyncio.gather(*(one.close() for one in forks))
+        await origin.run_cell("import time; time.sleep(1)")
+        assert (await origin.run_cell(START)).result == "7", "no more than before the forks"
+        await origin.run_cell(START.replace("for kid", "while kids and not kids: pass\nfor kid in (): pass\nfor gone"))
+
+
+async def test_a_limit_of_processes_that_a_fork_meets_is_named(monkeypatch):
+    allow_few_forks(monkeypatch, 2)
+    busy = "import os\nfor _ in range(7):\n    os.fork() or os.kill(os.getpid(), 19)"
+    limits = Limits(processes=8)
+    async with (
+        LocalSandbox(preload=[], level="namespaces", limits=limits) as sandbox,
+        await sandbox.session() as origin,
+    ):
+        await origin.run_cell(busy)
+        with pytest.raises(
+            SandboxBusyError, match=r"at most 8 processes and threads run at once \(`Limits.processes`\)"
+        ):
+            await origin.fork(n=3)
+        assert (await origin.run_cell("1 + 1")).result == "2"
+        await (await origin.fork()).close()
 
 
 KILL = """

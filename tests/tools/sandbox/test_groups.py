@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.sandbox import witness
-from toolgym.tools.errors import SandboxError
+from toolgym.tools.errors import SandboxBusyError, SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus, Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
 from toolgym.tools.sandbox.local.kernel import cgroup
@@ -119,6 +119,51 @@ async def test_a_session_is_limited_between_its_cells_too(kernel, request):
         await witness.gone(mark)
         assert not (await session.run_cell("1")).alive
         assert (await other.run_cell("1 + 1")).result == "2"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("kernel", [pytest.param(True, marks=needs_group), False])
+async def test_memory_that_forks_share_counts_once(kernel, request):
+    if not kernel:
+        request.getfixturevalue("no_groups")
+    limits = Limits(memory_mb=256)
+    async with (
+        LocalSandbox(level="namespaces", limits=limits, preload=()) as sandbox,
+        await sandbox.session() as session,
+    ):
+        await session.run_cell("kept = bytearray(b'x' * (100 << 20))")
+        forks = await session.fork(n=8)
+        await asyncio.sleep(2.5)  # idle sessions are looked at once a second
+        sizes = [(await one.run_cell("import time; time.sleep(0.2); len(kept)")).result for one in (session, *forks)]
+        assert sizes == [str(100 << 20)] * 9
+        writing = "for at in range(0, len(kept), 4096): kept[at] = 1\nimport time; time.sleep(2)"
+        ends = [await one.run_cell(writing) for one in forks[:3]]
+        assert ends[-1].status is MEMORY_LIMIT, "what each has written to is its own"
+
+
+@needs_group
+@needs_namespaces
+async def test_a_fork_for_which_there_is_no_memory_is_refused():
+    limits = Limits(memory_mb=96, disk_mb=8)
+    async with (
+        LocalSandbox(level="namespaces", limits=limits, preload=()) as sandbox,
+        await sandbox.session() as origin,
+    ):
+        await origin.run_cell("kept = bytearray(b'x' * (30 << 20))")
+        forks = []
+
+        async def fork_on():
+            while len(forks) < 200:
+                forks.append(await origin.fork())
+
+        with pytest.raises(SandboxBusyError, match=r"memory is used up: it has 96 MiB together with its forks"):
+            await fork_on()
+        sizes = [(await one.run_cell("len(kept)")).result for one in (origin, *forks[:4])]
+        assert sizes == [str(30 << 20)] * 5
+        assert all(one.alive for one in forks)
+        await asyncio.gather(*(one.close() for one in forks))
+        await asyncio.sleep(1)  # until the kernel has freed theirs
+        await (await origin.fork()).close()
 
 
 @needs_group

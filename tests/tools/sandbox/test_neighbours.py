@@ -6,10 +6,13 @@ own.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from abuse.surroundings import why_not
 
+from tests.tools.sandbox.abuse.scene import marked
+from tests.tools.sandbox.witness import beside_a_witness, gone, marking
+from toolgym.tools.sandbox.base import ExecutionStatus
 from toolgym.tools.sandbox.local import LocalSandbox, probe
+from toolgym.tools.sandbox.local.host.template_process import TemplateProcess
 from toolgym.tools.sandbox.local.kernel import landlock
 
 FOLDER = str(Path(__file__).parent)
@@ -104,6 +111,68 @@ def test_no_program_outlives_a_template_that_is_killed():
             print(await until(0))
         """)  # fmt: skip
     assert said.split() == ["True", "True"]
+
+
+BOMB = """
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+"""
+DAEMON = "import os, time\nif not os.fork():\n    if not os.fork():\n        {}        time.sleep(300)\n"
+DAEMON += "    os._exit(0)\nos.wait()"
+needs_uid = pytest.mark.skipif("uid" not in probe()["levels"], reason="programs have no users of their own here")
+
+
+@needs_uid
+async def test_a_fork_bomb_is_its_own_programs_fault_and_costs_its_neighbours_nothing():
+    mark, kept = f"bomb{os.getpid()}", f"kept{os.getpid()}"
+    async with beside_a_witness("uid", kind=LocalSandbox) as sandbox, await sandbox.session() as other:
+        await other.run_cell(DAEMON.format(marking(kept)))
+        templates = sandbox.template_ids
+        beside = asyncio.create_task(sandbox.run("import time; time.sleep(2); print('fine')", timeout=60))
+        began = time.monotonic()
+        bombs = [sandbox.run(marking(mark) + BOMB, timeout=1) for _ in range(2)]
+        assert [one.status for one in await asyncio.gather(*bombs)] == [ExecutionStatus.TIMEOUT] * 2
+        assert time.monotonic() - began < 15
+        assert (await beside).stdout == "fine\n"
+        await gone(mark)
+        async with await sandbox.session() as session:
+            assert (await session.run_cell(marking(mark) + BOMB, timeout=1)).status == "timeout"
+        await gone(mark)
+        assert sandbox.template_ids == templates
+        assert len(marked(kept)) == 1, "what a session started ends with that session, and not with another program"
+    await gone(kept)
+
+
+@needs_uid
+async def test_a_fork_bomb_does_not_outlive_a_template_that_is_killed():
+    mark = f"bomb{os.getpid()}"
+    async with LocalSandbox(preload=(), level="uid", python="/usr/bin/python3", templates=1) as sandbox:
+        bomb = asyncio.create_task(sandbox.run(marking(mark) + BOMB, timeout=60))
+        while len(marked(mark)) < 10:
+            await asyncio.sleep(0.01)
+        os.kill(sandbox.template_ids[0], signal.SIGKILL)
+        bomb.cancel()
+    await gone(mark)
+
+
+async def test_what_ends_its_template_again_and_again_is_at_fault_and_its_neighbours_are_not(monkeypatch):
+    lost, request = [], TemplateProcess.request
+
+    async def ends(self, message, **rest):
+        if "ends the template" in message.get("code", ""):
+            asyncio.get_running_loop().call_later(0.2, self.kill)
+            lost.append(self)
+        return await request(self, message, **rest)
+
+    monkeypatch.setattr(TemplateProcess, "request", ends)
+    async with LocalSandbox(preload=(), templates=1) as sandbox:
+        beside = [asyncio.create_task(sandbox.run("import time; time.sleep(1); print('fine')")) for _ in range(3)]
+        result = await sandbox.run("import time; time.sleep(20)  # ends the template")
+        assert (result.status, len({*lost})) == (ExecutionStatus.KILLED, 5)
+        assert "ended its template process 5 times, 3 of them with no other program beside it" in result.message
+        assert [(await one).stdout for one in beside] == ["fine\n"] * 3
 
 
 TAKING = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,48 @@ async def test_the_interpreter_is_the_one_that_the_host_would_run(python, tmp_pa
     async with LocalSandbox(python=python, preload=()) as sandbox:
         monkeypatch.chdir("/")
         assert (await sandbox.run("print(6 * 7)", timeout=60)).stdout == "42\n"
+
+
+@pytest.mark.skipif("namespaces" not in LEVELS, reason="sessions can be forked at the level namespaces alone")
+async def test_sessions_fork_with_an_interpreter_below_tmp():
+    """As in a checkout there. Root's children are users of their own, and the folders above it must be theirs too."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        place = Path(folder) / "above" / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=120)
+        for path in (Path(folder), place.parent):
+            path.chmod(0o755)
+        async with LocalSandbox(python=str(place / "bin" / "python"), preload=()) as sandbox:
+            line = [await sandbox.session(hint="")]
+            await line[0].run_cell("open('/tmp/kept', 'w').close()")
+            for _ in range(3):
+                line.append(await line[-1].fork())
+            look = "import os, sys\nmode = os.stat(os.path.dirname(sys.prefix)).st_mode & 0o777\n"
+            look += "os.path.exists('/tmp/kept'), sys.prefix, mode"
+            seen = [(await one.run_cell(look)).result for one in line]
+            assert seen == [repr((True, str(place), 0o755))] * 4
+
+
+@pytest.mark.skipif("namespaces" not in LEVELS, reason="elsewhere the template process sees what this one sees")
+async def test_a_library_that_the_sandbox_cannot_import_is_named_once_and_left_out(tmp_path, caplog):
+    venv, elsewhere = tmp_path / "venv", tmp_path / "elsewhere"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "broken.py").write_text("raise RuntimeError('built for another version')")
+    (packages / "fine.py").write_text("word = 'loaded'")
+    elsewhere.mkdir()
+    (elsewhere / "unseen.py").touch()
+    (packages / "elsewhere.pth").write_text(str(elsewhere))
+    preload = ("unseen", "broken", "fine")
+    with caplog.at_level("WARNING", "toolgym.tools.sandbox"):
+        for _ in range(2):
+            async with LocalSandbox(python=str(venv / "bin" / "python"), preload=preload) as sandbox:
+                async with await sandbox.session() as session:
+                    assert (await session.run_cell("import sys, fine; fine.word")).result == "'loaded'"
+                assert "No module named 'unseen'" in (await sandbox.run("import unseen")).stderr
+                assert "built for another version" in (await sandbox.run("import broken")).stderr
+    (said,) = [record.getMessage() for record in caplog.records if "programs go without" in record.getMessage()]
+    assert "unseen (ModuleNotFoundError: " in said
+    assert "broken (RuntimeError: built for another version)" in said
 
 
 def test_an_interpreter_that_is_not_there_is_told_at_once():

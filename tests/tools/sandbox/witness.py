@@ -10,6 +10,7 @@ import pytest
 from tests.tools.sandbox.abuse.scene import marked
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.base import ExecutionStatus
+from toolgym.tools.sandbox.local.host import template_process
 from toolgym.tools.sandbox.shared import SharedSandbox
 
 TELL = """
@@ -37,6 +38,14 @@ async def gone(mark):
     async with asyncio.timeout(60):
         while marked(mark) or marked(mark, dead=True):
             await asyncio.sleep(0.02)
+
+
+def allow_few_forks(monkeypatch, most):
+    """Template processes that start from now on let a session have this many live forks, beside its processes."""
+    line = "from toolgym.tools.sandbox.local.broker import startup"
+    fewer = f"from toolgym.tools.sandbox.local.kernel import harden\nharden.MOST_FORKS = {most}\n"
+    assert line in template_process._BOOT
+    monkeypatch.setattr(template_process, "_BOOT", template_process._BOOT.replace(line, fewer + line))
 
 
 @contextlib.asynccontextmanager

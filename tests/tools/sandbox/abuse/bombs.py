@@ -30,6 +30,14 @@ def _few_processes(outcome: Outcome) -> str:
     return f"{most} processes at once" if most > LIMITS.processes + 8 else ""
 
 
+def _stopped_in_time(outcome: Outcome) -> str:
+    """Its deadline ended it, the program is to blame, and a run beside it went well. Without forks it just spins."""
+    neighbour = outcome.neighbour
+    if neighbour is None or neighbour.stdout != "fine\n":
+        return f"the run beside it: {neighbour}"
+    return ended(ExecutionStatus.TIMEOUT, within=10)(outcome)
+
+
 def _flood_is_stopped(outcome: Outcome) -> str:
     size = len(outcome.result.stdout) + len(outcome.result.stderr)
     return f"{size} characters came back" if size > 3 * LIMITS.output_bytes else ""
@@ -67,6 +75,23 @@ while time.monotonic() < end:
 time.sleep(1)
 """,
         judge=both(held, _few_processes),
+        alone=True,
+    ),
+    abuse(
+        "fork_bomb_without_pause",
+        "bombs",
+        """
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+""",
+        neighbour="import time\ntime.sleep(1.5)\nprint('fine')",
+        follow_up="print('fine')",
+        judge=both(_stopped_in_time, _few_processes, second(prints("fine\n"))),
+        bare="unsafe",
+        timeout=2.0,
         alone=True,
     ),
     abuse(

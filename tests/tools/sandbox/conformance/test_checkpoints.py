@@ -9,6 +9,7 @@ import pytest
 
 from tests.tools.sandbox.abuse.scene import Scene
 from tests.tools.sandbox.conformance.sandbox_makers import BRANCHING, ISOLATED, LIMITS, MAKERS, gone, named, seen
+from tests.tools.sandbox.witness import allow_few_forks
 from toolgym.tools.errors import (
     ForkNotSupportedError,
     SandboxBusyError,
@@ -71,7 +72,8 @@ async def fork_when_there_is_room(session, name, n):
 
 
 @pytest.mark.parametrize("maker", BRANCHING)
-async def test_where_there_is_no_room_nothing_is_left_behind(maker):
+async def test_where_there_is_no_room_nothing_is_left_behind(maker, monkeypatch):
+    allow_few_forks(monkeypatch, 2)
     async with MAKERS[maker](limits=dataclasses.replace(LIMITS, processes=8)) as made, await made.session() as session:
         await session.run_cell("x = 3")
         await session.checkpoint("here")

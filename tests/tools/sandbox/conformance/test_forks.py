@@ -152,6 +152,12 @@ SHARED = {
         "os.read(r, 99)",
         "b'before{me}'",
     ),
+    "a counter": (
+        "import os\ne = os.eventfd(3, os.EFD_NONBLOCK)",
+        "os.eventfd_write(e, {me})",
+        "os.eventfd_read(e) - 3",
+        "{me}",
+    ),
     "a folder": (
         "import os\nd = os.open('.', os.O_RDONLY)",
         "open('x{me}', 'w').close()",
@@ -202,6 +208,38 @@ async def test_a_program_stays_with_its_session(branching):
             await session.run_cell("p.stdin.write(b'yes\\n'); p.stdin.flush()")
             assert (await session.run_cell("p.stdout.readline()")).result == r"b'yes\n'"
             await session.run_cell("p.stdin.close(); p.wait()")
+
+
+PAIRS = """
+import socket
+pairs = [socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
+door = socket.socket(socket.AF_UNIX)
+door.bind("door"); door.listen()
+caller = socket.socket(socket.AF_UNIX)
+caller.connect("door"); pairs.append((caller, door.accept()[0]))
+for end in (door, *sum(pairs, ())): end.setblocking(False)
+def tried(act, *words):
+    try: return act(*words)
+    except OSError as error: return type(error).__name__
+"""
+
+
+async def test_sockets_connect_no_forks(branching):
+    """They stay with the session that was forked. Two answers to one question could come to an agreement over them."""
+    async with await branching.session() as session:
+        await session.run_cell(PAIRS)
+        await session.checkpoint("before")
+        async with await session.fork("before") as first, await session.fork("before") as second:
+            for one in (first, second):
+                sent = (await one.run_cell("[tried(a.send, b'answer') for a, b in pairs], tried(door.accept)")).result
+                assert sent == repr((["BrokenPipeError"] * 3, "OSError"))
+            for one in (session, first, second):
+                heard = (await one.run_cell("[tried(end.recv, 9) for pair in pairs for end in pair]")).result
+                assert "answer" not in heard
+            both = "[(a.send(b'x'), b.recv(9)) for a, b in pairs]"
+            assert (await session.run_cell(both)).result == repr([(1, b"x")] * 3)
+            anew = "a, b = socket.socketpair(); a.send(b'x'), b.recv(9)"
+            assert (await first.run_cell(anew)).result == repr((1, b"x"))
 
 
 async def test_tasks_go_along_with_a_fork(branching):

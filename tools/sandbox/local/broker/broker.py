@@ -7,8 +7,10 @@ One thread, one loop. It talks to the host over a socket, and to each child over
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from toolgym.tools.sandbox.local.broker import memory
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
@@ -30,6 +33,7 @@ from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
+    from toolgym.tools.sandbox.local.protocol.child_messages import ZygoteReady
     from toolgym.tools.sandbox.local.protocol.messages import Layers, SessionAnswer, Status
 
 SOFT_KILL = 0.5
@@ -63,8 +67,7 @@ class Broker:
         warm: how many children wait, forked ahead.
         can_fork: whether programs may start processes.
         monitor: how children are watched.
-        pinned: how many pages are copied at each fork; see `prefaulted_pages`.
-        slow: what keeps others from it.
+        ready: what the zygote said when it had its libraries loaded.
     """
 
     def __init__(
@@ -77,11 +80,10 @@ class Broker:
         warm: int,
         can_fork: bool,
         monitor: MonitorConfig,
-        pinned: int,
-        slow: str,
+        ready: ZygoteReady,
     ) -> None:
         self._spec, self._want_warm, self._can_fork, self._monitor = spec, warm, can_fork, monitor
-        self._pinned, self._slow = pinned, slow
+        self._ready = ready
         self._fork_failures = 0
         self._watchdog = Watchdog(monitor)
         self._sleepers = Sleepers(monitor.proc, self._watchdog)
@@ -138,8 +140,9 @@ class Broker:
             "terminals": hardening.terminals,
             "own_users": hardening.first_uid != 0,
             "watched": self._watchdog.watches,
-            "pinned": self._pinned,
-            "slow": self._slow,
+            "pinned": self._ready["pinned"],
+            "slow": self._ready["slow"],
+            "absent": self._ready["absent"],
             "cgroup": cgroups.layers if cgroups is not None else None,
         }
 
@@ -203,19 +206,49 @@ class Broker:
         channel = self._session_of(request)
         if channel is None or not self._is_free(channel, request):
             return
+        if request["op"] == "fork" and not self._watchdog.has_room(channel.child):
+            detail = (
+                f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
+            )
+            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
+            return
         channel.begin(request)
         self._asked.add(channel)
         if request["op"] == "fork":
             self._processes.retire_launcher(channel)
             channel.copying.fork = Fork(request, channel)
+        self._let_start(channel, forks=request["op"] == "fork")
         channel.send(request)
         self._deadlines.arm(channel, request["timeout"])
+
+    def _let_start(self, channel: Channel, *, forks: bool = False) -> None:
+        """Have a session's limit of processes allow for its forks: interpreters and launchers do not count as such.
+
+        What runs already keeps its limit. `forks`: whether there is one more interpreter in a moment.
+        """
+        child, proc = channel.child, self._monitor.proc
+        others = [one for one in child.channels if one is not channel]
+        beside = forks + len(others) + sum(map(self._processes.launchers, others))
+        if beside == channel.copying.beside:
+            return
+        if beside > channel.copying.beside:
+            self._processes.retire_launcher(channel)
+        channel.copying.beside = beside
+        most = self._spec.hardening.processes + beside
+        with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
+            if self._spec.cgroups is not None:
+                self._spec.cgroups.allow(child.slot, most)
+            pid = memory.number_here(proc, channel.pidfd) if proc >= 0 else 0
+            if pid:
+                hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
     def _start(self, request: dict[str, Any]) -> None:
         """Start a program in a session."""
         channel = self._session_of(request)
         if channel is None or (not self._processes.can_start(channel) and not self._is_free(channel, request)):
             return
+        self._let_start(channel)
         self._processes.start(channel, request)
         if channel.request is request:
             self._asked.add(channel)

@@ -106,12 +106,14 @@ class CopyState:
         pending_ends: descriptors for the copy to be: its control socket, standard output and standard error.
         handle: pidfd of the interpreter, where that is a copy; -1: it is the child itself.
         namespace: descriptor of the namespace that holds a copy's mounts; -1: it has none of its own.
+        beside: how many other interpreters its limit of processes allows for.
     """
 
     fork: Fork | None = None
     pending_ends: list[int] = field(default_factory=list)
     handle: int = -1
     namespace: int = -1
+    beside: int = 0
 
 
 class Channel:
@@ -342,6 +344,9 @@ class Child:
         number: its number in another /proc than the broker's own, once that is known; 0 before.
         counted: when its files were counted last, in the time of `time.monotonic`.
         counting: seconds that this took.
+        weighed: when its memory was measured exactly, likewise.
+        weighing: seconds that this took.
+        weights: see `memory.own_bytes`.
         init_fd: a handle of the first process, once the child is dead; -1 before.
     """
 
@@ -358,6 +363,8 @@ class Child:
         self.memory_mb = 0
         self.number = 0
         self.counted = self.counting = 0.0
+        self.weighed = self.weighing = 0.0
+        self.weights: dict[int, tuple[list[str], int]] = {}
 
     def kill(self) -> None:
         """End the process, and with it, in a pid namespace, every other one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child
 from toolgym.tools.sandbox.local.broker.reactor import Reactor
-from toolgym.tools.sandbox.local.kernel import folders, syscalls
+from toolgym.tools.sandbox.local.kernel import folders, syscalls, users
 from toolgym.tools.sandbox.local.protocol.frames import ForkReply
 from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
@@ -130,7 +130,7 @@ class ChildPool:
             child.init_fd = os.pidfd_open(child.init)
         else:
             child.ended = True
-            self._sweep()
+            self._sweep(child)
         return os.waitstatus_to_exitcode(status), usage
 
     def reap_init(self, child: Child) -> bool:
@@ -160,6 +160,9 @@ class ChildPool:
         """
         if self._namespaces:
             return
+        first = self._spec.hardening.first_uid
+        for child in self._children if first else ():
+            users.end(first + child.slot, first)
         deadline = time.monotonic() + END_TIMEOUT
         while time.monotonic() < deadline:
             left = _own_children()
@@ -171,21 +174,27 @@ class ChildPool:
                 os.waitpid(pid, os.WNOHANG)
             time.sleep(0.001)
 
-    def _sweep(self) -> None:
+    def _sweep(self, dead: Child) -> None:
         """Without a pid namespace: kill what a dead child left behind, whose parent is this process, the subreaper."""
+        first = self._spec.hardening.first_uid
+        user = first + dead.slot if first else 0
+        if user and any(users.owner(pid) == user for pid in _own_children()):
+            with contextlib.suppress(OSError):
+                users.end(user, first)  # before anything else: they may fork as fast as they can
         # No forks during the sweep: a child forked now would be mistaken for an orphan.
         waiting, self._to_ask = self._to_ask, deque()
         self._await_forks()
         known = {self._zygote_pid, *(child.pid for child in self._children if not child.dead)}
-        for _ in range(100):
-            orphans = [pid for pid in _own_children() if pid not in known]
-            if not orphans:
-                break
-            for pid in orphans:
+        left = True
+        while left:
+            left = False
+            for pid in [pid for pid in _own_children() if pid not in known]:
+                ours = not user or users.owner(pid) == user  # the others are of a child that lives
+                left |= ours
                 with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(OSError):
-                    os.waitpid(pid, 0)
+                    if ours:
+                        os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0 if ours else os.WNOHANG)
         self._to_ask.extendleft(reversed(waiting))
         self._ask()
 

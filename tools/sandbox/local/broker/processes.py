@@ -80,6 +80,10 @@ class Processes:
         """Whether a session has a launcher for its next program."""
         return channel in self._launchers
 
+    def launchers(self, channel: Channel) -> int:
+        """How many launchers a session has."""
+        return len(self._links.get(channel, ()))
+
     def on_note(self, channel: Channel, request: dict[str, Any], note: Mapping[str, Any]) -> None:
         """Take a note from an interpreter that makes a launcher.
 
@@ -141,9 +145,13 @@ class Processes:
     def retire_launcher(self, channel: Channel) -> None:
         """Have the session's next program started by a new launcher; those there are keep theirs.
 
-        For a session that is forked: its own programs and those of the fork must not signal each other.
+        For a session that is forked: its own programs and those of the fork must not signal each other. And where its
+        limit of processes is raised, which a launcher passes on to what it starts.
         """
-        self._launchers.pop(channel, None)
+        link = self._launchers.pop(channel, None)
+        if link is not None and not link.processes:
+            self._links[channel].remove(link)
+            self._close(link)
 
     def end(self, channel: Channel, status: Status, detail: str) -> None:
         """End all programs of a session that ends."""

@@ -124,7 +124,7 @@ class Forks:
         copy = Channel(self._reactor, origin.child, control, out, err, handle, origin.output_bytes)
         copy.session = fork.request["into"]
         copy.untrusted = True  # it holds all that its origin ran
-        copy.copying.fork = fork
+        copy.copying.fork, copy.copying.beside = fork, origin.copying.beside
         fork.copy = copy
         copy.begin(dict(fork.request))
         origin.child.channels.append(copy)

@@ -42,6 +42,9 @@ STDLIB = (
 _MAX_HANDSHAKE = 65536
 """Bytes of the zygote's first message."""
 
+_MAX_REASON = 500
+"""Characters of the reason why a library could not be loaded."""
+
 _MAX_PINNED = 1 << 30
 """Bytes of memory that a user's template processes may pin, where root may say so."""
 
@@ -120,8 +123,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
         warm=config["warm"],
         can_fork=config["level"] != "landlock",
         monitor=monitor,
-        pinned=handshake["pinned"],
-        slow=handshake["slow"],
+        ready=handshake,
     )
     _filter_calls(namespaces=config["level"] == "namespaces")
     broker.serve()
@@ -162,13 +164,15 @@ def _fork_zygote(
 
 
 def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: ChildSpec, proc: int) -> NoReturn:
+    absent = []
     for name in (*STDLIB, *config["preload"]):
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            _refuse(broker, f"cannot preload {name!r}: {error}")
-    if config["warm_code"]:
-        exec(compile(config["warm_code"], "<warm>", "exec"), {"__name__": "__warm__"})
+            exec(compile(config["warm_code"].get(name, ""), "<warm>", "exec"), {"__name__": "__warm__"})
+        except Exception as error:  # noqa: BLE001  a library may fail in any way; programs go without it
+            if name in STDLIB:
+                _refuse(broker, f"cannot preload {name!r}: {error}")
+            absent.append(f"{name} ({type(error).__name__}: {error})"[:_MAX_REASON])
     if proc >= 0 and _threads(proc) != 1:
         _refuse(broker, "a preloaded module started a thread; a process with threads cannot be forked safely")
     resident, private = memory.own_pages(proc) if proc >= 0 else (0, 0)
@@ -177,7 +181,7 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
     _unload_ourselves()
     pinned, slow = zygote.calibrate(proc)
     _filter_calls(namespaces=config["level"] == "namespaces")
-    ready: ZygoteReady = {"resident": resident, "pinned": pinned, "slow": slow}
+    ready: ZygoteReady = {"resident": resident, "pinned": pinned, "slow": slow, "absent": ", ".join(absent)}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
 
@@ -300,6 +304,7 @@ def _hardening(config: Mapping[str, Any], jailed: jail.Jailed) -> Hardening:
             truncate=namespaces or abi() >= 3,
             signals=config["level"] != "landlock" or abi() >= 6,
             reserve=namespaces,
+            processes=not namespaces,
         )
     return Hardening(
         namespaces=namespaces,

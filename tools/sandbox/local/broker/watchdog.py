@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ IDLE_AT_ONCE = 32
 GLANCE_EVERY = 0.005
 """Seconds between two looks at the free space of a disk that children share with the host. A look costs next to
 nothing, and a program can write a GB in a second: when free space shrinks fast, files are counted at once."""
+
+FORK_ROOM = 1 / 8
+"""Share of a session's memory that must be left for a fork. All forks need some when they are used first."""
 
 FAST = 1 / 8
 """Free space shrinks fast when this share of one child's allowance is gone since the last count."""
@@ -131,9 +135,27 @@ class Watchdog:
     def _too_much_memory(self, child: Child) -> bool:
         if self._monitor.cgroups is not None:
             return self._monitor.cgroups.overrun(child.slot)
+        began = time.monotonic()
         pid = self.number(child)
-        used = memory.used_bytes(self._monitor.proc, pid, self._monitor.shared_pages) if pid else 0
-        return used > child.memory_mb << 20
+        if not pid or began < child.weighed + child.weighing / ALARM_SHARE:
+            return False
+        processes, most = memory.tree(self._monitor.proc, pid), child.memory_mb << 20
+        over = memory.used_bytes(self._monitor.proc, processes, self._monitor.shared_pages) > most
+        if over and len(processes) > 1:  # they may share pages with each other too, as forks do
+            with contextlib.suppress(
+                OSError, IndexError, ValueError
+            ):  # where that is not to be seen, each counts alone
+                over = memory.own_bytes(self._monitor.proc, processes, child.weights) > most
+            child.weighed = time.monotonic()
+            child.weighing = child.weighed - began
+        return over
+
+    def has_room(self, child: Child) -> bool:
+        """Whether a session may be forked, as far as is known: at the limit of memory it ends with all its forks."""
+        most = child.memory_mb << 20
+        if self._monitor.cgroups is not None:
+            return self._monitor.cgroups.left(child.slot) > most * FORK_ROOM
+        return sum(size for _, size in child.weights.values()) < most * (1 - FORK_ROOM)
 
     def _too_much_disk(self, child: Child, most_bytes: int, most_files: int, *, alarm: bool) -> bool:
         began = time.monotonic()

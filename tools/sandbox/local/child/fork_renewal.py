@@ -7,10 +7,12 @@ Each is replaced by a copy in its current state:
 - descriptors and mappings of these files; shared memory;
 - pipes with both ends in the session, with their content. A pipe whose other end belongs to a program or thread of the
   origin is closed in the copy: the program stays with the origin;
+- sockets, which would connect all forks: they stay with the origin, and in the copy their other end is closed;
+- `eventfd`s, with their count;
 - numpy's global generator, which is seeded anew, as Python does with its own.
 
-Sockets stay shared, as after any fork. Locks on files stay with the origin, and so do all threads but the one that runs
-cells.
+Other objects of the kernel that have a descriptor stay shared, see SECURITY.md. Locks on files stay with the origin, as
+do all threads but the one that runs cells.
 """
 
 from __future__ import annotations
@@ -103,6 +105,10 @@ def become_copy(ends: Sequence[int], writable: tuple[str, ...]) -> None:
             os.dup2(outputs[file_id], fd, os.get_inheritable(fd))
         elif stat.S_ISFIFO(about.st_mode):
             pipes.setdefault(file_id, []).append(fd)
+        elif stat.S_ISSOCK(about.st_mode):
+            _disconnect(fd)
+        elif not stat.S_IFMT(about.st_mode) and _name(fd) == "anon_inode:[eventfd]":
+            _renew_counter(fd)
     for ends in pipes.values():
         _renew_pipe(ends)
     _renew_mappings(copied)
@@ -220,6 +226,27 @@ def _renew_pipe(ends: list[int]) -> None:
         os.set_blocking(fd, not modes[fd] & os.O_NONBLOCK)
     for fd in fresh:
         os.close(fd)
+
+
+def _disconnect(fd: int) -> None:
+    """Point a socket's descriptor at a socket whose other end is closed: it has nothing to read, and writing fails."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(os.get_blocking(fd))
+        os.dup2(ours.fileno(), fd, os.get_inheritable(fd))
+
+
+def _renew_counter(fd: int) -> None:
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        about = dict(line.split(":", 1) for line in file if ":" in line)
+    kept = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK
+    kept |= os.EFD_SEMAPHORE if int(about.get("eventfd-semaphore", "0")) else 0
+    fresh = os.eventfd(0, kept)
+    count = int(about["eventfd-count"], 16)
+    if count:
+        os.eventfd_write(fresh, count)
+    os.dup2(fresh, fd, os.get_inheritable(fd))
+    os.close(fresh)
 
 
 # ---------------------------------------------------------------------- memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 import uuid
@@ -51,6 +52,10 @@ TRIES = 5
 
 Where processes are killed at random, seven a second, one loss in thirty is followed by another one of the same run:
 three tries were too few once in 30,000 executions."""
+
+TOGETHER = 2
+"""How many of these tries are beside other programs, which may have caused the loss. The rest are in a template process
+that has no other program, one run at a time: what is lost there as well ended it itself."""
 
 
 MOST_POOLS = 8
@@ -150,6 +155,8 @@ class LocalSandbox(Sandbox):
         )
         self._templates = self._make_pool(network=network, limits=self.limits, folders=())
         self._others: dict[_Kind, TemplatePool] = {}
+        self._apart = self._make_pool(network=network, limits=self.limits, folders=(), count=1, warm=0)
+        self._one_apart = asyncio.Lock()
         computing = COMPUTING_EACH * cores if max_computing is None else max_computing
         if max_running is None:
             max_running = max(computing, most_executions(self.limits, cores))
@@ -178,7 +185,7 @@ class LocalSandbox(Sandbox):
     @property
     def template_ids(self) -> list[int]:
         """Process ids of the template processes that run."""
-        return [pid for pool in (self._templates, *self._others.values()) for pid in pool.process_ids]
+        return [pid for pool in self._pools for pid in pool.process_ids]
 
     @property
     def open_sessions(self) -> int:
@@ -238,17 +245,18 @@ class LocalSandbox(Sandbox):
             if found.name == "pytest":
                 message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", wanted["source"]]
         async with self.places.permit() as place:
-            for _ in range(TRIES):
-                choosing = self._templates.for_code(request.code) if found is None else self._templates.bare()
-                template = await choosing
-                try:
-                    answer = await template.request(message, patience=patience, place=place)
-                except TemplateLostError:
-                    continue
+            for tried in range(TRIES):
+                apart = tried >= TOGETHER
+                pool = self._apart if apart else self._templates
+                async with self._one_apart if apart else contextlib.nullcontext():
+                    template = await (pool.for_code(request.code) if found is None else pool.bare())
+                    try:
+                        answer = await template.request(message, patience=patience, place=place)
+                    except TemplateLostError:
+                        continue
                 return _execution_result(answer, refused)
-        return ExecutionResult(
-            ExecutionStatus.SANDBOX_ERROR, message=f"the template process was lost {TRIES} times while running this"
-        )
+        why = f"it ended its template process {TRIES} times, {TRIES - TOGETHER} of them with no other program beside it"
+        return ExecutionResult(ExecutionStatus.KILLED, message=why)
 
     async def open_session(self, request: SessionRequest) -> LocalSession:
         """See `Sandbox.open_session`. With `hint`, code that names no preloaded module gets a bare template, sooner."""
@@ -280,7 +288,7 @@ class LocalSandbox(Sandbox):
                 template.send(messages.CloseRequest(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
-                return self._sessions.add(template, name, limits.file_mb << 20)
+                return self._sessions.add(template, name, limits)
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
 
@@ -292,7 +300,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def _pools(self) -> list[TemplatePool]:
-        return [self._templates, *self._others.values()]
+        return [self._templates, self._apart, *self._others.values()]
 
     async def _look(self) -> float:
         return sum(await asyncio.gather(*(pool.look() for pool in self._pools)))

@@ -19,12 +19,13 @@ from toolgym.tools.errors import (
     SessionForkError,
     SessionLostError,
 )
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionStatus, Session
+from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionStatus, Limits, Session
 from toolgym.tools.sandbox.files import BATCH, FileAction, FileInfo, Row, file_error, read_listing, split
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.places import Place, Places
 from toolgym.tools.sandbox.local.host.programs import LocalProcess, Programs
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
+from toolgym.tools.sandbox.local.kernel.harden import MOST_FORKS
 from toolgym.tools.sandbox.local.protocol import answer_codec
 from toolgym.tools.sandbox.local.protocol.messages import (
     CloseRequest,
@@ -68,9 +69,9 @@ class OpenSessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, template: TemplateProcess, name: str, max_file_bytes: int) -> LocalSession:
-        """Return the session of that name, which is open in a template process. `max_file_bytes`: of one file."""
-        session = LocalSession(self, template, name, max_file_bytes)
+    def add(self, template: TemplateProcess, name: str, limits: Limits) -> LocalSession:
+        """Return the session of that name, which is open in a template process."""
+        session = LocalSession(self, template, name, limits)
         with self._lock:
             self._open.add(session)
             template.sessions += 1
@@ -96,13 +97,14 @@ class LocalSession(Session):
         template: the process that it lives in.
     """
 
-    def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str, max_file_bytes: int) -> None:
+    def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str, limits: Limits) -> None:
         self._owner, self.template, self._id = owner, template, name
         self._alive = True
         self._closed = False
         self._launched = False
         self._lock = _OneAtATime()
-        self._max_file_bytes = max_file_bytes
+        self._limits = limits
+        self._max_file_bytes = limits.file_mb << 20
         self._programs = Programs(self, owner.level, bool(template.layers.get("terminals")), owner.places)
         self._checkpoints: dict[str, LocalSession] = {}
 
@@ -287,8 +289,8 @@ class LocalSession(Session):
         What is open or mapped of these is the copy's then, in the state that it had; so are shared memory, pipes, and
         the event loop with its tasks. The generators of `random` and `numpy.random` are seeded anew, others go along.
         What does not: threads (a pool of them that was used before takes no more work), timers of `setitimer`, locks
-        on files, and programs, whose pipes are closed in the fork. Sockets are shared. What is no file, folder or link
-        there, or may not be read, is left out.
+        on files, programs, and sockets: in the fork their other ends are closed, as those of a program's pipes are.
+        What is no file, folder or link there, or may not be read, is left out.
 
         Neither sees the other's processes nor can signal them; a thread or program that the session had started before
         the fork may still signal the fork, and takes no signals from either afterwards. The kernel (with Landlock's ABI
@@ -356,7 +358,7 @@ class LocalSession(Session):
         if answer["status"] != "ok":
             why = f"{answer['status']}: {answer.get('message', '')}".removesuffix(": ")
             raise self._error("the session cannot be forked", answer, why)
-        return self._owner.add(self.template, into, self._max_file_bytes)
+        return self._owner.add(self.template, into, self._limits)
 
     def _error(self, what: str, answer: dict[str, Any], why: object = None) -> SandboxError:
         """Return the error for a request that failed, by what its caller can do."""
@@ -365,7 +367,10 @@ class LocalSession(Session):
             return SessionLostError(text)
         if answer["status"] == "sandbox_error":
             return SandboxUnavailableError(text)
-        return SandboxBusyError(text) if _NO_PROCESS in text else SandboxError(text)
+        if _NO_PROCESS not in text:
+            return SandboxBusyError(text) if answer.get("busy") else SandboxError(text)
+        most = f"at most {self._limits.processes} processes and threads run at once (`Limits.processes`)"
+        return SandboxBusyError(f"{text}: in a session with all its forks, {most}, beside {MOST_FORKS} idle forks")
 
     async def _ask(self, request: SessionRequest) -> dict[str, Any]:
         """As `request`, while the caller holds the lock; a cell waits for a place."""

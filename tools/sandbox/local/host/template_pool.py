@@ -239,7 +239,7 @@ class TemplatePool:
             "hidden": [OWN_TASKS],
             "variables": packages.variables(self._packages),
             "preload": preload,
-            "warm_code": "\n".join(WARM_CODE[name] for name in preload if name in WARM_CODE),
+            "warm_code": {name: WARM_CODE[name] for name in preload if name in WARM_CODE},
             "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
             "processors": processors.reported(self._limits),
             "warm": self._warm,
@@ -264,6 +264,10 @@ class TemplatePool:
         if text not in _said:
             _said.add(text)
             _log.info("%s (%s)", text, self.isolation)
+        absent = template.layers["absent"]
+        if absent and absent not in _said:
+            _said.add(absent)
+            _log.warning("the sandbox's Python %r cannot import, so programs go without: %s", self._python, absent)
         if template.layers["slow"] and _SLOW not in _said:
             _said.add(_SLOW)
             _log.info("%s: %s", _SLOW, template.layers["slow"])

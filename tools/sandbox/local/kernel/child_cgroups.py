@@ -15,6 +15,7 @@ OVERHEAD_MB = 8
 """MiB on top of a child's limit for the kernel's own memory of it: page tables, stacks, sockets."""
 
 _MEMORY = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("memory.max",)}
+_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 _CPU_PERIOD = 100_000
 
@@ -40,6 +41,7 @@ class ChildCgroups:
         self._processes, self._cores = processes, cores
         self._limits: dict[int, int] = {}
         self._killed: dict[int, int] = {}
+        self._most: dict[int, int] = {}
         if version == 2:
             _write(self._folders["memory"], "main/cgroup.procs", "0")
 
@@ -54,6 +56,7 @@ class ChildCgroups:
             self._make(slot)
         else:
             self._killed[slot] = self._kills(slot)
+        self.allow(slot, self._processes)
 
     def limit(self, slot: int, memory_mb: int) -> None:
         """Limit the memory of a slot's child: all its processes, with the files that they keep in memory."""
@@ -65,6 +68,12 @@ class ChildCgroups:
         for name in names if most < self._limits[slot] or not self._limits[slot] else reversed(names):
             _write(self._folders["memory"], f"{slot}/{name}", str(most), may_be_missing=name != names[0])
         self._limits[slot] = most
+
+    def allow(self, slot: int, processes: int) -> None:
+        """Limit the processes and threads of a slot's child."""
+        if "pids" in self._folders and self._most.get(slot) != processes:
+            _write(self._folders["pids"], f"{slot}/pids.max", str(processes))
+            self._most[slot] = processes
 
     def enter(self, slot: int) -> None:
         """Move this process, which has one thread, into a slot's group, and with it all that it will start."""
@@ -79,6 +88,10 @@ class ChildCgroups:
         """Whether the kernel has killed a process of the slot's child for its memory."""
         return self._kills(slot) > self._killed[slot]
 
+    def left(self, slot: int) -> int:
+        """Bytes that a slot's child may still use."""
+        return self._limits[slot] - int(self._read(slot, _USAGE[self._version]))
+
     def _make(self, slot: int) -> None:
         for fd in self._folders.values() if self._version == 1 else [self._folders["memory"]]:
             with contextlib.suppress(FileExistsError):
@@ -88,8 +101,6 @@ class ChildCgroups:
             # The kernel kills a child as a whole, and swaps out nothing of it.
             _write(self._folders["memory"], f"{slot}/memory.oom.group", "1", may_be_missing=True)
             _write(self._folders["memory"], f"{slot}/memory.swap.max", "0", may_be_missing=True)
-        if "pids" in self._folders:
-            _write(self._folders["pids"], f"{slot}/pids.max", str(self._processes))
         if "cpu" in self._folders and self._cores is not None:
             quota = max(1000, int(self._cores * _CPU_PERIOD))
             if self._version == 2:
@@ -100,12 +111,15 @@ class ChildCgroups:
         self._killed[slot] = self._kills(slot)
 
     def _kills(self, slot: int) -> int:
-        fd = os.open(f"{slot}/{_EVENTS[self._version]}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
+        words = self._read(slot, _EVENTS[self._version]).split()
+        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+
+    def _read(self, slot: int, name: str) -> bytes:
+        fd = os.open(f"{slot}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
         try:
-            words = os.read(fd, 4096).split()
+            return os.read(fd, 4096)
         finally:
             os.close(fd)
-        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
 
 def _write(folder: int, name: str, text: str, *, may_be_missing: bool = False) -> None:

@@ -50,7 +50,7 @@ def make_root(pidfd: int, home: int, hardening: Hardening) -> ForkRoot:
             # The origin's: the copy must not reach them, and this namespace must not keep them alive.
             syscalls.detach(folder)
         syscalls.mount("tmpfs", BASE, "tmpfs", safe, hardening.file_system)
-        for name in ("root", *(name for name, _ in hardening.mounts)):
+        for name in ("root", *(name for name, _ in hardening.mounts), *(path[1:] for path in hardening.above_runtime)):
             os.mkdir(f"{BASE}/{name}")
             os.chmod(f"{BASE}/{name}", 0o777)
             os.chown(f"{BASE}/{name}", owner, owner)

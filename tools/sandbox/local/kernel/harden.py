@@ -28,6 +28,10 @@ no core that goes to a file is so small. See core(5), and `vfs_coredump` in the 
 PENDING_SIGNALS = 1024
 """Signals that are queued, and timers. The kernel counts them for each user, and in each user namespace."""
 
+MOST_FORKS = 4096
+"""Forks of a session, checkpoints included, that can be live at once. Their interpreters do not count as its processes:
+the broker raises the limit by one for each. Only the broker can, where there are system-call filters."""
+
 USER_LIMITS = {"max_inotify_instances": 8, "max_inotify_watches": 4096}
 """What a child may have where the kernel has quotas for each user: with that of its namespace alone."""
 
@@ -106,7 +110,9 @@ class Hardening:
         entering, confining = self._shared
         becoming = SyscallBatch()
         if self.first_uid:
-            self._change_user(becoming, self.first_uid + slot, sorted({self.home, *self._writable}))
+            self._change_user(
+                becoming, self.first_uid + slot, sorted({self.home, *self._writable, *self.above_runtime})
+            )
         self._enter_user_namespace(becoming, self.first_uid + slot if self.first_uid else 0)
         return [entering, becoming, confining]
 
@@ -134,13 +140,15 @@ class Hardening:
         for kind, value in (
             (resource.RLIMIT_CORE, NO_CORE),
             (resource.RLIMIT_FSIZE, self.file_mb * _MIB),
-            (resource.RLIMIT_NPROC, self.processes),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
             value = _allowed(kind, value)
             batch.add("prlimit64", 0, kind, struct.pack("QQ", value, value), 0, about=f"{kind}")
+        may_grow = MOST_FORKS if self.namespaces and self.filter is not None else 0
+        processes = [_allowed(resource.RLIMIT_NPROC, self.processes + more) for more in (0, may_grow)]
+        batch.add("prlimit64", 0, resource.RLIMIT_NPROC, struct.pack("QQ", *processes), 0, about="processes")
         batch.add("prctl", syscalls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if self.landlock is not None:
             terminals = ["/dev/pts"] if self.terminals else []
@@ -179,6 +187,13 @@ class Hardening:
         return [target for _, target in self.mounts]
 
     @property
+    def above_runtime(self) -> list[str]:
+        """The folders between /tmp and the runtime below it. They are the child's, as its other folders: a fork gives
+        its own the same times and permissions, which takes their owner."""
+        parents = {str(above) for path in self.below_tmp for above in PurePosixPath(path).parents}
+        return sorted(path for path in parents if path.startswith("/tmp/"))
+
+    @property
     def file_system(self) -> str:
         """Options of the file system that a child writes to."""
         return f"size={self.disk_mb}m,nr_inodes={self.inodes},mode=777"
@@ -194,12 +209,9 @@ class Hardening:
         for name, target in self.mounts:
             _make_folder(batch, f"/w/{name}", 0o1777)  # sticky, or Ruby makes no temporary files there
             if name == "tmp":
-                made = {"/tmp"}
+                for path in sorted({*self.above_runtime, *self.below_tmp}):
+                    _make_folder(batch, f"/w{path}", 0o755)
                 for path in self.below_tmp:  # the child's own /tmp must not hide a runtime below /tmp
-                    for above in [*reversed(PurePosixPath(path).parents), PurePosixPath(path)]:
-                        if str(above).startswith("/tmp/") and str(above) not in made:
-                            made.add(str(above))
-                            _make_folder(batch, f"/w{above}", 0o755)
                     batch.add("mount", path, f"/w{path}", None, bind, None, about=path)
             batch.add("mount", f"/w/{name}", target, None, bind, None, about=target)
         batch.add("umount2", "/w", syscalls.MNT_DETACH, about="/w")

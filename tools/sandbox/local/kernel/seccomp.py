@@ -195,7 +195,7 @@ _OWN_ID = 0x7FEDCBA9
 """Stands for the process id of the process that installs the filter; greater than any real one."""
 _SIGNAL_OWNERS = (8, 15)
 """F_SETOWN and F_SETOWN_EX: which process gets a signal when a file is ready."""
-_RLIMIT_CORE = 4
+_RLIMIT_CORE, _RLIMIT_NPROC = 4, 6
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION, _FS_IOC_FSSETXATTR = 0x40086602, 0x40087602, 0x401C5820
@@ -227,6 +227,7 @@ def child_filter(
     truncate: bool = True,
     signals: bool = True,
     reserve: bool = True,
+    processes: bool = True,
 ) -> bytes:
     """The short filter of a child.
 
@@ -243,6 +244,7 @@ def child_filter(
             that has only one process, this filter can. `write` puts the process id in.
         reserve: whether it may reserve disk space for a file, which takes no time, however much it is. Where disk space
             is only watched, it may not.
+        processes: whether it may change its limit of processes, up to the hard one.
     """
     parts = [_head(), _when("clone3", _ABSENT)]  # the C library falls back to clone, whose flags a filter can check
     if fork:
@@ -260,7 +262,9 @@ def child_filter(
     if not reserve:
         parts.append(_when("fallocate", _UNSUPPORTED))  # the C library then writes zeros, which takes time
     parts += [_when(name, _PRETEND) for name in frozen]
-    parts += [_keeping_core_limit("setrlimit", _ARG0_AT, None), _keeping_core_limit("prlimit64", _ARG1_AT, _ARG2_AT)]
+    for kind, verdict in [(_RLIMIT_CORE, _PRETEND), *([] if processes else [(_RLIMIT_NPROC, _DENY)])]:
+        parts.append(_keeping_limit("setrlimit", _ARG0_AT, None, kind, verdict))
+        parts.append(_keeping_limit("prlimit64", _ARG1_AT, _ARG2_AT, kind, verdict))
     if not truncate:
         parts += [
             _when("truncate", _DENY),
@@ -366,24 +370,27 @@ def _unless_own(name: str, arguments: Sequence[int]) -> bytes:
     return _instruction(_EQUAL, 0, len(body) // 8, _number(name)) + body
 
 
-def _keeping_core_limit(name: str, offset: int, given: int | None) -> bytes:
-    """Do nothing, and report success, where a call would change the limit of core dumps.
+def _keeping_limit(name: str, offset: int, given: int | None, kind: int, verdict: int) -> bytes:
+    """Do nothing, with this verdict, where a call would change a limit.
 
-    With a lower one than `harden.NO_CORE`, a program that crashes would be handed to the machine's handler of cores.
+    That of core dumps, because with a lower one than `harden.NO_CORE`, a program that crashes would be handed to the
+    machine's handler of cores. That of processes, because the hard one is higher, see `harden.MOST_FORKS`.
 
     Args:
         name: of the call.
         offset: of the argument that names the limit.
         given: offset of the argument that points to the new value; None: there always is one.
+        kind: of limit.
+        verdict: what the call returns.
     """
     number = _number(name)
     if number < 0:
         return b""
-    ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if given is None else 5, _RLIMIT_CORE)]
+    ask = [_instruction(_LOAD, 0, 0, offset), _instruction(_EQUAL, 0, 1 if given is None else 5, kind)]
     if given is not None:
         ask += [_instruction(_LOAD, 0, 0, given), _instruction(_EQUAL, 0, 2, 0)]
         ask += [_instruction(_LOAD, 0, 0, given + 4), _instruction(_EQUAL, 1, 0, 0)]
-    ask += [_instruction(_RETURN, 0, 0, _PRETEND), _instruction(_LOAD, 0, 0, _NUMBER_AT)]
+    ask += [_instruction(_RETURN, 0, 0, verdict), _instruction(_LOAD, 0, 0, _NUMBER_AT)]
     return _instruction(_EQUAL, 0, len(ask), number) + b"".join(ask)
 
 

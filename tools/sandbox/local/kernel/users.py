@@ -14,11 +14,13 @@ import signal
 import time
 from collections.abc import Iterator
 
+from toolgym.tools.sandbox.local.kernel import syscalls
+
 SANDBOX_UID = 65534
 """The user that root's template process becomes, so that no process of the sandbox is root outside of it."""
 
 SPAN = 4096
-"""User ids of one template process: each of its children has one."""
+"""User ids of one template process: each of its children has one, and the last is for `end`."""
 
 FIRST_INSIDE = 1
 """At the level `namespaces`: the first of them inside of the template process's user namespace."""
@@ -61,6 +63,34 @@ def take() -> int:
     return found.start + next(_numbers(os.getpid())) % (len(found) // SPAN) * SPAN
 
 
+def end(uid: int, first: int) -> None:
+    """Kill all processes of a user at once, so that none can fork another one in between; for root.
+
+    Args:
+        uid: the user id of a template process's child.
+        first: the first user id of that template process, from `take`.
+    """
+    helper = syscalls.fork()
+    if helper:
+        os.waitpid(helper, 0)
+        return
+    try:
+        # The effective id is the user's, so its processes are all that this one may signal. The other two ids are in
+        # nobody's hands, so that none of them can signal this one.
+        os.setresuid(first + SPAN - 1, uid, first + SPAN - 1)
+        os.kill(-1, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def owner(pid: int) -> int:
+    """User id of a process, a zombie's too; -1: it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
 def end_orphans(first: int, timeout: float) -> None:
     """Kill the processes that a template process's users left behind, and those that they started; for root.
 
@@ -74,15 +104,12 @@ def end_orphans(first: int, timeout: float) -> None:
         heirs.add(heir)
         heir = _owner_and_parent(heir)[1]
     deadline = time.monotonic() + timeout
-    found = True
+    found = {first}
     while found and time.monotonic() < deadline:
-        found = False
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            owner, parent = _owner_and_parent(pid)
-            if first <= owner < first + SPAN and parent in heirs:
-                found = True
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        known = [_owner_and_parent(int(pid)) for pid in filter(str.isdigit, os.listdir("/proc"))]
+        found = {uid for uid, parent in known if first <= uid < first + SPAN and parent in heirs}
+        for uid in found:
+            end(uid, first)
         if found:
             time.sleep(0.001)
 

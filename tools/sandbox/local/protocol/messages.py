@@ -243,6 +243,7 @@ class Layers(TypedDict):
     watched: bool
     pinned: int
     slow: str
+    absent: str
     cgroup: dict[str, Any] | None
 
 

@@ -37,6 +37,9 @@ _ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
 CALIBRATION_TIMEOUT = 20.0
 """Seconds that a child may take over each step of the calibration."""
 
+MOST_KEPT = 256
+"""Slots whose calls are kept for the next child in them."""
+
 _READ_SIZE = 65536
 _PROGRAM = """
 import math, time
@@ -98,6 +101,7 @@ class Zygote:
         self._broker, self._spec = broker, spec
         spec.hardening.batches(0, "")  # before the pages of this process are frozen
         self._drop_capabilities = spec.hardening.drop_capabilities()
+        self._batches: dict[int, list[SyscallBatch]] = {}
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._thread_id = syscalls.thread_id_address()
         alone = not spec.hardening.namespaces and not spec.hardening.first_uid
@@ -205,7 +209,11 @@ class Zygote:
         error = ""
         try:
             folder = self._spec.folder(slot)
-            batches = self._spec.hardening.batches(slot, folder)
+            batches = self._batches.get(slot)
+            if batches is None:  # made once for each slot: what this process writes to between two forks is copied
+                batches = self._spec.hardening.batches(slot, folder)
+                if slot < MOST_KEPT:
+                    self._batches[slot] = batches
             if self._inits is not None:
                 syscalls.unshare(syscalls.CLONE_NEWPID)
                 init = self._inits.make(sibling=sibling)
