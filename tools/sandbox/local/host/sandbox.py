@@ -82,7 +82,7 @@ class LocalSandbox(Sandbox):
     one a program gets is decided by the names in it, and a wrong guess only costs the import. Templates that die are
     replaced, and what they were asked is asked again.
 
-    `async with` starts it and closes it. Belongs to the event loop that uses it first. For several loops see `SharedSandbox`.
+    `async with` starts and closes it. It belongs to the event loop that uses it first; for several see `SharedSandbox`.
 
     Args:
         require: weakest isolation level that is acceptable, see `Level`; None takes what the machine offers.
