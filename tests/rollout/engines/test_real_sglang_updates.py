@@ -85,7 +85,7 @@ async def test_requests_that_wait_inside_of_sglang(trainer: SGLangServer, mode: 
     await update(trainer, first, old, PauseMode.RETRACT)
     await ask(trainer, 100)
     asking = [asyncio.create_task(ask(trainer, n, 120)) for n in range(16)]
-    while not ((load := await trainer.load()) and load.queued >= 8 and load.running):
+    while not ((busy := await trainer.load()) and busy.queued >= 8 and busy.running):
         await asyncio.sleep(0.01)
         assert not all(task.done() for task in asking)
     await update(trainer, second, new, mode)
