@@ -26,6 +26,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
     checked_version,
 )
+from toolgym.rollout.engines.sglang import messages
 from toolgym.rollout.engines.sglang.aligned import (
     SAMPLING_MASK,
     check_names,
@@ -35,14 +36,7 @@ from toolgym.rollout.engines.sglang.aligned import (
     read_payloads,
 )
 from toolgym.rollout.engines.sglang.load import TIMEOUT, read_load
-from toolgym.rollout.engines.sglang.messages import (
-    ServerInfo,
-    label_of,
-    parse_metrics,
-    read_generation,
-    request_body,
-    version_of,
-)
+from toolgym.rollout.engines.sglang.messages import ServerInfo, label_of, version_of
 from toolgym.rollout.engines.sglang.requests import InFlightRequests
 from toolgym.rollout.engines.sglang.transport import ClientState, ReplicaError, SGLangTransport
 from toolgym.tools.concurrency.blocking import in_thread
@@ -65,9 +59,9 @@ class SGLangClient(Engine):
     would let requests in between them, so it pauses SGLang by itself, with `RETRACT`.
 
     The prefix cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot. There it is
-    kept apart by a label that no other update has, and tokens come with the label of their weights. So a request that
-    began on the keys and values of older weights is seen by its first token: it was sent by a client that did not know
-    of the update yet, or waited inside SGLang. It is sent again, once, with nothing of the cache.
+    kept apart by a label that no other update has, and tokens come with it. So the first token tells of a request that
+    began on older keys and values, as its client did not know of the update yet, or it waited inside SGLang. It is sent
+    again, once, with nothing of the cache.
 
     Payloads: `aligned` names what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
     `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
@@ -136,6 +130,11 @@ class SGLangClient(Engine):
     def _tokenizer_source(self) -> str:
         return self.info.tokenizer_path
 
+    async def _detokenize(self, token_ids: list[int]) -> dict[str, str]:
+        body = {"tokens": token_ids, "skip_special_tokens": False}
+        answers = await self._transport.command("/detokenize", body, timeout=self._control_timeout)
+        return {name: answer["text"] for name, answer in answers.items()}
+
     async def start(self) -> None:
         """Get SGLang ready, and ask it what it serves. Starting twice is fine.
 
@@ -164,12 +163,14 @@ class SGLangClient(Engine):
         self._require_open()
         params = request.params
         check_params(self._aligned, params)
-        body = request_body(request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned)
+        body = messages.request_body(
+            request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned
+        )
         body |= payload_fields(self._aligned, len(request.prompt_ids))
         return await self._in_flight.run(request, body, functools.partial(self._read, request))
 
     def _read(self, request: GenerationRequest, answer: Any) -> Generation:
-        generation = read_generation(answer, request.params)
+        generation = messages.read_generation(answer, request.params)
         if not self._aligned:
             return generation
         payloads = read_payloads(
@@ -424,7 +425,7 @@ class SGLangClient(Engine):
 
         Servers need `--enable-metrics`.
         """
-        return {name: parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
+        return {name: messages.parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
 
     # ---- inside
 
