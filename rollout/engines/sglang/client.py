@@ -300,8 +300,7 @@ class SGLangClient(Engine):
     ) -> None:
         """Send weights from this process.
 
-        Tensors on a CPU travel whole, so the servers may be anywhere; of tensors on CUDA only an IPC handle travels,
-        so the servers must be on the same machine.
+        Tensors on a CPU travel whole; of tensors on CUDA only an IPC handle, so the servers must be on this machine.
 
         Args:
             named_tensors: weights by the names of the Hugging Face checkpoint, any subset of them.
@@ -312,7 +311,7 @@ class SGLangClient(Engine):
         Raises:
             ConfigError: these are no named tensors.
             MissingExtraError: torch is absent here.
-            EngineError: a server refused; the message names it.
+            EngineError: a server refused; the message names it. Where it has some buckets, tokens say "... in part".
         """
         from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets  # needs torch
 
@@ -324,8 +323,8 @@ class SGLangClient(Engine):
                 serialized = await in_thread(payload, bucket)
                 last = number == len(buckets) - 1
                 shared: dict[str, Any] = {"flush_cache": last and self._flushes, "load_format": load_format}
-                if last:
-                    shared["weight_version"] = label
+                # An update that fails in the middle leaves weights of neither version.
+                shared["weight_version"] = label if last else label_of(f"{version} in part", flushed=False)
 
                 def body(replica: int, serialized: str = serialized, shared: dict[str, Any] = shared) -> dict[str, Any]:
                     return shared | {"serialized_named_tensors": [serialized] * ranks[replica]}

@@ -142,8 +142,13 @@ def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
         for url, info in others:
             one, other = getattr(first, name), getattr(info, name)
             if one != other:
+                hint = (
+                    ". Load the same weights into each alone first, without a pause: "
+                    f"`async with SGLangServer({url!r}) as one: await one.update_weights(folder, version=...)`"
+                )
                 raise ConfigError(
                     f"servers of one engine must be equal, but {first_url} has {name} {one!r} and {url} has {other!r}"
+                    + hint * (name == "weight_version")
                 )
     return dataclasses.replace(first, context_length=min(info.context_length for info in infos.values()))
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tests.rollout.engines.http_server import serving
 from toolgym.rollout.engines import PauseMode, SamplingParams, SGLangServer
+from toolgym.tools.errors import EngineError
 
 ONE = SamplingParams(max_new_tokens=1)
 CLEAN, STALE, HALF = -0.5, -9.0, -7.0
@@ -26,6 +27,7 @@ class CachingServer:
         self.label = "default"
         self.half_loaded = False
         self.updates = 0
+        self.buckets_until_failure = 1_000
         self.cache: dict[str, int] = {}
         self.seen: list[dict[str, Any]] = []
         self.calls: list[str] = []
@@ -62,9 +64,12 @@ class CachingServer:
         elif path == "continue_generation":
             self.going.set()
         elif path.startswith("update_weights"):
-            self.half_loaded = "weight_version" not in body
+            if self.buckets_until_failure == 0:
+                return web.json_response({"success": False, "message": "no memory"}, status=400)
+            self.buckets_until_failure -= 1
             self.updates += 1
-            self.label = body.get("weight_version", self.label)
+            self.label = body["weight_version"]
+            self.half_loaded = " in part" in self.label
             if body["flush_cache"]:
                 self.cache.clear()
             await asyncio.sleep(0.02)
@@ -219,6 +224,20 @@ async def test_no_request_meets_half_of_the_new_weights(server: CachingServer, p
     mode = PauseMode.RETRACT if paused is None else paused
     buckets = ["update_weights_from_tensor"] * 6
     assert server.calls == [mode, "begin_weight_update", *buckets, "end_weight_update", "continue_generation"]
+
+
+async def test_tokens_of_half_loaded_weights_say_so(server: CachingServer) -> None:
+    weights = {name: torch.ones(4) for name in "abcdef"}
+    async with client(server) as engine:
+        await outcome(engine)
+        server.buckets_until_failure = 3
+        with pytest.raises(EngineError, match="no memory"):
+            await engine.update_weights_from_tensors(weights, version="1", bucket_bytes=16)
+        assert engine.paused is None
+        assert await outcome(engine) == (HALF, "1 in part")
+        server.buckets_until_failure = 6
+        await engine.update_weights_from_tensors(weights, version="1", bucket_bytes=16)
+        assert await outcome(engine) == (CLEAN, "1")
 
 
 async def test_an_update_in_one_request_needs_no_pause(server: CachingServer) -> None:
