@@ -144,7 +144,7 @@ def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
             if one != other:
                 hint = (
                     ". Load the same weights into each alone first, without a pause: "
-                    f"`async with SGLangServer({url!r}) as one: await one.update_weights(folder, version=...)`"
+                    f"`async with SGLangServer({url!r}) as server: await server.update_weights(folder, version=...)`"
                 )
                 raise ConfigError(
                     f"servers of one engine must be equal, but {first_url} has {name} {one!r} and {url} has {other!r}"

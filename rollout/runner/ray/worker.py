@@ -213,8 +213,8 @@ class _WorkersRun:
             size += len(data)
             if size >= REPLY_BYTES:
                 break
-        said = self._warnings.texts[warnings:]
-        return Reply(results, self._packer.tools[tools:], self._room, self._metrics(), said, self._broken())
+        logged = self._warnings.texts[warnings:]
+        return Reply(results, self._packer.tools[tools:], self._room, self._metrics(), logged, self._broken())
 
     async def end(self) -> dict[str, Any]:
         self._playing.cancel()

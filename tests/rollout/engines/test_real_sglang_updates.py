@@ -1,4 +1,4 @@
-"""The real SGLang: each token stands on the weights that its version names, whoever updated them, and when."""
+"""The real SGLang: each token stands on the weights that its version names, also with two clients and a full queue."""
 
 from __future__ import annotations
 

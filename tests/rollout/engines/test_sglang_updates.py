@@ -24,6 +24,7 @@ class CachingServer:
     """Samples one token, whose log-prob says what its keys and values were computed by."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.label = "default"
         self.half_loaded = False
         self.updates = 0
@@ -76,7 +77,7 @@ class CachingServer:
         return web.json_response({"success": True})
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
+    async def running(self) -> AsyncIterator[CachingServer]:
         controls = ("pause_generation", "continue_generation", "abort_request", "begin_weight_update")
         routes = {
             "GET /model_info": self.model_info,
@@ -87,19 +88,17 @@ class CachingServer:
             "POST /update_weights_from_tensor": self.control,
             "POST /update_weights_from_disk": self.control,
         }
-        async with serving(routes) as url:
-            yield url
+        async with serving(routes) as self.url:
+            yield self
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[CachingServer]:
-    one = CachingServer()
-    async with one.running() as url:
-        one.url = url  # type: ignore[attr-defined]
-        yield one
+    async with CachingServer().running() as caching:
+        yield caching
 
 
-def client(server: Any) -> SGLangServer:
+def client(server: CachingServer) -> SGLangServer:
     return SGLangServer(server.url, vocab_size=320)
 
 

@@ -26,9 +26,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE({word: number for number, (word, _) in enumerate(words)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    made.chat_template = load_tokenizer(tiny_policy_path()).chat_template
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer.chat_template = load_tokenizer(tiny_policy_path()).chat_template
+    return tokenizer
 
 
 class Server:
@@ -78,11 +78,11 @@ class Server:
         if self.status != 404:
             routes["POST /detokenize"] = self.detokenize
         async with serving(routes) as url:
-            made: dict[str, Any] = {
+            engines: dict[str, Any] = {
                 "sglang": lambda: SGLangServer(url, vocab_size=512),
                 "openai": lambda: OpenAICompatible(url, vocab_size=512, logprobs_mode="scaled"),
             }
-            async with made[kind]() as engine:
+            async with engines[kind]() as engine:
                 yield engine
 
 

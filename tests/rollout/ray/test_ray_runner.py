@@ -259,18 +259,18 @@ def test_an_actor_that_ray_restarts_is_waited_for(nodes, caplog, others):
 
     async def play():
         async with RayRunner(make_env, [host, *dead], num_workers=1, ray_options=ANY_NODE, config=config) as runner:
-            made = []
-            async for one in runner.stream([task(at) for at in range(80)]):
-                made.append(one)
-                if len(made) == 5:
+            trajectories = []
+            async for trajectory in runner.stream([task(at) for at in range(80)]):
+                trajectories.append(trajectory)
+                if len(trajectories) == 5:
                     for other in dead:
                         ray.kill(other)
                     os.kill(await host.pid.remote(), signal.SIGKILL)
-            return made
+            return trajectories
 
-    made = asyncio.run(asyncio.wait_for(play(), 240))
-    assert [one.error for one in made] == [None] * 80
-    assert {one.stop_reason.value for one in made} == {"answered"}
+    played = asyncio.run(asyncio.wait_for(play(), 240))
+    assert [trajectory.error for trajectory in played] == [None] * 80
+    assert {trajectory.stop_reason.value for trajectory in played} == {"answered"}
     assert ("1 of 2 actors of the engine are dead" in caplog.text) is bool(others)
 
 
