@@ -7,6 +7,7 @@ default. `examples/own_engine.py` is a complete one.
 from __future__ import annotations
 
 import enum
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import numpy as np
 
+from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
 from toolgym.rollout.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError, EngineError, named_fields, require_whole_number
 
@@ -32,6 +34,8 @@ WeightSource: TypeAlias = "str | Path | Mapping[str, torch.Tensor] | Iterable[tu
 ROUNDING = 0.01
 """How far above 0 a log-probability may be: engines that take the logarithm of a rounded probability give up to 0.008
 for a sure token (bfloat16), and 1e-7 as a rule. Such a value stays as it came."""
+
+_log = logging.getLogger("toolgym.rollout")
 
 
 class FinishReason(enum.StrEnum):
@@ -229,6 +233,7 @@ class Engine(ABC):
     """
 
     _tokenizer: PreTrainedTokenizerBase | None = None
+    _agreed: PreTrainedTokenizerBase | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -289,6 +294,27 @@ class Engine(ABC):
     def _tokenizer_source(self) -> str | Path | None:
         """Folder or hub name of the tokenizer; None where the engine does not know it."""
         return None
+
+    async def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Refuse a tokenizer that is not the model's, where the engine can tell. Runners ask before the first episode.
+
+        Raises:
+            ConfigError: ids mean another text to the engine's own tokenizer.
+        """
+        if tokenizer is self._agreed:
+            return
+        try:
+            texts = await self._detokenize(ids := probe_ids(tokenizer))
+        except (ConfigError, EngineError) as error:
+            _log.info("the server does not tell its tokenizer, so this one was not compared: %s", error)
+            texts = {}
+        for server, text in texts.items():
+            require_same_text(tokenizer, ids, text, server)
+        self._agreed = tokenizer
+
+    async def _detokenize(self, token_ids: list[int]) -> dict[str, str]:
+        """The text of ids, special tokens included, by the tokenizer of each server; none where there is no means."""
+        return {}
 
     async def start(self) -> None:
         """Get ready. Starting twice is fine.

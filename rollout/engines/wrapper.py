@@ -40,6 +40,9 @@ class EngineWrapper(Engine):
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.engine.tokenizer = tokenizer
 
+    async def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        await self.engine.check_tokenizer(tokenizer)
+
     async def start(self) -> None:
         await self.engine.start()
 

@@ -139,6 +139,7 @@ class Runner(RunnerProtocol):
             if first is None and not ready:
                 return
             _ = self.engine.vocab_size, self.engine.context_length  # raises where it has not started
+            await self.engine.check_tokenizer(self.tokenizer)
             stack.push_async_callback(run.envs.close)
             stack.callback(run.failures.warn)
             await stack.enter_async_context(run.admission)

@@ -94,6 +94,8 @@ async def run_episode(
         seed = config.seed
     engine = _engine(generate, tokenizer, context_length)
     make_renderer = renderer or _renderers(tokenizer or engine.tokenizer, config)
+    if tokenizer is not None and engine is generate:
+        await engine.check_tokenizer(tokenizer)
     require_whole_number("task_index", task_index, at_least=0)
     require_whole_number("sample_index", sample_index, at_least=0)
     job = Job(

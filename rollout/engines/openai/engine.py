@@ -212,6 +212,12 @@ class OpenAICompatible(Engine):
     def _tokenizer_source(self) -> str | None:
         return self.model.root or self.model.name
 
+    async def _detokenize(self, token_ids: list[int]) -> dict[str, str]:
+        body = {"model": self.model.name, "tokens": token_ids, "skip_special_tokens": False}
+        answer = await self._client.ask("/detokenize", body)
+        text = answer.get("prompt", answer.get("text")) if isinstance(answer, dict) else None  # vLLM's, SGLang's
+        return {self.url: text} if isinstance(text, str) else {}
+
     async def _generate(self, request: GenerationRequest) -> Generation:
         self._require_open()
         params, request_id, affinity = request.params, request.request_id, request.affinity
@@ -330,12 +336,12 @@ class OpenAICompatible(Engine):
     # ---- the server
 
     async def _find_out(self) -> None:
-        models = await self._client.get("/v1/models")
+        models = await self._client.ask("/v1/models")
         self._model = model = read_models(self.url, models, self._wanted_model)
         longest = model.context_length
         if model.family is Family.SGLANG:
             # SGLang serves a few tokens less than it says, and silently cuts what is longer.
-            server = await self._client.get("/server_info")
+            server = await self._client.ask("/server_info")
             if isinstance(server, dict):
                 most = server.get("max_req_input_len")
                 longest = min(longest or most, most) if isinstance(most, int) else longest

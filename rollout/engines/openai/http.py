@@ -115,8 +115,8 @@ class CompletionsClient:
             if not drained:
                 response.close()  # the server must stop generating, and the connection is not reused
 
-    async def get(self, path: str) -> Any:
-        """Return a JSON document.
+    async def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return a JSON document; the answer to a POST, where there is a body.
 
         Raises:
             ConfigError, EngineUnavailableError, EngineError: as `complete`.
@@ -124,7 +124,8 @@ class CompletionsClient:
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=self._control_timeout, sock_connect=self._connect_timeout)
         try:
-            async with self._session.get(f"{self.url}{path}", timeout=limit) as response:
+            method = "GET" if body is None else "POST"
+            async with self._session.request(method, f"{self.url}{path}", json=body, timeout=limit) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise self._unavailable(error) from error

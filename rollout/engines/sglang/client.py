@@ -26,6 +26,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
     checked_version,
 )
+from toolgym.rollout.engines.sglang import messages
 from toolgym.rollout.engines.sglang.aligned import (
     SAMPLING_MASK,
     check_names,
@@ -35,10 +36,11 @@ from toolgym.rollout.engines.sglang.aligned import (
     read_payloads,
 )
 from toolgym.rollout.engines.sglang.load import TIMEOUT, read_load
-from toolgym.rollout.engines.sglang.messages import ServerInfo, parse_metrics, read_generation, request_body
-from toolgym.rollout.engines.sglang.requests import NOTHING, InFlightRequests
-from toolgym.rollout.engines.sglang.transport import ClientState, InFlightRequest, ReplicaError, SGLangTransport
+from toolgym.rollout.engines.sglang.messages import ServerInfo, label_of, version_of
+from toolgym.rollout.engines.sglang.requests import InFlightRequests
+from toolgym.rollout.engines.sglang.transport import ClientState, ReplicaError, SGLangTransport
 from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EngineError, check_seconds
 
 if TYPE_CHECKING:
@@ -52,10 +54,14 @@ class SGLangClient(Engine):
     """Generates with SGLang over a transport. `SGLangServer` and `SGLangEngine` make one with theirs.
 
     Versions: every update names the version of its weights, and each token says which version sampled it
-    (`Generation.weight_versions`). An update needs no pause. Without one SGLang first finishes what runs, and what is
-    new waits; under `PauseMode.IN_PLACE` or `RETRACT` what is in flight goes on under the new weights. The prefix
-    cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot; there it is kept apart
-    by version, so that no request begins on the keys and values of other weights.
+    (`Generation.weight_versions`). Under `PauseMode.IN_PLACE` or `RETRACT` what is in flight goes on under the new
+    weights. An update needs no pause: SGLang finishes what runs, and what is new waits. An update in several buckets
+    would let requests in between them, so it pauses SGLang by itself, with `RETRACT`.
+
+    The prefix cache is flushed with each update, except under `PauseMode.IN_PLACE`, where SGLang cannot. There it is
+    kept apart by a label that no other update has, and tokens come with it. So the first token tells of a request that
+    began on older keys and values, as its client did not know of the update yet, or it waited inside SGLang. It is sent
+    again, once, with nothing of the cache.
 
     Payloads: `aligned` names what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
     `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
@@ -83,11 +89,10 @@ class SGLangClient(Engine):
         check_seconds(request_timeout=request_timeout, control_timeout=control_timeout, weights_timeout=weights_timeout)
         self._transport = transport
         self._aligned = check_names(aligned)
-        self._request_timeout = request_timeout
         self._control_timeout = control_timeout
         self._weights_timeout = weights_timeout
         self._state = ClientState()
-        self._in_flight = InFlightRequests(self._state, transport)
+        self._in_flight = InFlightRequests(self._state, transport, request_timeout)
         self._info: ServerInfo | None = None
         self._random = random.Random()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +120,7 @@ class SGLangClient(Engine):
     def weight_version(self) -> str:
         """The newest version known: SGLang's own at `start`, that of an update, or that of a generation."""
         self.info  # noqa: B018 - raises before start
-        return self._state.weight_version
+        return version_of(self._state.label)
 
     @property
     def paused(self) -> PauseMode | None:
@@ -124,6 +129,11 @@ class SGLangClient(Engine):
 
     def _tokenizer_source(self) -> str:
         return self.info.tokenizer_path
+
+    async def _detokenize(self, token_ids: list[int]) -> dict[str, str]:
+        body = {"tokens": token_ids, "skip_special_tokens": False}
+        answers = await self._transport.command("/detokenize", body, timeout=self._control_timeout)
+        return {name: answer["text"] for name, answer in answers.items()}
 
     async def start(self) -> None:
         """Get SGLang ready, and ask it what it serves. Starting twice is fine.
@@ -146,48 +156,32 @@ class SGLangClient(Engine):
         except BaseException:
             await self._transport.close()
             raise
-        self._state.weight_version = info.weight_version
+        self._state.label = info.weight_version
         self._info = info
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         self._require_open()
         params = request.params
         check_params(self._aligned, params)
-        body = request_body(request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned)
-        body |= payload_fields(self._aligned, len(request.prompt_ids))
-        return await self._in_flight.run(
-            request.request_id, lambda in_flight: self._run(in_flight, body, params, request.affinity)
+        body = messages.request_body(
+            request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned
         )
+        body |= payload_fields(self._aligned, len(request.prompt_ids))
+        return await self._in_flight.run(request, body, functools.partial(self._read, request))
 
-    async def _run(
-        self, request: InFlightRequest, body: dict[str, Any], params: SamplingParams, affinity: str | None
-    ) -> Generation:
-        try:
-            async with asyncio.timeout(self._request_timeout):
-                answer = await self._transport.dispatch(request, body, affinity)
-        except TimeoutError as error:
-            if request.sent:
-                await self._in_flight.try_abort(request)
-            raise EngineError(
-                f"{self._transport.name} gave no answer within {self._request_timeout:g} seconds"
-            ) from error
-        if answer is None:
-            return NOTHING
-        generation = read_generation(answer, params)
-        if self._aligned:
-            payloads = read_payloads(
-                self._aligned,
-                answer["meta_info"],
-                generation.token_ids,
-                params,
-                prompt_tokens=len(body["input_ids"]),
-                info=self.info,
-            )
-            generation = replace(generation, aligned=payloads)
-        if generation.weight_versions and request.updates == self._state.updates_begun:
-            # Other clients may update the weights, too.
-            self._state.weight_version = generation.weight_versions[-1]
-        return generation
+    def _read(self, request: GenerationRequest, answer: Any) -> Generation:
+        generation = messages.read_generation(answer, request.params)
+        if not self._aligned:
+            return generation
+        payloads = read_payloads(
+            self._aligned,
+            answer["meta_info"],
+            generation.token_ids,
+            request.params,
+            prompt_tokens=len(request.prompt_ids),
+            info=self.info,
+        )
+        return replace(generation, aligned=payloads)
 
     def _seed(self, params: SamplingParams) -> int | None:
         if not self.info.deterministic:
@@ -218,7 +212,7 @@ class SGLangClient(Engine):
         self._state.running.clear()
         try:
             if mode is PauseMode.ABORT:
-                await self._abort_all(before)
+                await self._in_flight.end_all(self._command, before)
             else:
                 await self._command("/pause_generation", {"mode": mode.value})
         except BaseException:
@@ -292,8 +286,8 @@ class SGLangClient(Engine):
         Raises:
             EngineError: a server refused; the message names it. The others have the new weights.
         """
-        async with self._new_weights(version):
-            body = {"model_path": str(model_path), "weight_version": version, "flush_cache": self._flushes}
+        async with self._new_weights(version) as label:
+            body = {"model_path": str(model_path), "weight_version": label, "flush_cache": self._flushes}
             await self._weights_command("/update_weights_from_disk", body, load_format)
 
     async def update_weights_from_tensors(
@@ -306,8 +300,7 @@ class SGLangClient(Engine):
     ) -> None:
         """Send weights from this process.
 
-        Tensors on a CPU travel whole, so the servers may be anywhere; of tensors on CUDA only an IPC handle travels,
-        so the servers must be on the same machine.
+        Tensors on a CPU travel whole; of tensors on CUDA only an IPC handle, so the servers must be on this machine.
 
         Args:
             named_tensors: weights by the names of the Hugging Face checkpoint, any subset of them.
@@ -318,20 +311,20 @@ class SGLangClient(Engine):
         Raises:
             ConfigError: these are no named tensors.
             MissingExtraError: torch is absent here.
-            EngineError: a server refused; the message names it.
+            EngineError: a server refused; the message names it. Where it has some buckets, tokens say "... in part".
         """
         from toolgym.rollout.engines.sglang.weights import payload, tensor_buckets  # needs torch
 
         self._require_open()
         buckets = tensor_buckets(named_tensors, bucket_bytes)
         ranks = list(self._transport.ranks.values())
-        async with self._new_weights(version), self._updating():
+        async with self._held(len(buckets) > 1), self._new_weights(version) as label, self._updating():
             for number, bucket in enumerate(buckets):
                 serialized = await in_thread(payload, bucket)
                 last = number == len(buckets) - 1
                 shared: dict[str, Any] = {"flush_cache": last and self._flushes, "load_format": load_format}
-                if last:
-                    shared["weight_version"] = version
+                # An update that fails in the middle leaves weights of neither version.
+                shared["weight_version"] = label if last else label_of(f"{version} in part", flushed=False)
 
                 def body(replica: int, serialized: str = serialized, shared: dict[str, Any] = shared) -> dict[str, Any]:
                     return shared | {"serialized_named_tensors": [serialized] * ranks[replica]}
@@ -393,15 +386,15 @@ class SGLangClient(Engine):
             group_name: as in `init_weights_update_group`.
             load_format: as SGLang's.
         """
-        body = {
-            "names": [name for name, _, _ in tensors],
-            "dtypes": [str(dtype).removeprefix("torch.") for _, dtype, _ in tensors],
-            "shapes": [list(shape) for _, _, shape in tensors],
-            "group_name": group_name,
-            "flush_cache": self._flushes,
-            "weight_version": version,
-        }
-        async with self._new_weights(version), self._updating(all_required=True):
+        async with self._new_weights(version) as label, self._updating(all_required=True):
+            body = {
+                "names": [name for name, _, _ in tensors],
+                "dtypes": [str(dtype).removeprefix("torch.") for _, dtype, _ in tensors],
+                "shapes": [list(shape) for _, _, shape in tensors],
+                "group_name": group_name,
+                "flush_cache": self._flushes,
+                "weight_version": label,
+            }
             await self._weights_command("/update_weights_from_distributed", body, load_format, all_required=True)
 
     async def destroy_weights_update_group(self, group_name: str = WEIGHT_UPDATE_GROUP) -> None:
@@ -409,9 +402,12 @@ class SGLangClient(Engine):
         await self._command("/destroy_weights_update_group", {"group_name": group_name})
 
     async def update_weight_version(self, version: str) -> None:
-        """Name the version of weights that were changed in another way. Aborts nothing."""
-        async with self._new_weights(version):
-            await self._command("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        """Name the version of weights that were changed in another way. Aborts nothing.
+
+        Where SGLang is not paused in place, the prefix cache must have been flushed with them, as SGLang does itself.
+        """
+        async with self._new_weights(version) as label:
+            await self._command("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     # ---- what SGLang says
 
@@ -428,7 +424,7 @@ class SGLangClient(Engine):
 
         Servers need `--enable-metrics`.
         """
-        return {name: parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
+        return {name: messages.parse_metrics(text) for name, text in (await self._query("/metrics")).items()}
 
     # ---- inside
 
@@ -446,15 +442,6 @@ class SGLangClient(Engine):
         self._require_open()
         return await self._transport.query(path, timeout=timeout or self._control_timeout)
 
-    async def _abort_all(self, before: PauseMode | None) -> None:
-        requests = await self._in_flight.end_queued()
-        if before in (PauseMode.IN_PLACE, PauseMode.RETRACT):
-            # To SGLang's paused scheduler an aborting pause would never end: it waits for the requests, they for it.
-            await asyncio.gather(*(self._transport.abort(one) for one in requests if one.sent))
-            await self._command("/continue_generation", {})
-        await self._command("/pause_generation", {"mode": PauseMode.ABORT.value})
-        await self._in_flight.collect_aborted(requests)
-
     def _require_open(self) -> None:
         if self._closed:
             raise EngineError("the engine was closed")
@@ -467,21 +454,33 @@ class SGLangClient(Engine):
         return self.paused is not PauseMode.IN_PLACE
 
     @contextlib.asynccontextmanager
-    async def _new_weights(self, version: str) -> AsyncIterator[None]:
-        """Count an update: no replica comes back meanwhile, and those that miss the update are suspended."""
+    async def _held(self, needed: bool) -> AsyncIterator[None]:
+        """Pause SGLang for a block, where that is needed and it is not paused."""
+        if not needed or self.paused is not None:
+            yield
+            return
+        await self.pause(PauseMode.RETRACT)
+        try:
+            yield
+        finally:
+            await shielded(self.resume())
+
+    @contextlib.asynccontextmanager
+    async def _new_weights(self, version: str) -> AsyncIterator[str]:
+        """Count an update, and give its label. No replica comes back meanwhile; those that miss it are suspended."""
         self._require_open()
-        checked_version(version)
+        label = label_of(checked_version(version), flushed=self._flushes)
         state = self._state
         state.updates_begun += 1
         try:
-            yield
+            yield label
         except ReplicaError as error:
             if error.succeeded:
-                state.weight_version = version
+                state.label = label
                 self._transport.mark_outdated(error.failed)
             raise
         else:
-            state.weight_version = version
+            state.label = label
         finally:
             state.updates_ended += 1
 

@@ -219,10 +219,10 @@ class HttpTransport:
         # Asked last: an update that began before the answer came has missed this server.
         model = await self._ask(one, "/model_info", "/get_model_info", "model_path", self._settings.health_timeout)
         version = model.get("weight_version")
-        if self._state.updates_begun == self._state.updates_ended and version == self._state.weight_version:
+        if self._state.updates_begun == self._state.updates_ended and version == self._state.label:
             return ReplicaState.HEALTHY
         one.trouble = (
-            f"{one.url} came back with weights {version!r}, the others have {self._state.weight_version!r}: "
+            f"{one.url} came back with weights {version!r}, the others have {self._state.label!r}: "
             "it takes requests again after the next update of the weights"
         )
         return ReplicaState.SUSPENDED

@@ -144,6 +144,8 @@ class InProcessTransport:
         async def call() -> Any:
             if path == "/flush_cache":
                 return await thread.manager.flush_cache()
+            if path == "/detokenize":
+                return {"text": thread.manager.tokenizer.decode(fields["tokens"], skip_special_tokens=False)}
             if path == "/abort_request":
                 return thread.manager.abort_request(**fields)
             if path == "/update_weights_from_tensor":

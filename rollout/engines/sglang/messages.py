@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from toolgym.tools.errors import ConfigError, EngineError, shorten
 
 TINY_TOP_P = 1e-9
 """A top-p that only the most probable token passes."""
+_KEPT = " toolgym:"
+"""In a label, what divides the version from the random id of an update that kept the prefix cache."""
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?\s+(?P<value>\S+)(?:\s+\d+)?$")
 
 
@@ -102,6 +105,32 @@ def read_info(
     )
 
 
+def label_of(version: str, *, flushed: bool) -> str:
+    """Return the label under which SGLang knows new weights.
+
+    It is the version, where the prefix cache was flushed. Where it was not, it is like no label before: a version's
+    name may come twice, and what the cache holds under the first one is not of the second one's weights.
+    """
+    return version if flushed else f"{version}{_KEPT}{uuid.uuid4().hex}"
+
+
+def version_of(label: str) -> str:
+    """Return the version that a label names."""
+    return label.partition(_KEPT)[0]
+
+
+def may_be_stale(label: str) -> bool:
+    """Whether keys and values of older weights may be in the prefix cache beside those of the weights of this label."""
+    return _KEPT in label
+
+
+def read_labels(answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels of the weights that sampled the tokens, in order, of an answer that `read_generation` takes."""
+    meta = answer["meta_info"]
+    spans = meta.get("weight_versions")
+    return (meta["weight_version"],) if spans is None else tuple(span["version"] for span in spans)
+
+
 def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
     """Return what equal servers say: what the first one says, with the shortest context of all.
 
@@ -113,8 +142,13 @@ def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
         for url, info in others:
             one, other = getattr(first, name), getattr(info, name)
             if one != other:
+                hint = (
+                    ". Load the same weights into each alone first, without a pause: "
+                    f"`async with SGLangServer({url!r}) as server: await server.update_weights(folder, version=...)`"
+                )
                 raise ConfigError(
                     f"servers of one engine must be equal, but {first_url} has {name} {one!r} and {url} has {other!r}"
+                    + hint * (name == "weight_version")
                 )
     return dataclasses.replace(first, context_length=min(info.context_length for info in infos.values()))
 
@@ -251,13 +285,13 @@ def _weight_versions(meta: Mapping[str, Any], count: int) -> tuple[str, ...]:
         version = meta.get("weight_version")
         if not isinstance(version, str):
             raise EngineError("SGLang must answer with a weight_version: use 0.5.9 or later")
-        return (version,) * count
+        return (version_of(version),) * count
     versions: list[str] = []
     try:
         for span in spans:
             if span["start"] != len(versions) or not isinstance(span["version"], str):
                 raise ValueError
-            versions.extend([span["version"]] * (span["end"] - span["start"]))
+            versions.extend([version_of(span["version"])] * (span["end"] - span["start"]))
         if len(versions) != count:
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:

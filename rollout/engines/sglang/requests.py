@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from toolgym.rollout.engines.base import FinishReason, Generation
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, PauseMode
+from toolgym.rollout.engines.sglang.messages import may_be_stale, read_labels
 from toolgym.rollout.engines.sglang.transport import ClientState, InFlightRequest, SGLangTransport
 from toolgym.tools.errors import ConfigError, EngineError
 
@@ -25,12 +26,14 @@ class InFlightRequests:
 
     Args:
         state: shared with the client.
-        transport: carries the aborts.
+        transport: carries them, and their aborts.
+        timeout: seconds for one, waiting and pauses included.
     """
 
-    def __init__(self, state: ClientState, transport: SGLangTransport) -> None:
+    def __init__(self, state: ClientState, transport: SGLangTransport, timeout: float) -> None:
         self._state = state
         self._transport = transport
+        self._timeout = timeout
         self._requests: dict[str, InFlightRequest] = {}
         self._withdrawals: set[asyncio.Task[None]] = set()
 
@@ -38,22 +41,25 @@ class InFlightRequests:
         return request_id in self._requests
 
     async def run(
-        self, request_id: str, call: Callable[[InFlightRequest], Coroutine[Any, Any, Generation]]
+        self, wanted: GenerationRequest, body: dict[str, Any], read: Callable[[Any], Generation]
     ) -> Generation:
         """Run one request to its end. Cancelling the call ends the request in SGLang, too.
 
         Args:
-            request_id: unique among those that run.
-            call: gets the request generated; runs in a task of its own.
+            wanted: its id is unique among those that run.
+            body: of `/generate`, without the `rid`.
+            read: reads SGLang's answer.
 
         Raises:
             ConfigError: the id is running already.
-            EngineError: the engine was closed meanwhile; or what `call` raises.
+            EngineError: the engine was closed meanwhile, or no answer came in time; or what `read` and
+                `SGLangTransport.dispatch` raise.
         """
+        request_id = wanted.request_id
         if request_id in self._requests:
             raise ConfigError(f"request id {request_id!r} is already running")
         request = InFlightRequest()
-        task = request.task = asyncio.create_task(call(request))
+        task = request.task = asyncio.create_task(self._answer(request, body, wanted.affinity, read))
         self._requests[request_id] = request
         try:
             await asyncio.wait({task})
@@ -68,22 +74,59 @@ class InFlightRequests:
             raise EngineError("the engine was closed before the server answered")
         return task.result()
 
+    async def _answer(
+        self, request: InFlightRequest, body: dict[str, Any], affinity: str | None, read: Callable[[Any], Generation]
+    ) -> Generation:
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._transport.dispatch(request, body, affinity)
+                generation = NOTHING if answer is None else read(answer)
+                if generation.token_ids and self._began_stale(request, read_labels(answer)):
+                    if request.aborted:
+                        return NOTHING
+                    request.own_cache, request.sent = True, False
+                    answer = await self._transport.dispatch(request, body, affinity)
+                    generation = NOTHING if answer is None else read(answer)
+                return generation
+        except TimeoutError as error:
+            if request.sent:
+                await self.try_abort(request)
+            raise EngineError(f"{self._transport.name} gave no answer within {self._timeout:g} seconds") from error
+
+    def _began_stale(self, request: InFlightRequest, labels: Sequence[str]) -> bool:
+        """Whether the first token may stand on keys and values of older weights. Learns the newest label."""
+        if request.updates == self._state.updates_begun:
+            self._state.label = labels[-1]  # other clients may update the weights, too
+        return labels[0] != request.label and may_be_stale(labels[0])
+
     async def abort(self, request_id: str) -> None:
         """End a request early. Unknown ids are fine."""
         request = self._requests.get(request_id)
         if request is not None:
             await self._abort(request)
 
-    async def end_queued(self) -> list[InFlightRequest]:
-        """Mark all as aborted and end those that SGLang does not know yet. Returns all of them."""
+    async def end_all(
+        self, command: Callable[[str, Mapping[str, Any]], Awaitable[None]], before: PauseMode | None
+    ) -> None:
+        """Pause SGLang in the mode that aborts, and wait until all requests have come back.
+
+        Args:
+            command: has all replicas do something.
+            before: how SGLang is paused already.
+        """
         requests = [one for one in self._requests.values() if one.task is not None]
         for one in requests:
             one.aborted = True
             if not one.sent and one.task is not None:
                 one.task.cancel()
-        return requests
+        if before in (PauseMode.IN_PLACE, PauseMode.RETRACT):
+            # To SGLang's paused scheduler an aborting pause would never end: it waits for the requests, they for it.
+            await asyncio.gather(*(self._transport.abort(one) for one in requests if one.sent))
+            await command("/continue_generation", {})
+        await command("/pause_generation", {"mode": PauseMode.ABORT.value})
+        await self._collect(requests)
 
-    async def collect_aborted(self, requests: list[InFlightRequest]) -> None:
+    async def _collect(self, requests: list[InFlightRequest]) -> None:
         """Wait until requests that a pause aborts have come back; give up those that it left waiting in SGLang."""
         tasks = {one.task for one in requests if one.task is not None}
         if tasks:

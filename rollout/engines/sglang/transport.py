@@ -28,6 +28,8 @@ class InFlightRequest:
     Attributes:
         rid: the id that SGLang knows it by.
         updates: how many updates of the weights had begun when it was sent.
+        label: the label of the weights whose keys and values it may begin on.
+        own_cache: whether it is to begin on no other request's keys and values.
         sent: whether SGLang may know it.
         aborted: whether it is to end early.
         dropped: whether its answer is no longer waited for.
@@ -38,6 +40,8 @@ class InFlightRequest:
     def __init__(self) -> None:
         self.rid = ""
         self.updates = 0
+        self.label = ""
+        self.own_cache = False
         self.sent = False
         self.aborted = False
         self.dropped = False
@@ -62,14 +66,14 @@ class ClientState:
     """The state that a client and its transport share.
 
     Attributes:
-        weight_version: the newest version of the weights that is known.
+        label: that of the newest weights that are known, see `label_of` in `messages`.
         updates_begun: how many updates of the weights have begun.
         updates_ended: how many have ended, well or not.
         pause_mode: how the engine is paused; None when it is not.
         running: set while the engine is not paused.
     """
 
-    weight_version: str = ""
+    label: str = ""
     updates_begun: int = 0
     updates_ended: int = 0
     pause_mode: PauseMode | None = None
@@ -79,8 +83,9 @@ class ClientState:
         """Wait for the end of a pause, and mark a request with the weights that it will meet."""
         await self.running.wait()
         request.updates = self.updates_begun
-        # Keys and values of other weights are no context of these: the prefix cache is kept apart by version.
-        body["extra_key"] = f"weights {self.weight_version}"
+        request.label = self.label
+        # Keys and values of other weights are no context of these: the prefix cache is kept apart by label.
+        body["extra_key"] = f"weights {request.label}" if not request.own_cache else uuid.uuid4().hex
 
 
 class ReplicaError(EngineError):

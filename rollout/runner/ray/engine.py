@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,22 @@ from toolgym.rollout.engines.base import (
     WeightSource,
 )
 from toolgym.rollout.engines.callable import NO_LIMIT, read_answer
-from toolgym.rollout.runner.ray.cluster import WorkerDiedError, WorkerLostError, call, cancel
+from toolgym.rollout.runner.ray.cluster import (
+    RETRY_PAUSE,
+    UNREACHABLE,
+    WorkerDiedError,
+    WorkerLostError,
+    call,
+    cancel,
+)
 from toolgym.rollout.runner.ray.packing import portable
 from toolgym.rollout.runner.ray.worker import MakeEngine, started_engine
-from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, check_seconds, shorten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 CONTROL_TIMEOUT = 600.0
 """Seconds for an actor to start its engine, to pause it, or to load weights."""
@@ -38,6 +46,8 @@ LOAD_TIMEOUT = 10.0
 """Seconds for an actor to say how busy its engine is."""
 
 _LOST = object()
+
+_log = logging.getLogger("toolgym.rollout")
 
 
 class RayEngine(Engine):
@@ -49,8 +59,9 @@ class RayEngine(Engine):
     `abort`, `pause`, `resume`, `update_weights` and `load`, as an `Engine` has them, and `about` (see
     `EngineActor.about`).
 
-    Requests of one trajectory go to one actor. Where that is dead they go to another; a request is a clean start. What
-    concerns all actors (`pause`, `update_weights`) concerns those that live.
+    Requests of one trajectory go to one actor. Where that is dead or restarts they go to another; a request is a clean
+    start. Where none lives but one restarts (`max_restarts` of Ray), they wait for it. What concerns all actors
+    (`pause`, `update_weights`) concerns those that live.
 
     Args:
         actors: handles, at least one.
@@ -58,9 +69,10 @@ class RayEngine(Engine):
         context_length: most tokens of prompt and generation together; None: the actor's, or the tokenizer's
             `model_max_length`.
         vocab_size: number of token ids; None: the actor's, or the tokenizer's.
+        unavailable_timeout: seconds that a request waits while no actor can be reached and one may come back.
 
     Raises:
-        ConfigError: there is no actor, or one has no method `generate`.
+        ConfigError: there is no actor, one has no method `generate`, or an argument is not usable.
     """
 
     def __init__(
@@ -69,7 +81,9 @@ class RayEngine(Engine):
         tokenizer: PreTrainedTokenizerBase | None = None,
         context_length: int | None = None,
         vocab_size: int | None = None,
+        unavailable_timeout: float = UNREACHABLE,
     ) -> None:
+        check_seconds(unavailable_timeout=unavailable_timeout)
         if not actors:
             raise ConfigError("a RayEngine needs at least one actor")
         for actor in actors:
@@ -79,6 +93,8 @@ class RayEngine(Engine):
         self.tokenizer = tokenizer
         self._context_length, self._vocab_size = context_length, vocab_size
         self._weight_version = "0"
+        self._unavailable_timeout = unavailable_timeout
+        self._dead: set[Any] = set()
         self._paused = False
 
     @property
@@ -128,23 +144,45 @@ class RayEngine(Engine):
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
-        for actor in self._by_affinity(request.affinity or request.request_id):
-            ref = actor.generate.remote(ids, request.params, request.request_id, request.affinity)
-            try:
-                answer = await ref
-            except asyncio.CancelledError:
-                cancel(ref)
-                raise
-            except RayTaskError as error:
-                raise error.cause if isinstance(error.cause, Exception) else EngineError(str(error)) from None
-            except RayError as error:
-                lost = error
-                continue
-            generation = read_answer(answer, request, self._weight_version)
-            if generation.weight_versions:
-                self._weight_version = generation.weight_versions[-1]
-            return generation
-        raise EngineUnavailableError(f"no actor of the engine answers: {lost}") from lost
+        loop = asyncio.get_running_loop()
+        give_up_at: float | None = None
+        while True:
+            restarting = False
+            for actor in self._by_affinity(request.affinity or request.request_id):
+                ref = actor.generate.remote(ids, request.params, request.request_id, request.affinity)
+                try:
+                    answer = await ref
+                except asyncio.CancelledError:
+                    cancel(ref)
+                    raise
+                except RayTaskError as error:
+                    raise error.cause if isinstance(error.cause, Exception) else EngineError(str(error)) from None
+                except RayError as error:
+                    lost = error
+                    if isinstance(error, ActorUnavailableError):
+                        restarting = True
+                    else:
+                        self._warn_of(actor, error)
+                    continue
+                generation = read_answer(answer, request, self._weight_version)
+                if generation.weight_versions:
+                    self._weight_version = generation.weight_versions[-1]
+                return generation
+            give_up_at = give_up_at or loop.time() + self._unavailable_timeout
+            if not restarting or loop.time() > give_up_at:
+                raise EngineUnavailableError(f"no actor of the engine answers: {lost}") from lost
+            await asyncio.sleep(RETRY_PAUSE)
+
+    def _warn_of(self, actor: Any, error: RayError) -> None:
+        """Log once that an actor is dead while others may live."""
+        if actor not in self._dead and len(self._actors) > 1:
+            self._dead.add(actor)
+            _log.warning(
+                "%d of %d actors of the engine are dead; their requests go to the others: %s",
+                len(self._dead),
+                len(self._actors),
+                shorten(str(error).partition("\n")[0]),
+            )
 
     def _by_affinity(self, affinity: str) -> Sequence[Any]:
         """The actors in the order that requests of this affinity go to them."""

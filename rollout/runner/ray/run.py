@@ -235,10 +235,13 @@ class RayRun:
             self.finished.end(error)  # a job that cannot be sent would be waited for, for ever
 
     async def _collect(self, worker: Worker, slots: WorkerSlots) -> None:
-        taken, tools = 0, list[Tools]()
+        taken, tools, warnings = 0, list[Tools](), 0
         while True:
-            reply: Reply = await worker.call("collect", taken, len(tools), seconds=UNRESPONSIVE)
+            reply: Reply = await worker.call("collect", taken, len(tools), warnings, seconds=UNRESPONSIVE)
             tools += reply.tools
+            warnings += len(reply.warnings)
+            for text in reply.warnings:
+                _log.warning("worker %d: %s", worker.number, text)
             taken += len(reply.results)
             slots.room = reply.room
             self._metrics[worker.number] = reply.metrics

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import pickle
 import time
@@ -44,6 +45,11 @@ PATIENCE = 2.0
 REPLY_BYTES = 4 * 2**20
 """Bytes of trajectories in one reply, the last of which may go beyond."""
 
+MOST_WARNINGS = 100
+"""Most warnings of one run that a worker hands on."""
+
+_log = logging.getLogger("toolgym")
+
 MakeEngine = Callable[[], Engine | Awaitable[Engine]]
 
 
@@ -75,6 +81,7 @@ class Reply:
         tools: further schemas that packed trajectories refer to, behind those of earlier replies.
         room: how many jobs it can take, those that it has included.
         metrics: its figures up to now.
+        warnings: what its process logged as warnings, behind those of earlier replies.
         broken: the error that ended the run in this worker; None while it goes on.
     """
 
@@ -82,6 +89,7 @@ class Reply:
     tools: list[Tools]
     room: int
     metrics: dict[str, Any]
+    warnings: list[str]
     broken: Exception | None = None
 
 
@@ -149,7 +157,7 @@ class RolloutWorker:
             self._run.inbox.put(number, job)
         self._run.inbox.cut(cuts)
 
-    async def collect(self, taken: int, tools: int) -> Reply:
+    async def collect(self, taken: int, tools: int, warnings: int = 0) -> Reply:
         """What has finished since the driver took so many trajectories of this run; waits `PATIENCE` for the first.
 
         A reply that is lost on its way is given again, until the driver says that it took it.
@@ -157,9 +165,10 @@ class RolloutWorker:
         Args:
             taken: trajectories that the driver has.
             tools: schemas of tools that it has.
+            warnings: warnings that it has.
         """
         assert self._run is not None
-        return await self._run.collect(taken, tools)
+        return await self._run.collect(taken, tools, warnings)
 
     async def end(self) -> dict[str, Any]:
         """Cancel the episodes that run, wait until they have cleaned up, and close the envs. Returns the figures."""
@@ -179,6 +188,8 @@ class _WorkersRun:
     def __init__(self, runner: Runner) -> None:
         self.inbox = Inbox()
         self._runner, self._packer = runner, Packer()
+        self._warnings = _Warnings()
+        _log.addHandler(self._warnings)
         self._playing = asyncio.create_task(self._play())
         self._playing.add_done_callback(lambda _: self.inbox.news.set())
 
@@ -187,7 +198,7 @@ class _WorkersRun:
             async for _ in stream:
                 pass  # the inbox gives everything to its outbox
 
-    async def collect(self, taken: int, tools: int) -> Reply:
+    async def collect(self, taken: int, tools: int, warnings: int) -> Reply:
         inbox = self.inbox
         inbox.drop(taken)
         if not inbox.outbox and not self._playing.done():
@@ -202,11 +213,13 @@ class _WorkersRun:
             size += len(data)
             if size >= REPLY_BYTES:
                 break
-        return Reply(results, self._packer.tools[tools:], self._room, self._metrics(), self._broken())
+        logged = self._warnings.texts[warnings:]
+        return Reply(results, self._packer.tools[tools:], self._room, self._metrics(), logged, self._broken())
 
     async def end(self) -> dict[str, Any]:
         self._playing.cancel()
         await asyncio.gather(self._playing, return_exceptions=True)
+        _log.removeHandler(self._warnings)
         return self._metrics()
 
     @property
@@ -228,6 +241,18 @@ class _WorkersRun:
         if not self._playing.done() or self._playing.cancelled():
             return None
         return portable(self._playing.exception() or RuntimeError("the run ended by itself"))
+
+
+class _Warnings(logging.Handler):
+    """Keeps the first warnings of this process for the driver, whose log people read."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.texts) < MOST_WARNINGS:
+            self.texts.append(record.getMessage())
 
 
 class Inbox(Scheduler):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.rollout.engines.test_tokenizer_probe import byte_tokenizer
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import RunConfig, make_batch, rollout
 from toolgym.rollout.engines import (
@@ -25,7 +26,8 @@ from toolgym.rollout.engines import (
     SGLangServer,
 )
 from toolgym.rollout.engines.sglang.weights import join_weights_update_group
-from toolgym.tools.errors import EngineError
+from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.tools.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.sglang
 
@@ -113,6 +115,12 @@ async def test_a_whole_rollout_is_exact_and_reuses_its_prefixes(farm: Any) -> No
     width = batch.prompts.shape[1]
     log_probs = logits[:, width - 1 : -1].float().log_softmax(-1).gather(2, batch.responses[..., None])[..., 0]
     assert ((log_probs - batch.rollout_log_probs).abs() * batch.response_mask).max() < limit
+
+
+async def test_another_tokenizer_is_refused_before_the_first_episode(engine: SGLangServer) -> None:
+    await engine.check_tokenizer(load_tokenizer(engine.info.tokenizer_path))
+    with pytest.raises(ConfigError, match=f"is not that of the model at {engine.urls[0]}"):
+        await rollout("CodeInterpreter-v0", engine, ArithmeticTasks(), num_tasks=1, tokenizer=byte_tokenizer())
 
 
 # ---- weights

@@ -391,7 +391,7 @@ async def test_a_group_for_weights_needs_every_server() -> None:
 async def test_servers_that_differ_are_refused() -> None:
     one, two = Fake("1"), Fake("2")
     async with fakes(one, two):
-        with pytest.raises(ConfigError, match="weight_version '1'.*'2'"):
+        with pytest.raises(ConfigError, match=r"weight_version '1'.*'2'.*Load the same weights into each alone"):
             await client(one, two).start()
 
 

@@ -68,6 +68,14 @@ class Instant(Engine):
         return Generation(tuple(ids), (-seed,) * len(ids), FinishReason.STOP, ("0",) * len(ids))
 
 
+class Slow(Instant):
+    """Answers after a moment, so that requests are in flight."""
+
+    async def _generate(self, request):
+        await asyncio.sleep(0.05)
+        return await super()._generate(request)
+
+
 class Work(BaseTool):
     """Does what a task's `execute_kwargs` say: sleeps, kills its process, and writes a line to a file."""
 

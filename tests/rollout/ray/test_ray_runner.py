@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 from contextlib import aclosing
 from functools import partial
@@ -11,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.ray_cluster import cluster, until
-from tests.rollout.ray.parts import Instant, make_coding_env, make_env, task
+from tests.rollout.ray.parts import Instant, Slow, make_coding_env, make_env, task
 from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner
 from toolgym.rollout.engines.base import EngineLoad, PauseMode, SamplingParams
 from toolgym.rollout.episode_observer import EpisodeObserver
@@ -229,6 +231,65 @@ def test_mistakes_are_raised_as_they_are_here(runner, tmp_path):
     with pytest.raises(ConfigError, match="one of them cannot"):
         asyncio.run(play(env=lambda: open_file))
     open_file.close()
+
+
+def restarted_host(make):
+    """An actor of an engine that Ray restarts, and that says which process it is."""
+    import ray
+
+    from toolgym.rollout import EngineActor
+
+    class Host(EngineActor):
+        async def pid(self):
+            return os.getpid()
+
+    return ray.remote(Host).options(num_cpus=0, max_restarts=-1).remote(make)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_actor_that_ray_restarts_is_waited_for(nodes, caplog, others):
+    import ray
+
+    from toolgym.rollout import EngineActor, RayRunner
+
+    make = partial(Slow, 3)
+    host = restarted_host(make)
+    dead = [ray.remote(EngineActor).options(num_cpus=0, max_restarts=0).remote(make) for _ in range(others)]
+    config = RunConfig(seed=2, max_concurrent=16, limits=EpisodeLimits(engine_timeout=120))
+
+    async def play():
+        async with RayRunner(make_env, [host, *dead], num_workers=1, ray_options=ANY_NODE, config=config) as runner:
+            trajectories = []
+            async for trajectory in runner.stream([task(at) for at in range(80)]):
+                trajectories.append(trajectory)
+                if len(trajectories) == 5:
+                    for other in dead:
+                        ray.kill(other)
+                    os.kill(await host.pid.remote(), signal.SIGKILL)
+            return trajectories
+
+    played = asyncio.run(asyncio.wait_for(play(), 240))
+    assert [trajectory.error for trajectory in played] == [None] * 80
+    assert {trajectory.stop_reason.value for trajectory in played} == {"answered"}
+    assert ("1 of 2 actors of the engine are dead" in caplog.text) is bool(others)
+
+
+def test_an_actor_that_stays_away_is_given_up(nodes):
+    from toolgym.rollout import RayEngine
+
+    host = restarted_host(partial(Slow, 1))
+    engine = RayEngine(host, unavailable_timeout=0.01)
+
+    async def play():
+        await engine.start()
+        os.kill(await host.pid.remote(), signal.SIGKILL)
+        for number in range(100):
+            await engine.generate([1], SamplingParams(max_new_tokens=64), request_id=f"{number}-0")
+
+    with pytest.raises(EngineUnavailableError, match="no actor of the engine answers"):
+        asyncio.run(asyncio.wait_for(play(), 60))
+    with pytest.raises(ConfigError, match="unavailable_timeout"):
+        RayEngine(host, unavailable_timeout=0)
 
 
 def test_an_engine_is_an_actor_and_another_one_takes_over_when_it_dies(nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 
 import cloudpickle
@@ -85,6 +86,18 @@ async def test_an_episode_is_cut_while_it_plays_and_before_it_begins(tmp_path):
     results, tools, _ = await collected(worker, 3)
     ends = {number: unpack(data, tools, str).stop_reason.value for number, data in results}
     assert ends == {0: "straggler", 1: "straggler", 2: "answered"}
+    await worker.close()
+
+
+async def test_what_the_process_logs_as_a_warning_reaches_the_driver():
+    worker = RolloutWorker(setup())
+    await begun(worker)
+    logging.getLogger("toolgym.rollout").info("a detail")
+    logging.getLogger("toolgym.rollout").warning("an actor of %d is dead", 2)
+    assert (await worker.collect(0, 0)).warnings == ["an actor of 2 is dead"]
+    assert (await worker.collect(0, 0, 1)).warnings == []
+    await worker.end()
+    assert not [one for one in logging.getLogger("toolgym").handlers if type(one).__name__ == "_Warnings"]
     await worker.close()
 
 
