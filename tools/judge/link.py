@@ -118,22 +118,8 @@ def _between(name: str) -> Callable[[Remote, object], Any]:
 
 
 _OPERATORS = (
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "and_",
-    "or_",
-    "xor",
-)
+    "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor",
+)  # fmt: skip
 for _name in _OPERATORS:
     setattr(Remote, f"__{_name.rstrip('_')}__", _between(_name))
 
