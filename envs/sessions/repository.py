@@ -11,6 +11,7 @@ from toolgym.envs.library.swe.task import RepositoryTask, load_repository_tasks
 from toolgym.envs.library.swe.workspace import FOLDER, RepositoryWorkspace
 from toolgym.envs.sessions.actions import HOW_TO_ACT, NO_ACTION, RepositoryAction, read_actions
 from toolgym.envs.sessions.backend import Instance, Reply, SessionBackend, number_of
+from toolgym.tools.base import ToolResult
 from toolgym.tools.bash import BashTool
 from toolgym.tools.code_interpreter import render_result
 from toolgym.tools.editor import EditorTool
@@ -174,7 +175,8 @@ class _Repository(Instance):
         if action.kind in self._backend.tools:
             made = self._tools.get(action.kind) or self._backend.tools[action.kind].on(self._workspace.session)
             self._tools[action.kind] = made
-            result = await made.execute(action.arguments, timeout=timeout)
+            seconds = timeout if action.kind == "bash" else self._backend.command_timeout  # files take no time
+            result = ToolResult.of(await made.execute(action.arguments, timeout=seconds))
             if result.metrics.get("infra_failure"):
                 raise SandboxError(result.metrics["error"])
             return result.text

@@ -151,7 +151,11 @@ class Database:
     def dump(self) -> bytes:
         """All of the database, as a file would hold it."""
         with self._lock:
-            return self._dumped()
+            self._connection.set_authorizer(None)
+            try:
+                return self._connection.serialize()
+            finally:
+                self._connection.set_authorizer(self._authorize)
 
     def schema(self) -> str:
         """The statements that make the tables and views, as they were written."""
@@ -176,7 +180,12 @@ class Database:
             except QueryError:
                 if not self._refused:
                     raise
-            return self._run_alone(sql, max_rows, timeout)
+            try:
+                return self._run_alone(sql, max_rows, timeout)
+            except sqlite3.Error as error:
+                raise QueryError(str(error)) from error
+            finally:
+                self._connection.set_authorizer(self._authorize)
 
     def _run(self, sql: str, max_rows: int, timeout: float) -> Result:
         deadline = time.monotonic() + timeout
@@ -198,8 +207,11 @@ class Database:
 
     def _run_alone(self, sql: str, max_rows: int, timeout: float) -> Result:
         """Run a statement in a process of its own. It sees no temporary tables."""
-        database = self._path or self._dumped()
-        request = pickle.dumps((database, self.read_only, sql, max_rows, timeout))
+        if self._connection.in_transaction:
+            raise QueryError("this statement calls a function that may be slow: end the transaction first")
+        self._connection.set_authorizer(None)
+        database = self._path or self._connection.serialize()
+        request = pickle.dumps((database, None if self.read_only else self._most, sql, max_rows, timeout))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _PROGRAM]
         try:
@@ -216,18 +228,9 @@ class Database:
         if isinstance(result, QueryError):
             raise result
         if not self.read_only and data != database:
-            self._connection.set_authorizer(None)
             self._connection.deserialize(data)
             self._bound_pages()
-            self._connection.set_authorizer(self._authorize)
         return Result(*result)
-
-    def _dumped(self) -> bytes:
-        self._connection.set_authorizer(None)
-        try:
-            return self._connection.serialize()
-        finally:
-            self._connection.set_authorizer(self._authorize)
 
     def _bound_pages(self) -> None:
         for name, pages in self._most.items():
@@ -261,13 +264,21 @@ class Database:
 
 def answer() -> None:
     """Run one statement: the program of a process that may be killed. The request is on standard input."""
-    source, read_only, sql, max_rows, timeout = pickle.loads(sys.stdin.buffer.read())
+    source, most, sql, max_rows, timeout = pickle.loads(sys.stdin.buffer.read())
     signal.alarm(math.ceil(timeout) + 1)  # it ends the process, whatever SQLite does
     make = Database.open_file if isinstance(source, Path) else Database.from_bytes
-    database = make(source, read_only=read_only)
+    database = make(source, read_only=most is None)
+    if most is not None:
+        database._connection.set_authorizer(None)
+        database._most = most
+        database._bound_pages()
+        database._connection.set_authorizer(database._authorize)
     database._alone = True
     try:
-        reply: tuple[Any, bytes] = (tuple(database._run(sql, max_rows, timeout)), b"" if read_only else database.dump())
+        reply: tuple[Any, bytes] = (
+            tuple(database._run(sql, max_rows, timeout)),
+            b"" if most is None else database.dump(),
+        )
     except QueryError as error:
         reply = (error, b"")
     sys.stdout.buffer.write(pickle.dumps(reply))

@@ -114,7 +114,7 @@ async def judge(task: RepositoryTask, session: Session, folder: str, tree: Tree,
     """
     if "{test}" in task.test_command:
         return await _run_each(task, session, folder, timeout)
-    token, control = secrets.token_hex(16), f"control_{secrets.token_hex(8)}"
+    token, control = secrets.token_hex(8), f"control_{secrets.token_hex(8)}"
     request = {**_request(task, tree), "token": token, "control": control, "folder": folder}
     if request["kind"] == "pytest":
         name, data = _pytest_config(task.tree, control)

@@ -245,7 +245,7 @@ async def test_a_function_that_looks_at_no_clock_is_stopped(slow, read_only):
 
 
 async def test_a_statement_in_a_process_of_its_own_changes_the_copy(db_root):
-    async with toolgym.make("SQL-v0", read_only=False) as env:
+    async with toolgym.make("SQL-v0", read_only=False, max_turns=30) as env:
         await env.reset(seed=0)
         await asked(env, "CREATE TABLE t(x)")
         assert await asked(env, "INSERT INTO t SELECT printf('%03d', 7)") == "(done; no rows)"
@@ -254,6 +254,14 @@ async def test_a_statement_in_a_process_of_its_own_changes_the_copy(db_root):
         large = f"INSERT INTO t {numbers} zeroblob(900000 + instr('a', 'b')) FROM n"
         assert await asked(env, large) == "Error: database or disk is full"
         assert await asked(env, "SELECT count(*) AS n FROM t") == "n\n1\n(1 row)"
+        some = large.replace("LIMIT 100", "LIMIT 40")  # 36 of 64 MB
+        assert await asked(env, some) == "(done; no rows)"
+        assert await asked(env, some) == "Error: database or disk is full"
+        await asked(env, "BEGIN")
+        await asked(env, "DELETE FROM t")
+        assert "end the transaction first" in await asked(env, "SELECT replace(x, '0', '-') FROM t")
+        await asked(env, "ROLLBACK")
+        assert await asked(env, "SELECT count(*) AS n FROM t") == "n\n41\n(1 row)"
         assert (await asked(env, "ATTACH printf('x') AS y")).startswith("Error: ")
         assert (await asked(env, "SELECT load_extension('x')")).startswith("Error: not authorized")
     async with toolgym.make("SQL-v0", questions=[SPIDER], db_root=db_root) as env:

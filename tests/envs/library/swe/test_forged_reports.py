@@ -76,6 +76,7 @@ SOURCES = {
     "the test file": "import tests, os\n"
     "with open(os.path.join(os.path.dirname(tests.__file__), 'test_calc.py'), 'w') as file:\n"
     "    file.write('import unittest\\nclass CalcTest(unittest.TestCase):\\n    def test_add(self): pass\\n')\n"
+    "    file.write('    def test_double(self): pass\\n')\n"
     "import importlib, sys\nsys.modules.pop('tests.test_calc', None)\nimportlib.invalidate_caches()\n"
     "import tests.test_calc\n",
 }
