@@ -87,22 +87,12 @@ class Record(Wrapper):
             reason = error.stop_reason if isinstance(error, EpisodeFailedError) else None
             self._write(stop_reason=reason, error=error_text(error))
             raise
-        if self._episode is not None:
-            turn = action.message if isinstance(action, ParsedTurn) else action
-            turn = assistant(turn) if isinstance(turn, str) else turn
-            text = action.text if isinstance(action, ParsedTurn) else ""
-            self._episode["actions"].append(text or (action if isinstance(action, str) else turn))
-            self._episode["messages"] += copy.deepcopy([result.info.get("message") or turn, *result.obs])
-            self._episode["rewards"].append(result.reward)
-            self._add(result)
+        self._add(result, action)
         return result
 
-    async def truncate(self, reason: StopReason) -> StepResult:
-        result = await self.env.truncate(reason)
-        if self._episode is not None:
-            if self._episode["rewards"]:  # what the end adds belongs to the last turn
-                self._episode["rewards"][-1] += result.reward
-            self._add(result)
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        result = await self.env.truncate(reason, turn)
+        self._add(result, turn)
         return result
 
     async def close(self) -> None:
@@ -116,9 +106,19 @@ class Record(Wrapper):
         twin._episode = copy.deepcopy(self._episode)
         return cast(BaseEnv, twin)
 
-    def _add(self, result: StepResult) -> None:
-        """Take over a result's metrics, and write the episode where it was the last."""
-        assert self._episode is not None
+    def _add(self, result: StepResult, action: Action | None) -> None:
+        """Take over a turn and its result, or what the end adds to the last turn. Write an episode that is over."""
+        if self._episode is None:
+            return
+        if action is not None:
+            turn = action.message if isinstance(action, ParsedTurn) else action
+            turn = assistant(turn) if isinstance(turn, str) else turn
+            text = action.text if isinstance(action, ParsedTurn) else ""
+            self._episode["actions"].append(text or (action if isinstance(action, str) else turn))
+            self._episode["messages"] += copy.deepcopy([result.info.get("message") or turn, *result.obs])
+            self._episode["rewards"].append(result.reward)
+        elif self._episode["rewards"]:
+            self._episode["rewards"][-1] += result.reward
         self._episode["metrics"] |= result.info.get("metrics", {})
         if result.done:
             self._write(stop_reason=result.stop_reason)
