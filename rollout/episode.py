@@ -34,7 +34,7 @@ from toolgym.rollout.episode_record import EpisodeRecord
 from toolgym.rollout.episode_state import Asked, CallersError, State, StoppedError
 from toolgym.rollout.job import Job
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
-from toolgym.rollout.seeds import derive_seed, step_seed
+from toolgym.rollout.seeds import derive_seed, step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
@@ -87,7 +87,7 @@ class Episode:
         self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
         self.job, self._config = job, config
         self.env, self._engine, self._make_renderer = env, engine, renderer_factory
-        self._seed = step_seed(job.seed, config.training_step)
+        self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
         self._sampling, self._limits = config.sampling_in_use, config.limits
         self._budget = EpisodeBudget(engine, config.limits)
         self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)

@@ -69,6 +69,15 @@ async def test_to_validate_is_to_draw_the_same_tasks_at_every_step(scripted):
     assert runs[0][1] != runs[1][1]
 
 
+@pytest.mark.parametrize("source", SOURCES)
+async def test_validation_shares_neither_tasks_nor_sampling_seeds_with_training(scripted, source):
+    trained = [await played(scripted, SOURCES[source](), seed=1, training_step=step) for step in (0, 1)]
+    tasks, seeds, _ = await played(scripted, SOURCES[source](), seed=1, validate=True)
+    for train_tasks, train_seeds, _ in trained:
+        assert set(tasks).isdisjoint(train_tasks)
+        assert set(seeds).isdisjoint(train_seeds)
+
+
 async def test_validation_has_its_own_sampling_and_the_record_says_which_it_was(scripted, tmp_path, tokenizer):
     own = SamplingParams(max_new_tokens=7, temperature=0.0)
     given = {"sampling": SamplingParams(max_new_tokens=20, top_p=0.9), "seed": 1}
