@@ -124,6 +124,19 @@ class _Text:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """Another member of a trajectory's group.
+
+    Attributes:
+        id: its trajectory's.
+        reward: its reward, as its run gave it out.
+    """
+
+    id: str
+    reward: float
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One finished, truncated or failed episode.
 
@@ -156,6 +169,7 @@ class Trajectory:
         role: which of the env's roles the policy played.
         parent: id of the trajectory that it was branched from; None where it began with `reset`.
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
+        peers: the members of its group that count and were given out before it, where the group was whole without it.
     """
 
     id: str
@@ -184,6 +198,7 @@ class Trajectory:
     role: str = "policy"
     parent: str | None = None
     branch_turn: int | None = None
+    peers: tuple[Peer, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes, with the texts decoded: what decodes them stays in this process."""
@@ -319,7 +334,8 @@ class Trajectory:
             "score": self.reward,
             "step": self.training_step,
         }
-        names = [item.name for item in dataclasses.fields(self) if item.name not in (*_VERLS, "sequences", "turns")]
+        left_out = (*_VERLS, "sequences", "turns", *([] if self.peers else ["peers"]))
+        names = [item.name for item in dataclasses.fields(self) if item.name not in left_out]
         return {
             "format_version": FORMAT_VERSION,
             **verl,
@@ -355,6 +371,7 @@ class Trajectory:
             data["sequences"] = tuple(TokenSequence.from_json(one) for one in data["sequences"])
             data["turns"] = tuple(_turn_from_json(one, whole) for one in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
+            data["peers"] = tuple(Peer(**one) for one in data.get("peers", ()))
             data["stop_reason"] = StopReason(data["stop_reason"])
             return cls(**data)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
