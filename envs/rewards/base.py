@@ -24,7 +24,8 @@ class Outcome:
             on tokens cut.
         turns: number of turns that the policy took, with one that was cut.
         tool_calls: what became of each tool call, in order.
-        final_text: the text of the last turn where the policy called no tool in it; empty otherwise.
+        final_text: the text of the last turn, also of one that was cut, where the policy called no tool in it; empty
+            otherwise.
         stop_reason: why the episode ended.
         sessions: what the tools keep for the episode, by the tool's name; `session` is the way to it.
     """
