@@ -386,6 +386,7 @@ class Episode:
         return renderer, conversation
 
     async def _step_env(self, conversation: Conversation) -> StepResult:
+        self._phase = StopReason.ENV_FAILED
         parsed = conversation.parse_turn()
         what = ", ".join(call.name for call in parsed.calls) if self._observers else ""
         result = await self._ask_env(partial(self.env.step, parsed), what)
@@ -400,9 +401,10 @@ class Episode:
 
         One that does not count, since the engine aborted it, is not scored.
         """
-        if self._asked is Asked.CUT:
-            raise StoppedError
         if reason.counts and self._record.turns:
+            if self._asked is Asked.CUT:
+                raise StoppedError
+            self._phase = StopReason.ENV_FAILED
             unseen = conversation.parse_turn() if not self._to_step and self._number < len(self._record.turns) else None
             result = await self._ask_env(partial(self.env.truncate, reason, unseen))
             self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
@@ -411,7 +413,6 @@ class Episode:
 
     async def _ask_env(self, ask: Callable[[], Coroutine[Any, Any, StepResult]], what: str = "") -> StepResult:
         """Await what the env gives for the last turn, and add its reward to those of turn and episode."""
-        self._phase = StopReason.ENV_FAILED
         self._waits(Phase.ENV, what)
         started = time.monotonic()
         with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):

@@ -6,7 +6,7 @@ import copy
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,21 +79,10 @@ class Record(Wrapper):
         return messages, info
 
     async def step(self, action: Action) -> StepResult:
-        try:
-            result = await self.env.step(action)
-        except EpisodeError:  # called out of order: no step of an episode
-            raise
-        except Exception as error:
-            reason = error.stop_reason if isinstance(error, EpisodeFailedError) else None
-            self._write(stop_reason=reason, error=error_text(error))
-            raise
-        self._add(result, action)
-        return result
+        return await self._noted(self.env.step(action), action)
 
     async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
-        result = await self.env.truncate(reason, turn)
-        self._add(result, turn)
-        return result
+        return await self._noted(self.env.truncate(reason, turn), turn)
 
     async def close(self) -> None:
         try:
@@ -105,6 +94,18 @@ class Record(Wrapper):
         twin: Any = await super().fork()
         twin._episode = copy.deepcopy(self._episode)
         return cast(BaseEnv, twin)
+
+    async def _noted(self, call: Coroutine[Any, Any, StepResult], action: Action | None) -> StepResult:
+        try:
+            result = await call
+        except EpisodeError:  # called out of order: no step of an episode
+            raise
+        except Exception as error:
+            reason = error.stop_reason if isinstance(error, EpisodeFailedError) else None
+            self._write(stop_reason=reason, error=error_text(error))
+            raise
+        self._add(result, action)
+        return result
 
     def _add(self, result: StepResult, action: Action | None) -> None:
         """Take over a turn and its result, or what the end adds to the last turn. Write an episode that is over."""
