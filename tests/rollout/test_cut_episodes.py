@@ -11,7 +11,7 @@ from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.rewards import overlong_penalty
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, group_advantages, make_batch
+from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner, SamplingParams, group_advantages, make_batch
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import user
@@ -140,6 +140,32 @@ async def test_a_scorer_that_fails_or_hangs_at_a_cut_is_the_failure_that_it_is_a
     limits = EpisodeLimits(env_timeout=0.2, turn_timeout=0.3)
     [one] = await play(scripted, tokenizer, turns("word " * 90), None, env=waits, sampling=SHORT, limits=limits)
     assert (one.stop_reason, one.reward) == (StopReason.LENGTH, 1.0)
+
+
+@pytest.mark.parametrize(("seconds", "how"), [(60, "keep"), (0.3, "carry")])
+async def test_a_straggler_that_is_scored_at_its_cut_is_ended_or_waited_for(scripted, tokenizer, seconds, how):
+    begun = []
+
+    def script(prompt, request_id):
+        begun.append(request_id)
+        return "done" if len(begun) == 2 else "w " * 90
+
+    async def scorer(outcome):
+        if outcome.stop_reason is StopReason.LENGTH:
+            await asyncio.sleep(seconds)
+        return 1.0
+
+    config = RunConfig(sampling=SHORT, seed=3)
+    env = lambda: ToolEnv([echo], [Task((user("q"),))], scorer=scorer)  # noqa: E731
+    async with Runner(env, scripted(script), tokenizer=tokenizer, config=config) as runner:
+        plan = GroupPlan(spare_members=1, stragglers=how)
+        done = await runner.run([Task((user("q"),))], plan=plan)
+        done += await runner.run([], plan=plan)
+    late = StopReason.STRAGGLER if how == "keep" else StopReason.LENGTH
+    assert {one.stop_reason: (one.counts, one.reward) for one in done} == {
+        StopReason.ANSWERED: (True, 1.0),
+        late: (how == "carry", float(how == "carry")),
+    }
 
 
 def after(seconds, scorer):
