@@ -15,6 +15,7 @@ answered
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -84,6 +85,13 @@ class BaseEnv(AsyncCloseable):
     task: Task | None = None
     replaces_context: bool = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        try:
+            inspect.signature(cls.truncate).bind(cls, StopReason.LENGTH, None)
+        except TypeError as error:
+            raise ConfigError(f"{cls.__qualname__}.truncate must take (reason, turn=None): {error}") from None
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
 
@@ -123,15 +131,17 @@ class BaseEnv(AsyncCloseable):
     async def close(self) -> None:
         """End the episode and free everything. Closing twice is fine."""
 
-    async def truncate(self, reason: StopReason) -> StepResult:
-        """End the episode under way before its own end, for a wrapper that has a limit.
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        """End the episode under way before its own end, for a wrapper or a runner that has a limit, and score it.
 
         Args:
             reason: a limit or a failure; the result ends with it.
+            turn: what the policy wrote since the last step, which the limit cut; its calls are not run. None: nothing.
 
         Returns:
-            What the end adds: its `reward`, which the caller adds to that of the step, and its metrics. This default
-            adds nothing; what the episode holds is freed by the next `reset`, or by `close`.
+            What the end adds: its `reward`, which the caller adds to that of the steps, and its metrics. This default
+            adds nothing: the rewards of the steps are the episode's. What it holds is freed by the next `reset`, or by
+            `close`.
 
         Raises:
             EpisodeError: no episode is under way.

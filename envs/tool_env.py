@@ -313,10 +313,11 @@ class ToolEnv(BaseEnv):
         twin._random = copy.copy(self._random)  # goes on as this one does, on its own
         return twin
 
-    async def truncate(self, reason: StopReason) -> StepResult:
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
         """End the episode as if its turns were used up: score it, ask the tools, release them. See `BaseEnv.truncate`.
 
-        After a failure nothing is scored.
+        A turn that was cut counts as one, and stands last in the messages; what is wrong in it costs nothing. After a
+        failure nothing is scored.
         """
         if self._over:
             raise EpisodeError("truncate needs an episode under way; call `await env.reset()` first")
@@ -324,6 +325,12 @@ class ToolEnv(BaseEnv):
             self._over = True
             await self._release()
             return StepResult([], 0.0, True, {"stop_reason": reason})
+        if turn is not None:
+            cut, requests = self._read(turn)
+            self._turn += 1
+            self._messages.append(cut.message)
+            final_text = "" if requests else cut.content
+            return await self._end(reason, cut.message, [], final_text=final_text)
         read = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(self._messages))
         answered = any(message["role"] == "tool" for message in read)
         last = next((message for message in reversed(self._messages) if message["role"] == "assistant"), None)

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.tokens.context_policies import Summarize as Summarize
     from toolgym.rollout.tokens.renderer import ChatRenderer as ChatRenderer
     from toolgym.rollout.trajectory import Failure as Failure
+    from toolgym.rollout.trajectory import Peer as Peer
     from toolgym.rollout.trajectory import Trajectory as Trajectory
     from toolgym.rollout.trajectory import Turn as Turn
     from toolgym.rollout.trajectory_file import TrajectoryWriter as TrajectoryWriter

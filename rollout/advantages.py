@@ -48,6 +48,9 @@ def group_advantages(
       2503.20783).
     - `rloo`: r - the mean of the n - 1 others (Ahmadian et al., arXiv 2402.14740).
 
+    A member that came after its group was whole (`Trajectory.peers`) is compared with that group, whose rewards enter
+    once, in whichever call they came.
+
     All are exactly 0 where a group's rewards are equal. So is that of a group with one trajectory that counts, since
     there is nothing to compare it with; where all groups are such, a warning is logged.
 
@@ -77,8 +80,12 @@ def group_advantages(
         )  # fmt: skip
     advantages: list[float | None] = [None] * len(given)
     for places in groups.values():
-        rewards = np.array([given[index].reward for index in places], dtype=np.float64)
-        for index, advantage in zip(places, _advantages(rewards, form, epsilon).tolist(), strict=True):
+        members = [given[index] for index in places]
+        known = {one.id for one in members}
+        peers = {peer.id: peer.reward for one in members if per is by_group for peer in one.peers}
+        others = [reward for id, reward in peers.items() if id not in known]
+        rewards = np.array([*(one.reward for one in members), *others], dtype=np.float64)
+        for index, advantage in zip(places, _advantages(rewards, form, epsilon).tolist(), strict=False):
             advantages[index] = advantage
     return advantages
 

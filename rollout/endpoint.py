@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,8 @@ async def run(
 ) -> float:
     """Play one episode with the model behind a chat address, and return its reward.
 
-    What the model does wrong is an observation that it reads. A turn that was cut, and a conversation that has become
-    too long for the model, end the episode with the reward until then.
+    What the model does wrong is an observation that it reads. A turn that was cut (`LENGTH`), and a conversation that
+    has become too long for the model (`BUDGET`), end the episode; the env scores it then (`BaseEnv.truncate`).
 
     Args:
         data: the task, or a row in verl's shape (see `Task.from_row`).
@@ -67,8 +67,8 @@ async def run(
         limits: its deadlines hold; tokens are the server's to bound.
         seed: of the env.
         ended: asked where a request failed: whether the trainer ended the episode itself, as by a budget of its own.
-            Then the reward until then is returned. None: it never does.
-        on_turn: called with the reward of each turn that the model gave; 0 for one that was cut.
+            Then it is scored as where it has become too long. None: it never does.
+        on_turn: called with the reward of each turn that the model gave.
 
     Raises:
         EpisodeFailedError: the engine, the env or a deadline broke the episode off; names the failure. It has no
@@ -180,14 +180,14 @@ class _Episode:
             turn = await self._turn(conversation, tools, begun=begun)
             begun = True
             if turn is None:
-                return reward
-            if turn.finish_reason == "length":
-                self._on_turn(0.0)
-                return reward
-            result = await self._step(turn)
+                return reward + (await self._ask(self._env.truncate(StopReason.BUDGET))).reward
+            cut = turn.finish_reason == "length"
+            result = await self._ask(
+                self._env.truncate(StopReason.LENGTH, turn.action) if cut else self._env.step(turn.action)
+            )
             self._on_turn(result.reward)
             reward += result.reward
-            if result.done:
+            if result.done or cut:
                 return reward
             if "context" in result.info:  # it begins anew
                 conversation = [_sent(message) for message in result.info["context"]]
@@ -214,9 +214,9 @@ class _Episode:
                 raise
             raise _failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
 
-    async def _step(self, turn: ChatTurn) -> StepResult:
+    async def _ask(self, call: Coroutine[Any, Any, StepResult]) -> StepResult:
         try:
-            result = await with_deadline(self._env.step(turn.action), self._limits.env_timeout)
+            result = await with_deadline(call, self._limits.env_timeout)
             reason = result.stop_reason
         except Exception as error:
             raise _failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error

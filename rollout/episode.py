@@ -10,7 +10,6 @@ also in the middle of a turn. In each case what the engine has sampled is kept w
 from __future__ import annotations
 
 import asyncio
-import enum
 import math
 import time
 import uuid
@@ -32,9 +31,10 @@ from toolgym.rollout.episode_failure import FailedError, failing
 from toolgym.rollout.episode_key import episode_scope
 from toolgym.rollout.episode_observer import EpisodeObserver, Phase
 from toolgym.rollout.episode_record import EpisodeRecord
+from toolgym.rollout.episode_state import Asked, CallersError, State, StoppedError
 from toolgym.rollout.job import Job
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
-from toolgym.rollout.seeds import derive_seed, step_seed
+from toolgym.rollout.seeds import derive_seed, step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
@@ -52,34 +52,6 @@ BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
 
 RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
 """From an env's tools to their renderer; the runner keeps one per set of tools."""
-
-
-class _Asked(enum.Enum):
-    """What a running episode was asked for."""
-
-    CUT = enum.auto()
-    SUSPEND = enum.auto()
-
-
-class _State(enum.Enum):
-    """What an episode does."""
-
-    NEW = enum.auto()
-    RUNS = enum.auto()
-    STANDS_STILL = enum.auto()
-    OVER = enum.auto()
-
-
-class _StoppedError(Exception):
-    """The episode was asked for a `_Asked`, and has come to where it may stop."""
-
-
-class _CallersError(Exception):
-    """What `between_turns` raised, which is its caller's."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 class Episode:
@@ -117,7 +89,7 @@ class Episode:
         self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
         self.job, self._config = job, config
         self.env, self._engine, self._make_renderer = env, engine, renderer_factory
-        self._seed = step_seed(job.seed, config.training_step)
+        self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
         self._sampling, self._limits = config.sampling_in_use, config.limits
         self._budget = EpisodeBudget(engine, config.limits)
         self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)
@@ -132,8 +104,8 @@ class Episode:
         self._number = 0
         self._open_turn: OpenTurn | None = None  # it is being sampled
         self._to_step = False  # the last turn is over, and the env has not been stepped with it
-        self._asked: _Asked | None = None
-        self._state = _State.NEW
+        self._asked: Asked | None = None
+        self._state = State.NEW
         self._branches = 0
         self._end_now: Callable[[], None] | None = None  # while it runs
         self._patience: asyncio.TimerHandle | None = None
@@ -151,9 +123,9 @@ class Episode:
         Raises:
             EpisodeError: the episode is over, or runs already.
         """
-        if self._state in (_State.RUNS, _State.OVER):
+        if self._state in (State.RUNS, State.OVER):
             raise EpisodeError(f"the episode {'is over' if self._is_over else 'runs already'}: run it once")
-        record, begins, self._state = self._record, self._state is _State.NEW, _State.RUNS
+        record, begins, self._state = self._record, self._state is State.NEW, State.RUNS
         self._started, self._between_turns = time.monotonic(), between_turns
         try:
             if begins:
@@ -163,13 +135,13 @@ class Episode:
             reason, error = await self._play_guarded()
             record.seconds = self._seconds()
             if reason is None:
-                self._asked, self._state = None, _State.STANDS_STILL
+                self._asked, self._state = None, State.STANDS_STILL
                 self._waits(Phase.SUSPENDED)
                 return None
-            self._state = _State.OVER
+            self._state = State.OVER
             self._close_open_turn()
         except BaseException:  # cancelled, or an observer's error: it cannot go on from here
-            self._state = _State.OVER
+            self._state = State.OVER
             raise
         finally:
             if self._patience is not None:
@@ -187,9 +159,9 @@ class Episode:
         its next `run` returns at once. One that ends by itself meanwhile keeps its own stop reason. It may be called at
         any time, from the event loop.
         """
-        if self._is_over or self._asked is _Asked.CUT:
+        if self._is_over or self._asked is Asked.CUT:
             return
-        self._asked = _Asked.CUT
+        self._asked = Asked.CUT
         if self._end_now is not None and not self._sampler.interrupt():
             self._end_now()
 
@@ -206,7 +178,7 @@ class Episode:
         """
         if self._is_over or self._asked is not None:
             return
-        self._asked = _Asked.SUSPEND
+        self._asked = Asked.SUSPEND
         if self._end_now is not None:
             self._patience = asyncio.get_running_loop().call_later(grace, self.cut)
             self._sampler.interrupt()
@@ -238,7 +210,7 @@ class Episode:
         self._waits(Phase.FORK)
         env = await forked_env(self.env, self._limits.env_timeout)
         try:
-            if not self._is_between_turns or len(self._record.turns) != turns or self._asked is _Asked.CUT:
+            if not self._is_between_turns or len(self._record.turns) != turns or self._asked is Asked.CUT:
                 raise EpisodeError("the episode went on, or was cut, while it was forked")
             return self._branch(job() if callable(job) else job, env, self._conversation.fork())
         except BaseException:  # no branch owns the env yet
@@ -305,11 +277,11 @@ class Episode:
 
     @property
     def _is_over(self) -> bool:
-        return self._state is _State.OVER
+        return self._state is State.OVER
 
     def _seconds(self) -> float:
         """Wall seconds that it has run so far."""
-        return self._record.seconds + (time.monotonic() - self._started if self._state is _State.RUNS else 0.0)
+        return self._record.seconds + (time.monotonic() - self._started if self._state is State.RUNS else 0.0)
 
     def _waits(self, phase: Phase, what: str = "") -> None:
         for observer in self._observers:
@@ -321,16 +293,16 @@ class Episode:
             with episode_scope(self.job.key):
                 async with episode_deadline(self._limits, self._record.seconds) as self._end_now:
                     return await self._play(), None
-        except _StoppedError:
-            return (StopReason.STRAGGLER if self._asked is _Asked.CUT else None), None
+        except StoppedError:
+            return (StopReason.STRAGGLER if self._asked is Asked.CUT else None), None
         except TimeoutError:  # the whole episode's; the others arrive wrapped
-            if self._asked is _Asked.CUT:
+            if self._asked is Asked.CUT:
                 return StopReason.STRAGGLER, None
             message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
             return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
         except FailedError as failed:
             return failed.reason, Failure(error_text(failed.cause), self._number)
-        except _CallersError as caller:
+        except CallersError as caller:
             raise caller.error from caller.error.__cause__
         except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
             return self._phase, Failure(error_text(cause), self._number)
@@ -352,7 +324,7 @@ class Episode:
                 try:
                     await self._between_turns(self)
                 except Exception as error:
-                    raise _CallersError(error) from error
+                    raise CallersError(error) from error
 
     async def _in_time(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
         try:
@@ -364,7 +336,7 @@ class Episode:
     def _stop_if_asked(self) -> None:
         """Leave the road here if the episode was asked to end or to stand still."""
         if self._asked is not None:
-            raise _StoppedError
+            raise StoppedError
 
     async def _turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
         """Play one turn, or the rest of one, and put the env's answer behind it. Returns why the episode is over."""
@@ -372,24 +344,22 @@ class Episode:
         if not self._to_step:
             reason = await self._policy_turn(renderer, conversation)
             if reason is not None:
-                return reason
+                return await self._cut_off(conversation, reason)
             self._to_step = True
             self._stop_if_asked()
         result = await self._step_env(conversation)
-        reason = result.stop_reason
-        if reason is not None and reason.failed:
-            raise FailedError(reason, EpisodeError("the env ended the episode with this reason"))
+        reason = _not_failed(result)
         if reason is not None:
             return reason
         self._waits(Phase.CONTEXT)
         try:
             observation, extension = await self._context.extended(renderer, conversation, result)
         except TooManyTokensError:
-            return StopReason.BUDGET  # as below, found out without encoding it
+            return await self._cut_off(conversation, StopReason.BUDGET)  # as below, found out without encoding it
         added = len(extension.added or ())
         response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
-        if self._room(conversation, extension.tokens, response_tokens) < 1:
-            return StopReason.BUDGET  # the observation would leave no room for a turn that could read it
+        if self._room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
+            return await self._cut_off(conversation, StopReason.BUDGET)
         conversation.apply(extension, observation)
         self._to_step = False
         turns = self._record.turns
@@ -420,22 +390,40 @@ class Episode:
 
     async def _step_env(self, conversation: Conversation) -> StepResult:
         self._phase = StopReason.ENV_FAILED
-        turns, parsed = self._record.turns, conversation.parse_turn()
-        if self._observers:
-            self._waits(Phase.ENV, ", ".join(call.name for call in parsed.calls))
-        started = time.monotonic()
-        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
-            result = await with_deadline(self.env.step(parsed), self._limits.env_timeout)
-        env_seconds = time.monotonic() - started
-        self._record.reward += finite_reward(result.reward)
+        parsed = conversation.parse_turn()
+        what = ", ".join(call.name for call in parsed.calls) if self._observers else ""
+        result = await self._ask_env(partial(self.env.step, parsed), what)
         self._record.metrics = result.info.get("metrics", {})
         conversation.set_message(result.info.get("message") or parsed.message)
-        turns[-1] = altered(
-            turns[-1],
-            tool_calls=tuple(result.info.get("tool_calls", ())),
-            reward=result.reward,
-            env_seconds=env_seconds,
-        )
+        turns = self._record.turns
+        turns[-1] = altered(turns[-1], tool_calls=tuple(result.info.get("tool_calls", ())))
+        return result
+
+    async def _cut_off(self, conversation: Conversation, reason: StopReason) -> StopReason:
+        """Have the env score the episode that a limit ends here, with the turn that it has not seen. Returns `reason`.
+
+        One that does not count, since the engine aborted it, is not scored.
+        """
+        if reason.counts and self._record.turns:
+            if self._asked is Asked.CUT:
+                raise StoppedError
+            self._phase = StopReason.ENV_FAILED
+            unseen = conversation.parse_turn() if not self._to_step and self._number < len(self._record.turns) else None
+            result = await self._ask_env(partial(self.env.truncate, reason, unseen))
+            self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
+            _not_failed(result)
+        return reason
+
+    async def _ask_env(self, ask: Callable[[], Coroutine[Any, Any, StepResult]], what: str = "") -> StepResult:
+        """Await what the env gives for the last turn, and add its reward to those of turn and episode."""
+        self._waits(Phase.ENV, what)
+        started = time.monotonic()
+        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
+            result = await with_deadline(ask(), self._limits.env_timeout)
+        self._record.reward += finite_reward(result.reward)
+        turns = self._record.turns
+        reward, seconds = (turns[-1].reward or 0.0) + result.reward, turns[-1].env_seconds + time.monotonic() - started
+        turns[-1] = altered(turns[-1], reward=reward, env_seconds=seconds)
         return result
 
     # ------------------------------------------------------------------ the policy's turn
@@ -494,3 +482,15 @@ class Episode:
         turns = self._record.turns
         turns[-1] = altered(turns[-1], closing_tokens=len(closing))
         return None
+
+
+def _not_failed(result: StepResult) -> StopReason | None:
+    """The reason of a result to end the episode.
+
+    Raises:
+        FailedError: it is a failure.
+    """
+    reason = result.stop_reason
+    if reason is not None and reason.failed:
+        raise FailedError(reason, EpisodeError("the env ended the episode with this reason"))
+    return reason

@@ -25,8 +25,9 @@ class TruncationPolicy(enum.StrEnum):
     """
 
     END = "end"
-    """The episode ends, and the env is not asked: the policy never said that it was done. The stop reason is `length`,
-    `budget` where the budget left less than `max_new_tokens`, or `aborted`."""
+    """The episode ends, and the env scores it with the text as it was written (`BaseEnv.truncate`), whose calls are not
+    run. The stop reason is `length`, `budget` where the budget left less than `max_new_tokens`, or `aborted`, which is
+    not scored and does not count."""
     CLOSE = "close"
     """The chat's closing ids are appended as the env's tokens (never trained on), and the env is stepped with the text
     as it was written. Where no tokens are left for the closing ids, the episode ends with `budget`."""

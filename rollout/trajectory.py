@@ -110,6 +110,19 @@ class _Text:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """Another member of a trajectory's group.
+
+    Attributes:
+        id: its trajectory's.
+        reward: its reward, as its run gave it out.
+    """
+
+    id: str
+    reward: float
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One finished, truncated or failed episode.
 
@@ -144,6 +157,7 @@ class Trajectory:
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
         settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
             short texts by name; see `run_settings`. Empty where it was not played in a run.
+        peers: the members of its group that count and were given out before it, where the group was whole without it.
     """
 
     id: str
@@ -173,6 +187,7 @@ class Trajectory:
     parent: str | None = None
     branch_turn: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    peers: tuple[Peer, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes, with the texts decoded: what decodes them stays in this process."""
@@ -308,7 +323,8 @@ class Trajectory:
             "score": self.reward,
             "step": self.training_step,
         }
-        names = [item.name for item in dataclasses.fields(self) if item.name not in (*_VERLS, "sequences", "turns")]
+        left_out = (*_VERLS, "sequences", "turns", *([] if self.peers else ["peers"]))
+        names = [item.name for item in dataclasses.fields(self) if item.name not in left_out]
         return {
             "format_version": FORMAT_VERSION,
             **verl,
@@ -346,6 +362,7 @@ class Trajectory:
             data["sequences"] = tuple(TokenSequence.from_json(one) for one in data["sequences"])
             data["turns"] = tuple(_turn_from_json(one) for one in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
+            data["peers"] = tuple(Peer(**one) for one in data.get("peers", ()))
             data["stop_reason"] = StopReason(data["stop_reason"])
             return cls(**data)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

@@ -71,8 +71,8 @@ class Wrapper(BaseEnv):
     async def step(self, action: Action) -> StepResult:
         return await self.env.step(action)
 
-    async def truncate(self, reason: StopReason) -> StepResult:
-        return await self.env.truncate(reason)
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        return await self.env.truncate(reason, turn)
 
     async def close(self) -> None:
         await self.env.close()

@@ -113,9 +113,10 @@ class Compact(Wrapper):
         self._asked = True
         return result._replace(obs=_followed_by(result.obs, self.request))
 
-    async def truncate(self, reason: StopReason) -> StepResult:
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        turn = None if self._asked else turn  # a summary that was cut, which the env inside does not see
         self._asked = False
-        return self._counted(await self.env.truncate(reason))
+        return self._counted(await self.env.truncate(reason, turn))
 
     async def close(self) -> None:
         self._asked = False

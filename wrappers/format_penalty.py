@@ -67,13 +67,16 @@ class FormatPenalty(Wrapper):
         return await self.env.reset(seed=seed, options=options)
 
     async def step(self, action: Action) -> StepResult:
-        result = await self.env.step(action)
+        return self._judged(action, await self.env.step(action))
+
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        result = await self.env.truncate(reason, turn)
+        return self._counted(result) if turn is None or reason.failed else self._judged(turn, result)
+
+    def _judged(self, action: Action, result: StepResult) -> StepResult:
         has_form = bool(self._has_form(_message(action, result)))
         self._bad += not has_form
         return self._counted(result if has_form else result._replace(reward=result.reward - self.penalty))
-
-    async def truncate(self, reason: StopReason) -> StepResult:
-        return self._counted(await self.env.truncate(reason))
 
     def _counted(self, result: StepResult) -> StepResult:
         own = {"bad_format": self._bad, "reward/format": -self.penalty * self._bad if self._bad else 0.0}

@@ -55,9 +55,9 @@ class Limit(Wrapper):
         self._ended = result.done
         return result
 
-    async def truncate(self, reason: StopReason) -> StepResult:
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
         self._ended = True
-        return await self.env.truncate(reason)
+        return await self.env.truncate(reason, turn)
 
     async def fork(self) -> BaseEnv:
         if self._ended:

@@ -6,7 +6,7 @@ import copy
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,31 +79,10 @@ class Record(Wrapper):
         return messages, info
 
     async def step(self, action: Action) -> StepResult:
-        try:
-            result = await self.env.step(action)
-        except EpisodeError:  # called out of order: no step of an episode
-            raise
-        except Exception as error:
-            reason = error.stop_reason if isinstance(error, EpisodeFailedError) else None
-            self._write(stop_reason=reason, error=error_text(error))
-            raise
-        if self._episode is not None:
-            turn = action.message if isinstance(action, ParsedTurn) else action
-            turn = assistant(turn) if isinstance(turn, str) else turn
-            text = action.text if isinstance(action, ParsedTurn) else ""
-            self._episode["actions"].append(text or (action if isinstance(action, str) else turn))
-            self._episode["messages"] += copy.deepcopy([result.info.get("message") or turn, *result.obs])
-            self._episode["rewards"].append(result.reward)
-            self._add(result)
-        return result
+        return await self._noted(self.env.step(action), action)
 
-    async def truncate(self, reason: StopReason) -> StepResult:
-        result = await self.env.truncate(reason)
-        if self._episode is not None:
-            if self._episode["rewards"]:  # what the end adds belongs to the last turn
-                self._episode["rewards"][-1] += result.reward
-            self._add(result)
-        return result
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        return await self._noted(self.env.truncate(reason, turn), turn)
 
     async def close(self) -> None:
         try:
@@ -116,9 +95,31 @@ class Record(Wrapper):
         twin._episode = copy.deepcopy(self._episode)
         return cast(BaseEnv, twin)
 
-    def _add(self, result: StepResult) -> None:
-        """Take over a result's metrics, and write the episode where it was the last."""
-        assert self._episode is not None
+    async def _noted(self, call: Coroutine[Any, Any, StepResult], action: Action | None) -> StepResult:
+        try:
+            result = await call
+        except EpisodeError:  # called out of order: no step of an episode
+            raise
+        except Exception as error:
+            reason = error.stop_reason if isinstance(error, EpisodeFailedError) else None
+            self._write(stop_reason=reason, error=error_text(error))
+            raise
+        self._add(result, action)
+        return result
+
+    def _add(self, result: StepResult, action: Action | None) -> None:
+        """Take over a turn and its result, or what the end adds to the last turn. Write an episode that is over."""
+        if self._episode is None:
+            return
+        if action is not None:
+            turn = action.message if isinstance(action, ParsedTurn) else action
+            turn = assistant(turn) if isinstance(turn, str) else turn
+            text = action.text if isinstance(action, ParsedTurn) else ""
+            self._episode["actions"].append(text or (action if isinstance(action, str) else turn))
+            self._episode["messages"] += copy.deepcopy([result.info.get("message") or turn, *result.obs])
+            self._episode["rewards"].append(result.reward)
+        elif self._episode["rewards"]:
+            self._episode["rewards"][-1] += result.reward
         self._episode["metrics"] |= result.info.get("metrics", {})
         if result.done:
             self._write(stop_reason=result.stop_reason)

@@ -45,8 +45,8 @@ class ShapeReward(Wrapper):
     async def step(self, action: Action) -> StepResult:
         return self._shaped(await self.env.step(action))
 
-    async def truncate(self, reason: StopReason) -> StepResult:
-        return self._shaped(await self.env.truncate(reason))
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        return self._shaped(await self.env.truncate(reason, turn))
 
     def _shaped(self, result: StepResult) -> StepResult:
         reward: object = self.shape(result)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import finite_reward
+from toolgym.envs.types import StopReason, finite_reward
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text
 from toolgym.tools.message import Message
@@ -76,7 +76,7 @@ class ToolEpisode:
                 return f"[The call was not run: the episode is over, {self._end}]"
             call = ToolCall(f"call_{self._calls}", name, dict(arguments))
             self._calls += 1
-            result = await self._step(ParsedTurn("", "", [call], []))
+            result = await self._ask(self.env.step(ParsedTurn("", "", [call], [])))
             if result is None:
                 return f"[The tool {name!r} is not available now; your call is not to blame]"
             text = _as_text(result.obs)
@@ -87,8 +87,21 @@ class ToolEpisode:
         async with self._one_at_a_time:
             if self._end is not None:
                 return f"[The episode is over already, {self._end}]"
-            result = await self._step(ParsedTurn(text, text, [], []))
+            result = await self._ask(self.env.step(ParsedTurn(text, text, [], [])))
             return "" if result is None else _as_text(result.obs)
+
+    async def cut(self, text: str | None = None) -> None:
+        """End an episode that a limit on tokens cut; its env scores it.
+
+        Args:
+            text: what the policy wrote of its last turn; None: its last turn was whole.
+        """
+        async with self._one_at_a_time:
+            if self._end is None:
+                reason = StopReason.BUDGET if text is None else StopReason.LENGTH
+                turn = None if text is None else ParsedTurn(text, text, [], [])
+                await self._ask(self.env.truncate(reason, turn))
+                self._end = self._end or reason.value
 
     @property
     def over(self) -> bool:
@@ -111,10 +124,10 @@ class ToolEpisode:
         self._end = "it was closed"
         await self.env.close()
 
-    async def _step(self, turn: ParsedTurn) -> StepResult | None:
-        """Step the env; None where that failed."""
+    async def _ask(self, asked: Coroutine[Any, Any, StepResult]) -> StepResult | None:
+        """Await a step of the env; None where that failed."""
         try:
-            result = await with_deadline(self.env.step(turn), TIMEOUT)
+            result = await with_deadline(asked, TIMEOUT)
             reason = result.stop_reason
             self._reward += finite_reward(result.reward)
         except Exception as error:  # noqa: BLE001  the trainer's step goes on without this episode

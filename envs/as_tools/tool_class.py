@@ -117,18 +117,20 @@ class ToolEnvironment:
         return self._episode.reward
 
 
-def finish_all(environments: Sequence[ToolEnvironment], answers: Sequence[str | None]) -> list[float | None]:
+def finish_all(
+    environments: Sequence[ToolEnvironment], answers: Sequence[str | None], whole: Sequence[bool]
+) -> list[float | None]:
     """The rewards of many episodes, scored side by side.
 
     Args:
         environments: the episodes.
-        answers: the last turn of each; None for a policy that did not get that far: its env scores nothing, and the
-            reward is what was earned until then.
+        answers: the text of each one's last turn; None where that was no text.
+        whole: whether each one got to the end of its answer. The others were cut; see `ToolEpisode.cut`.
     """
     scored = [
-        one._home.submit(one._episode.answer(answer))
-        for one, answer in zip(environments, answers, strict=True)
-        if answer is not None and not one._episode.over
+        one._home.submit(one._episode.answer(answer) if ended and answer is not None else one._episode.cut(answer))
+        for one, answer, ended in zip(environments, answers, whole, strict=True)
+        if not one._episode.over
     ]
     for each in scored:
         each.result()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolgym.envs.actions import read_action
-from toolgym.envs.base import Action, StepResult
+from toolgym.envs.base import Action
 from toolgym.envs.library.gsm8k import gsm8k_tasks
 from toolgym.envs.rewards.answer import exact, last_number, marked_answer, numeric, truth_texts
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
@@ -17,6 +17,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import system
 from toolgym.tools.parsers import ParsedTurn
+from toolgym.tools.schema import ToolCall, ToolCallError
 
 MATHEMATICS = ("math", "aime", "amc", "olympiad", "minerva", "numina")
 """A task's source that has one of these in its name is compared as mathematics."""
@@ -56,12 +57,10 @@ class SingleTurnEnv(ToolEnv):
             scorer = score_by_source()
         super().__init__([], tasks if tasks is not None else _embedded(), scorer=scorer, **env_kwargs)
 
-    async def step(self, action: Action) -> StepResult:
-        """Take the answer. What looks like a call of a tool is text: there are none."""
+    def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
+        """Return the answer. What looks like a call of a tool is text: there are none."""
         turn = read_action(action, lambda text: ParsedTurn(text, text, [], []))
-        if turn.requests:
-            turn = ParsedTurn(turn.text, turn.text, [], [], turn.reasoning)
-        return await super().step(turn)
+        return (ParsedTurn(turn.text, turn.text, [], [], turn.reasoning) if turn.requests else turn), []
 
     def prepare(self, task: Task) -> Task:
         if self._by_source and not truth_texts(task.ground_truth):

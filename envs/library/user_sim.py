@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from toolgym.envs.base import Action, StepResult
+from toolgym.envs.base import Action
 from toolgym.envs.library.orders import OrderTasks, gold_turns, order_user, place_order, score_order
 from toolgym.envs.responses import End, Reply
 from toolgym.envs.rewards.base import Scorer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetInfo, StepInfo, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.envs.users.function import FunctionUser
 from toolgym.tools.base import BaseTool
@@ -107,14 +107,6 @@ class UserSimEnv(ToolEnv):
             raise
         return messages, info
 
-    async def step(self, action: Action) -> StepResult:
-        result = await super().step(action)
-        metrics = result.info["metrics"]
-        metrics |= self._user_metrics
-        if result.done and self.user_trace:
-            metrics["user_trace"] = self.user_trace
-        return result
-
     async def respond(self, turn: ParsedTurn) -> Reply | End:
         reply = await self._ask()
         if reply.done:
@@ -161,6 +153,12 @@ class UserSimEnv(ToolEnv):
                 f"the env's users are {', '.join(self._users)}"
             )
         return self._users[name]
+
+    def _info(self, reason: StopReason | None, *details: Any) -> StepInfo:
+        info = super()._info(reason, *details)
+        trace = {"user_trace": self.user_trace} if reason is not None and self.user_trace else {}
+        info["metrics"] |= {**self._user_metrics, **trace}
+        return info
 
     async def _release(self) -> None:
         session, self._session = self._session, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -19,10 +20,12 @@ class Outcome:
 
     Attributes:
         task: the task.
-        messages: the whole conversation in order, the task's messages and the last turn included.
-        turns: number of turns that the policy took.
+        messages: the whole conversation in order, the task's messages and the last turn included, also one that a limit
+            on tokens cut.
+        turns: number of turns that the policy took, with one that was cut.
         tool_calls: what became of each tool call, in order.
-        final_text: the text of the last turn where the policy called no tool in it; empty otherwise.
+        final_text: the text of the last turn, also of one that was cut, where the policy called no tool in it; empty
+            otherwise.
         stop_reason: why the episode ended.
         sessions: what the tools keep for the episode, by the tool's name; `session` is the way to it.
     """
@@ -39,13 +42,25 @@ class Outcome:
     def turn_texts(self) -> list[str]:
         """The text of each of the policy's turns, without its calls. Thinking that the model's format keeps apart from
         the text stands before it, between `<think>` and `</think>`."""
-        said = [one for one in self.messages[len(self.task.messages) :] if one["role"] == "assistant"]
         return [
             f"<think>{one['reasoning_content']}</think>{one['content']}"
             if "reasoning_content" in one
             else one["content"]
-            for one in said
+            for one in self._said
         ]
+
+    @property
+    def written(self) -> list[str]:
+        """All that the policy wrote in each of its turns: the text of `turn_texts`, and each call as JSON behind it."""
+        calls = ([call["function"] for call in one.get("tool_calls", ())] for one in self._said)
+        return [
+            text + "".join(json.dumps(call, ensure_ascii=False) for call in made)
+            for text, made in zip(self.turn_texts, calls, strict=True)
+        ]
+
+    @property
+    def _said(self) -> list[Message]:
+        return [one for one in self.messages[len(self.task.messages) :] if one["role"] == "assistant"]
 
     def session(self, tool: str) -> Any:
         """Return what a tool keeps for the episode: the `ToolSession` of a `StatefulTool`.

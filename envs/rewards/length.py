@@ -13,6 +13,8 @@ def overlong_penalty(
 ) -> OutcomeScorer:
     """Return a scorer: 0 for a response that is short enough, down to -1 for one that is too long.
 
+    All that the policy wrote counts: its calls too, and a turn that was cut (`Outcome.written`).
+
     The formula is DAPO's soft overlong punishment (Yu et al., arXiv 2503.14476, equation 13). With y the length of the
     response: 0 up to `max_length - buffer`; `(max_length - buffer - y) / buffer` from there to `max_length`; -1 beyond.
 
@@ -33,7 +35,7 @@ def overlong_penalty(
         raise ConfigError(f"count must be a function from a text to its length, got {count!r}")
 
     def score(outcome: Outcome) -> float:
-        lengths = [count(text) for text in outcome.turn_texts]
+        lengths = [count(text) for text in outcome.written]
         length = max(lengths, default=0) if longest_turn else sum(lengths)
         if length <= max_length - buffer:
             return 0.0

@@ -208,6 +208,14 @@ class EnvSession:
         async with self._turn():
             return await self._step(action, calls, timeout)
 
+    async def truncate(self, reason: StopReason, action: Action | None = None) -> StepResult:
+        """End the episode at a limit of its client's; see `BaseEnv.truncate`.
+
+        Raises: as `step`.
+        """
+        async with self._turn():
+            return await self._step(action, 0, None, reason)
+
     async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolTurn:
         """Call one tool as a turn of its own; the answer tool says its text as a turn without calls.
 
@@ -284,19 +292,26 @@ class EnvSession:
             raise EpisodeError(f"the episode is over ({self.episode.stop_reason}); reset to begin another")
         return self.episode
 
-    async def _step(self, action: Action, calls: int, timeout: float | None) -> StepResult:
+    async def _step(
+        self, action: Action | None, calls: int, timeout: float | None, limit: StopReason | None = None
+    ) -> StepResult:
         episode = self._under_way()
         assert self._env is not None
         seconds = self._timeouts.step if timeout is None else min(timeout, self._timeouts.step)
         async with self._gate.slot():
-            result = await self._run(self._env.step(action), seconds, StopReason.ENV_FAILED)
+            if limit is not None:
+                call = self._env.truncate(limit, action)
+            else:
+                assert action is not None
+                call = self._env.step(action)
+            result = await self._run(call, seconds, StopReason.ENV_FAILED)
         reason = result.stop_reason
         broken = reason if reason is not None and reason.failed else None
         if broken is not None or not math.isfinite(result.reward):
             broken = broken or StopReason.ENV_FAILED
             await self._drop()
             raise self._failed(broken, EpisodeFailedError(broken, f"the env gave the reward {result.reward}"))
-        episode.steps += 1
+        episode.steps += action is not None
         episode.calls += calls
         episode.reward += result.reward
         episode.stop_reason = reason

@@ -33,6 +33,9 @@ class Instance(ABC):
     greeting: str = ""
     """What the policy reads first, where the task's messages are the server's."""
 
+    spent: bool = False
+    """Whether `compute_reward` ended the work: for a further action the server opens the instance again."""
+
     @abstractmethod
     async def process_action(self, content: str) -> Reply:
         """Carry out a turn of the policy, given as generated."""

@@ -182,10 +182,14 @@ class RemoteSessionEnv(BaseEnv):
             if self._owns_client:
                 await self.client.close()
 
-    async def truncate(self, reason: StopReason) -> StepResult:
-        """Ask the server for the reward of what the episode has done. After a failure it is not asked."""
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        """Ask the server for the reward of what the episode has done: it is not sent a turn that was cut.
+
+        After a failure it is not asked.
+        """
         if self._session is None:
             raise EpisodeError("truncate needs an episode under way; call `await env.reset()` first")
+        self._turn += turn is not None
         if not reason.failed:
             return await self._scored(reason)
         await self._abandon()

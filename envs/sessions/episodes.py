@@ -12,7 +12,7 @@ from toolgym.envs.registry import make, registered, spec
 from toolgym.envs.sessions.backend import Instance, Reply, SessionBackend
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 from toolgym.tools.message import Message
@@ -94,15 +94,17 @@ class _Episode(Instance):
     async def process_action(self, content: str) -> Reply:
         if self._last is not None and self._last.done:
             return Reply(f"[The episode is over: {self._last.stop_reason}]", True)
-        result = await self._env.step(content)
-        reason = result.stop_reason
-        if reason is not None and reason.failed:
-            raise EpisodeFailedError(reason, f"the env ended the episode: {reason}")
-        self._last = result
-        self._reward += result.reward
+        self._last = result = self._earn(await self._env.step(content))
         text = _text(result.obs)
         self._turns.append((content, _digest(text)))
         return Reply(text, result.done)
+
+    def _earn(self, result: StepResult) -> StepResult:
+        reason = result.stop_reason
+        if reason is not None and reason.failed:
+            raise EpisodeFailedError(reason, f"the env ended the episode: {reason}")
+        self._reward += result.reward
+        return result
 
     async def replay(self, turns: Sequence[tuple[str, str]]) -> None:
         """Take these turns again, and check that each observation is the same."""
@@ -116,6 +118,9 @@ class _Episode(Instance):
 
     async def compute_reward(self) -> Mapping[str, Any]:
         reason = self._last.stop_reason if self._last is not None else None
+        if reason is None and not self.spent:
+            self.spent = True
+            self._earn(await self._env.truncate(StopReason.BUDGET))
         return {"reward": self._reward, "done": reason is not None, "stop_reason": reason and reason.value}
 
     async def close(self) -> None:

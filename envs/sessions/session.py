@@ -222,7 +222,7 @@ class Session:
             reward = await self._run(compute, self._limits.reward)
             await self._written(self._store.rewarded(self.sid, reward))
             self._reward = reward
-        if self.finished:
+        if self.finished or (self._instance is not None and self._instance.spent):
             await self._drop()
         return self._reward
 

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
 
+_MOST_SEEDS = 64
+"""Seeds whose steps a source remembers: runs without a seed draw one each."""
+
 
 class TaskSource(ABC):
     """Where an env draws its tasks from."""
@@ -67,7 +70,10 @@ class CountedTasks(TaskSource):
 
     `sample` draws one at random. `take` goes through all and around (an epoch), and at each training step goes on where
     the step before ended. A seed shuffles, in each epoch anew; None keeps the order. So each epoch has each task once.
+    Of steps that this object has not taken it assumes that each had as many tasks; `TaskEpochs` has a position to save.
     """
+
+    _step_ends: dict[int | None, dict[int, int]] | None = None  # by seed: where the steps that were taken ended
 
     @property
     @abstractmethod
@@ -87,7 +93,15 @@ class CountedTasks(TaskSource):
 
     def take(self, count: int, *, seed: int | None = None, training_step: int = 0) -> list[Task]:
         require_whole_number("count", count, at_least=0)
-        return [self.task(place) for place in self.places(training_step * count, count, seed=seed)]
+        if self._step_ends is None:
+            self._step_ends = {}
+        ends = self._step_ends.setdefault(seed, {-1: 0})
+        if len(self._step_ends) > _MOST_SEEDS:
+            del self._step_ends[next(iter(self._step_ends))]
+        before = max(step for step in ends if step < training_step)
+        start = ends[before] + (training_step - 1 - before) * count
+        ends[training_step] = start + count
+        return [self.task(place) for place in self.places(start, count, seed=seed)]
 
     def places(self, start: int, count: int, *, seed: int | None) -> Iterator[int]:
         """Return the places of `count` tasks from the `start`-th on, counted over all epochs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action
+from toolgym.envs.types import StopReason
 from toolgym.testing.env_attacks import (
     ANSWERS,
     FUTURE,
@@ -20,7 +21,7 @@ from toolgym.testing.env_attacks import (
     programs,
     search_program,
 )
-from toolgym.testing.env_checks import SEEDS, EnvSubject
+from toolgym.testing.env_checks import SEEDS, EnvSubject, check_result
 from toolgym.testing.errors import expect
 from toolgym.tools.errors import shorten
 from toolgym.tools.message import assistant
@@ -34,7 +35,7 @@ MOST_LINES = 12
 
 
 async def check_scores(subject: EnvSubject) -> str | None:
-    """The known solution earns the full reward, and an empty answer none."""
+    """The known solution earns the full reward, and an empty answer, or an empty turn that was cut, none."""
     env = subject.env
     known = False
     for seed in SEEDS:
@@ -49,6 +50,11 @@ async def check_scores(subject: EnvSubject) -> str | None:
         earned = await _total(subject, [assistant("")])
         most = subject.silent_reward
         expect(earned <= most + 1e-6, f"an empty answer to seed {seed} earns at most {most:g}", earned)
+        await env.reset(seed=seed)
+        cut = await env.truncate(StopReason.LENGTH, "")
+        check_result(cut)
+        expect(cut.stop_reason is StopReason.LENGTH, "truncate ends the episode with its reason", cut.stop_reason)
+        expect(cut.reward <= most + 1e-6, f"an empty turn that was cut earns at most {most:g}", cut.reward)
     return None if known else "the env knows no solution: it does not implement gold_actions (silence was checked)"
 
 

@@ -87,6 +87,8 @@ class ToolgymAgent:
             limits=self._limits,
             on_turn=rewards.append,
         )
+        if rewards:  # what the end of a context that is full added
+            rewards[-1] += reward - sum(rewards)
         steps = [Step(reward=one, done=number == len(rewards)) for number, one in enumerate(rewards, start=1)]
         trajectory = Trajectory(name=self.name, task=task.metadata, steps=steps, reward=reward)
         return Episode(id=config.session_uid, task=task.metadata, trajectories=[trajectory])

@@ -22,6 +22,7 @@ from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
 from toolgym.rollout.runner.scheduling.tasks import Tasks
+from toolgym.rollout.seeds import stream_seed
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.trajectory_file import TrajectoryWriter
 from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
@@ -67,7 +68,8 @@ async def rollout(
         tasks: the tasks, in a list or anything else to iterate over; or a source of tasks; None: the source that the
             env itself draws from.
         num_tasks: how many tasks to draw from a source. The same seed and training step of the config give the same
-            tasks, another step gives others; but to validate, each step gives the same. Of a sequence, how many to
+            tasks, another step gives others; but to validate, each step gives the same, drawn apart from those of
+            training: other ones where the source generates them, another order of a list. Of a sequence, how many to
             play at most, in its order: a training step goes on where the one before ended. A source hears of the
             rewards of each group (`TaskSource.observe`), except to validate.
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
@@ -155,4 +157,5 @@ def _chosen(source: Tasks | TaskSource | None, num_tasks: int | None, config: Ru
         return TaskList(source).take(min(num_tasks, len(source)), training_step=training_step)
     if source is None or num_tasks is None:
         raise ConfigError("num_tasks must say how many tasks to draw from the source of tasks, got None")
-    return source.take(num_tasks, seed=config.seed, training_step=training_step)
+    seed = stream_seed(config.seed, validate=config.validate)
+    return source.take(num_tasks, seed=seed, training_step=training_step)

@@ -17,6 +17,7 @@ import pytest
 import toolgym
 from toolgym.envs import ToolEnv, tool_class
 from toolgym.envs.as_tools.signature import signature_of
+from toolgym.envs.as_tools.tool_class import finish_all
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools import BaseTool, ToolResult, ToolSchema, tool
@@ -348,3 +349,20 @@ async def test_calls_from_threads_of_async_code_run_side_by_side(Counted):
     assert await asyncio.gather(*(asyncio.to_thread(play, env) for env in envs)) == [("2", 2.5)] * 4
     envs[0].reset(**ROW)
     assert envs[0].count() == "1"  # also on the event loop itself, which waits
+
+
+def test_what_the_caller_cut_is_scored_with_what_is_there():
+    seen = []
+
+    def scored():
+        return ToolEnv([greet], [TASK], scorer=lambda outcome: float(seen.append(outcome) is None))
+
+    made = tool_class(scored)
+    with made() as cut, made() as without_room, made() as whole:
+        for env in (cut, without_room, whole):
+            env.reset(seed=0)
+            env.greet("a", 1, False)
+        assert finish_all([cut, without_room, whole], ["half a", None, "done"], [False, True, True]) == [1.0] * 3
+        assert finish_all([cut], ["half a"], [False]) == [1.0]  # it is over
+    ends = {(one.stop_reason, one.final_text, one.turns) for one in seen}
+    assert ends == {("length", "half a", 2), ("budget", "", 1), ("answered", "done", 2)}

@@ -102,6 +102,11 @@ class Generous(Say):
         return 1.0
 
 
+class PaysCuts(Say):
+    async def truncate(self, reason, turn=None):
+        return (await super().truncate(reason, turn))._replace(reward=1.0)
+
+
 class Believes(Say):
     def score(self, text, task):
         return float(text == task.ground_truth["answer"] or "All tests pass" in text)
@@ -180,6 +185,7 @@ async def test_a_good_env_passes_every_check():
         (Swallows, "cancellation", "raises CancelledError; got StepResult"),
         (WrongGold, "scores", "the known solution of seed 0 earns 1; got 0.0"),
         (Generous, "scores", "an empty answer to seed 0 earns at most 0; got 1.0"),
+        (PaysCuts, "scores", "an empty turn that was cut earns at most 0; got 1.0"),
         (Believes, "attacks", r"the answer 'All tests pass. reward: 1.0' does not earn the full reward; got 1.0"),
         (Holds, "attacks", "the answer '918273645 0 1 2 .* does not earn the full reward; got 1.0"),
         (HoldsMarked, "attacks", "the answer '#### 918273645 0 1 2 .* does not earn the full reward; got 1.0"),

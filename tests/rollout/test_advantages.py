@@ -105,3 +105,24 @@ def test_a_groups_advantages_add_up_to_zero_in_the_rewards_order(rewards, form):
     assert sum(found) == pytest.approx(0.0, abs=1e-9)
     for (a, x), (b, y) in itertools.pairwise(zip(rewards, found, strict=True)):
         assert (a - b) * (x - y) >= 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_episode_enters_once_however_many_sequences_it_has(form):
+    rewards = [1.0, 0.0, 0.25, 0.0, 1.0, 0.5]
+    counts = [1, 2, 3, 3, 2, 1]
+    several = [
+        played([[(2, None)]] * count, reward=reward, name=str(place))
+        for place, (count, reward) in enumerate(zip(counts, rewards, strict=True))
+    ]
+    single = [played([[(2, None)]], reward=reward, name=str(place)) for place, reward in enumerate(rewards)]
+    advantages = group_advantages(several, form=form)
+    assert advantages == group_advantages(single, form=form)
+    batch = make_batch(several, pad_token_id=0)
+    per_row = batch.per_row(several, advantages)
+    assert per_row.tolist() == pytest.approx(
+        [one for one, count in zip(advantages, counts, strict=True) for _ in range(count)]
+    )
+    rows = batch.trajectory_ids.bincount()[batch.trajectory_ids]
+    assert rows.tolist() == [1, 2, 2, 3, 3, 3, 3, 3, 3, 2, 2, 1]
+    assert (per_row / rows).sum() == pytest.approx(sum(advantages), abs=1e-5)  # an episode weighs 1 then

@@ -9,6 +9,7 @@ import json
 import pytest
 from aiohttp import web
 
+import toolgym
 from tests.rollout.engines.http_server import serving
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
@@ -121,10 +122,37 @@ async def test_what_the_model_does_wrong_is_read_by_it():
     assert "Wrong arguments" in answers[3]
 
 
-async def test_a_turn_that_was_cut_ends_the_episode():
+async def test_a_turn_that_was_cut_ends_the_episode_and_is_scored():
+    seen = []
+
+    def scored():
+        return ToolEnv([], [Task.from_row(ROW)], scorer=lambda outcome: float(seen.append(outcome) is None))
+
     async with gateway(lambda messages: ("#### 42", "length")) as server:
-        assert await run(ROW, base_url=server.url, env="CodeInterpreter-v0") == 0.0
+        assert await run(ROW, base_url=server.url, env=scored) == 1.0
     assert len(server.bodies) == 1
+    assert [(one.stop_reason, one.final_text, one.turns) for one in seen] == [(StopReason.LENGTH, "#### 42", 1)]
+
+
+async def test_what_a_full_context_or_the_trainer_ends_is_scored():
+    seen = []
+
+    def scored():
+        env = toolgym.make("CodeInterpreter-v0")
+        return ToolEnv(
+            list(env.tools.values()), [Task.from_row(ROW)], scorer=lambda outcome: float(seen.append(outcome) is None)
+        )
+
+    def refuse(messages):
+        if messages[-1]["role"] == "user":
+            return interpreter("1")
+        return web.json_response({"error": {"message": "rollout stopped: max_turns"}}, status=400)
+
+    async with gateway(too_long) as server:
+        assert await run(ROW, base_url=server.url, env=scored) == 1.0
+    async with gateway(refuse) as server:
+        assert await run(ROW, base_url=server.url, env=scored, ended=lambda: True) == 1.0
+    assert [(one.stop_reason, one.turns) for one in seen] == [(StopReason.BUDGET, 1)] * 2
 
 
 def too_long(messages):

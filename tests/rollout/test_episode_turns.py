@@ -174,7 +174,7 @@ async def test_a_cut_turn_ends_the_episode_or_is_closed(scripted, tokenizer, exa
     sampling = SamplingParams(max_new_tokens=40)
     ended = await play(engine, tokenizer, sampling=sampling)
     assert (ended.stop_reason, ended.reward, ended.turns[1].truncated) == (StopReason.LENGTH, 0.0, True)
-    assert [turn.reward for turn in ended.turns] == [0.0, None]  # the env was never asked about a turn that was cut
+    assert [turn.reward for turn in ended.turns] == [0.0, 0.0]  # this scorer is asked about answers alone
     closed = await play(engine, tokenizer, sampling=sampling, on_truncated_turn="close")
     exact(engine, closed)
     assert (closed.stop_reason, closed.reward) == (StopReason.ANSWERED, 1.0)  # a text without calls is an answer

@@ -69,6 +69,15 @@ async def test_to_validate_is_to_draw_the_same_tasks_at_every_step(scripted):
     assert runs[0][1] != runs[1][1]
 
 
+@pytest.mark.parametrize("source", SOURCES)
+async def test_validation_shares_neither_tasks_nor_sampling_seeds_with_training(scripted, source):
+    trained = [await played(scripted, SOURCES[source](), seed=1, training_step=step) for step in (0, 1)]
+    tasks, seeds, _ = await played(scripted, SOURCES[source](), seed=1, validate=True)
+    for train_tasks, train_seeds, _ in trained:
+        assert set(tasks).isdisjoint(train_tasks)
+        assert set(seeds).isdisjoint(train_seeds)
+
+
 async def test_validation_has_its_own_sampling_and_the_record_says_which_it_was(scripted, tmp_path, tokenizer):
     own = SamplingParams(max_new_tokens=7, temperature=0.0)
     given = {"sampling": SamplingParams(max_new_tokens=20, top_p=0.9), "seed": 1}
@@ -108,6 +117,30 @@ def test_a_list_is_gone_through_whole_before_a_task_comes_again(seed):
     assert [sorted(lap) for lap in laps] == [list("01234")] * 3
     assert laps[0] != laps[1]
     assert [task.id for task in source.take(12, seed=seed)] == (ids + ids)[:12]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_steps_of_any_size_play_each_task_once_an_epoch(seed):
+    def taken(source, step, count):
+        return [task.id for task in source.take(count, seed=seed, training_step=step)]
+
+    source, sizes = TaskList(listed(10)), [8, 4, 8]
+    steps = [taken(source, step, count) for step, count in enumerate(sizes)]
+    epochs = [*steps[0], *steps[1], *steps[2]]
+    assert sorted(epochs[:10]) == sorted(epochs[10:]) == sorted(map(str, range(10)))
+    assert [taken(source, step, count) for step, count in enumerate(sizes)] == steps  # a step again is the same step
+    assert taken(source, 1, 4) == steps[1]
+    assert taken(source, 5, 2) == taken(TaskList(listed(10)), 12, 2)  # of steps that it has not seen it knows nothing
+    assert taken(TaskList(listed(10)), 2, 8) == [task.id for task in TaskList(listed(10)).take(24, seed=seed)][16:]
+
+
+async def test_rollouts_of_any_size_play_each_task_once_an_epoch(scripted):
+    source, sizes = TaskList(listed(10)), [8, 4, 8]
+    ids = []
+    for step, count in enumerate(sizes):
+        ids += (await played(scripted, source, num_tasks=count, seed=1, training_step=step))[0]
+        await played(scripted, source, num_tasks=3, seed=1, training_step=step, validate=True)
+    assert sorted(ids[:10]) == sorted(ids[10:]) == sorted(map(str, range(10)))
 
 
 def test_negative_seeds_are_seeds_of_their_own():

@@ -7,12 +7,16 @@ import gc
 import itertools
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
 from tests.rollout.held_engine import PARTIAL, Envs, config, endless, held_engine, others, tasks, until
+from toolgym.envs import ToolEnv
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EpisodeLimits, GroupPlan, Runner, make_batch, rollout
+from toolgym.rollout import EpisodeLimits, GroupPlan, Runner, group_advantages, make_batch, rollout
+from toolgym.rollout.advantages import FORMS
+from toolgym.rollout.trajectory import Peer, Trajectory
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 
@@ -232,6 +236,34 @@ async def test_members_beyond_those_of_a_group_come_later_as_a_group_of_their_ow
         [late] = [group async for group in runner.stream_groups([], plan=plan)]
         assert members(late) == [("a", 0, ANSWERED)]
         assert late[0].group_id == first[0].group_id
+        assert late[0].peers == tuple(Peer(one.id, one.reward) for one in first)
+        assert Trajectory.from_json(json.loads(json.dumps(late[0].to_json()))) == late[0]
+        assert "peers" not in first[0].to_json()
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_late_member_is_compared_with_the_group_that_was_whole_without_it(held, form):
+    gate, script = slow(("a", 0))
+
+    def answers(asked, member):
+        return "#### 2" if member > 1 else script(asked, member)
+
+    def env():
+        return ToolEnv([], tasks("a"), scorer=lambda outcome: float(outcome.final_text.endswith("#### 1")))
+
+    async with Runner(env, held(answers), config=config(group_size=3)) as runner:
+        plan = GroupPlan(spare_members=1, stragglers="carry")
+        first = await runner.run(tasks("a"), plan=plan)
+        gate.set()
+        late = await runner.run([], plan=plan)
+    assert [one.reward for one in [*first, *late]] == [1.0, 0.0, 0.0, 1.0]
+    together = group_advantages([*first, *late], form=form)  # where it comes in the same call
+    assert group_advantages(late, form=form) == together[-1:]
+    assert together[-1] > 0
+    rewards = [replace(one, peers=()) for one in [*first, *late]]
+    assert group_advantages(rewards, form=form) == together  # no reward enters twice
+    alone = group_advantages(late, form=form, per=lambda one: one.id)
+    assert alone == [0.0]  # another grouping knows nothing of it
 
 
 async def test_a_call_that_validates_leaves_carried_episodes_of_training_alone(held):

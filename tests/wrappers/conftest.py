@@ -73,7 +73,7 @@ def counter():
 @pytest.fixture
 def counting(counter):
     """Makes an env with the tool `counter`."""
-    return lambda **kwargs: ToolEnv([counter], TASKS, scorer=score, **kwargs)
+    return lambda **kwargs: ToolEnv([counter], TASKS, **{"scorer": score, **kwargs})
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import user
-from toolgym.wrappers import ShapeReward, TimeLimit, TokenBudget, TurnLimit
+from toolgym.wrappers import Compact, FormatPenalty, Record, ShapeReward, TimeLimit, TokenBudget, TurnLimit
 
 
 async def test_the_last_turn_is_taken_and_the_episode_scored(counting, counter, call):
@@ -75,6 +76,39 @@ async def test_a_truncated_env_refuses_further_steps(counting, call):
         await env.truncate(StopReason.BUDGET)
         with pytest.raises(EpisodeError, match="after the episode ended"):
             await env.step(call(1))
+
+
+async def test_a_turn_that_was_cut_reaches_the_env_through_wrappers(counting, counter, call, tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    outcomes = []
+    env = counting(scorer=lambda outcome: outcomes.append(outcome) or 1.0)
+    env = Record(FormatPenalty(TurnLimit(env, 9), "^$", 0.25), path)
+    async with env:
+        await env.reset(seed=0)
+        await env.step(call(1))
+        last = await env.truncate(StopReason.LENGTH, "and so I th")
+        assert last.reward == 0.75 + 0.01  # the score and what the tool's total is worth, less the form of the text
+        assert (last.info["metrics"]["bad_format"], last.info["message"]["content"]) == (1, "and so I th")
+        with pytest.raises(EpisodeError):
+            await env.step(call(1))
+    [outcome] = outcomes
+    assert (outcome.turns, outcome.final_text, outcome.messages[-1]["content"]) == (2, *["and so I th"] * 2)
+    [line] = map(json.loads, path.read_text().splitlines())
+    assert (line["actions"][-1], line["messages"][-1]["content"], line["stop_reason"]) == (
+        *["and so I th"] * 2,
+        "length",
+    )
+    assert (len(line["rewards"]), line["stop_reason"]) == (2, "length")
+
+
+async def test_a_summary_that_was_cut_stays_outside(counting, call):
+    outcomes = []
+    env = counting(scorer=lambda outcome: outcomes.append(outcome) or 1.0)
+    async with Compact(env, 1, tokenizer=len) as env:
+        await env.reset(seed=0)
+        await env.step(call(1))
+        assert (await env.truncate(StopReason.LENGTH, "The summ")).info["metrics"]["compactions"] == 0
+    assert outcomes[0].turns == 1
 
 
 async def test_turns_and_observations_use_up_the_budget(counting, call):

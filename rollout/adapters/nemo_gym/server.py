@@ -188,11 +188,15 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
             await self._sessions.discard(name)
 
     async def _verified(self, session: EnvSession, body: VerifyRequest) -> VerifyResponse:
-        episode, answer = session.episode, answer_of(body.response)
+        episode, answer, cut = session.episode, answer_of(body.response), body.response.incomplete_details is not None
         if episode is None:
             return _masked(body, f"toolgym:{StopReason.RESET_FAILED.value}", "the env could not be made or reset")
-        if answer is not None and episode.stop_reason is None:
-            await session.step(ParsedTurn(answer, answer, [], []))
+        turn = None if answer is None else ParsedTurn(answer, answer, [], [])
+        if turn is not None and not cut and episode.stop_reason is None:
+            await session.step(turn)
+            turn = None
+        if episode.stop_reason is None:
+            await session.truncate(StopReason.LENGTH if cut else StopReason.MAX_TURNS, turn)
         reason = episode.stop_reason
         if reason is not None and not reason.counts:
             return _masked(body, f"toolgym:{reason.value}", f"the episode ended with {reason.value}")
@@ -238,9 +242,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
 
 
 def answer_of(response: Any) -> str | None:
-    """The text of the response's last message; None where it ends otherwise, or was cut."""
-    if response.incomplete_details is not None:
-        return None
+    """The text of the response's last message; None where it ends otherwise."""
     said = [one for one in response.output if one.type in ("message", "function_call", "function_call_output")]
     if not said or said[-1].type != "message" or said[-1].role != "assistant":
         return None

@@ -330,7 +330,7 @@ class EnvReward:
     """The reward function of a spec: the env's own rewards as TRL asks for them; None where the infrastructure failed.
 
     Attributes:
-        end_ids: ids that end a turn. A completion without one at its end was cut, and its env is not asked.
+        end_ids: ids that end a turn. A completion without one at its end was cut.
     """
 
     end_ids: frozenset[int]
@@ -356,8 +356,7 @@ class EnvReward:
                 log_metric(f"toolgym/{reason}", columns[STOP_REASON].count(reason) / len(rewards))
         elif environments is not None and all(isinstance(one, ToolEnvironment) for one in environments):
             whole = [ids[-1] in self.end_ids for ids in completion_ids]
-            answers = [_answer(one) if ended else None for one, ended in zip(completions, whole, strict=True)]
-            rewards = finish_all(environments, answers)
+            rewards = finish_all(environments, list(map(_answer, completions)), whole)
         else:
             raise ConfigError(
                 "this reward function belongs to a Spec: give the trainer rollout_func=spec.rollout_func or "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.altered import altered
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.job import Job
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory import Peer, Trajectory
 
 
 class Group:
@@ -26,6 +27,7 @@ class Group:
         ended: the trajectories of those that have ended, in the order that they ended.
         closing: nothing more of it begins, and the group is given out when what runs is back.
         late: the group was given out without these members.
+        peers: those that it was given out with and that count.
     """
 
     def __init__(self, task: Task, task_index: int, group_id: str, seed: int | None, size: int) -> None:
@@ -38,6 +40,7 @@ class Group:
         self.suspended: dict[int, Job] = {}
         self.ended: dict[int, Trajectory] = {}
         self.closing = self.late = False
+        self.peers: tuple[Peer, ...] = ()
 
     def begin(self) -> Job | None:
         """The job of the next member; of those that stand still first. None: all have begun."""
@@ -113,4 +116,5 @@ class Group:
 
     def all_ended(self) -> list[Trajectory]:
         """The members that have ended, ordered by sample."""
-        return [self.ended[sample] for sample in sorted(self.ended)]
+        ended = [self.ended[sample] for sample in sorted(self.ended)]
+        return [altered(one, peers=self.peers) for one in ended] if self.peers else ended

@@ -16,7 +16,7 @@ from toolgym.rollout.runner.scheduling.group import Group
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.rewards import GroupRewards, Observe
 from toolgym.rollout.runner.scheduling.tasks import Tasks
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory import Peer, Trajectory
 
 _log = logging.getLogger("toolgym.rollout")
 
@@ -175,7 +175,8 @@ class PlannedGroups(Scheduler):
             self._cut(group)
             return []
         group.ended = {}
-        group.late = True  # they play on, and come as a group of their own
+        group.late = True  # they play on, and come by themselves
+        group.peers = tuple(Peer(one.id, one.reward) for one in chosen if one.counts)
         return chosen
 
     def give_up(self, unwanted: Callable[[Trajectory], bool]) -> int:

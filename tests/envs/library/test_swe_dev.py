@@ -181,6 +181,11 @@ async def test_a_solution_that_deletes_is_played():
             await env.step(one)
         assert (await env.step(bash("ls"))).obs[0]["content"] == "calc.py"
         assert (await env.step(env.gold_actions()[-1])).reward == 1.0
+        await env.reset()
+        for one in env.gold_actions()[:-1]:
+            await env.step(one)
+        cut = await env.truncate(StopReason.LENGTH, "The repository is repaired, beca")
+        assert (cut.reward, cut.stop_reason) == (1.0, StopReason.LENGTH)
     async with SWEDevEnv([TASK]) as env:
         await env.reset()
         assert env.gold_actions() is None

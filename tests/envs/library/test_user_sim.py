@@ -76,6 +76,10 @@ async def test_a_user_of_ones_own_rewards_turns():
         assert (first.reward, first.obs, last.reward, last.done) == (0.5, [user("More.")], 1.0, True)
         assert last.info["metrics"]["user/said"] == 2
         await env.reset()
+        await env.step("a")
+        cut = await env.truncate(StopReason.LENGTH, "b")  # to which the user says nothing
+        assert (cut.info["metrics"]["turn"], cut.info["metrics"]["user/said"]) == (2, 1)
+        await env.reset()
         with pytest.raises(ForkNotSupportedError, match="PickySession"):
             await env.fork()
         assert (await env.step("a")).reward == 0.5

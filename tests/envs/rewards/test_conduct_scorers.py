@@ -74,6 +74,15 @@ def test_the_penalty_of_an_overlong_response(length, penalty):
     assert overlong_penalty(100, 40)(outcome("x" * length)) == pytest.approx(penalty)
 
 
+def test_calls_are_part_of_what_the_policy_wrote():
+    call = {"id": "call_0", "type": "function", "function": {"name": "python", "arguments": {"code": "x" * 5000}}}
+    long = outcome({"role": "assistant", "content": "", "tool_calls": [call]}, "42")
+    assert overlong_penalty(200)(long) == -1.0
+    assert long.turn_texts == ["", "42"]
+    assert [len(text) > 5000 for text in long.written] == [True, False]
+    assert overlong_penalty(5100, longest_turn=True)(long) == 0.0
+
+
 def test_without_a_buffer_the_penalty_comes_at_once():
     assert [overlong_penalty(3)(outcome(text)) for text in ("abc", "abcd")] == [0.0, -1.0]
 

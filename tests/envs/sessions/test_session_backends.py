@@ -154,6 +154,7 @@ async def test_any_env_is_a_backend(database):
                 session = await client.start("tests/Adding-v0:from-2")
                 assert session.greeting == "Begin at 2."
                 assert await session.act("3") == ("5", False)
+                assert [(await client.reward(session.sid)).value for _ in range(2)] == [5.0, 5.0]  # and it goes on
                 seeded = await client.start("tests/Adding-v0:7")
                 assert seeded.greeting.startswith("Begin at ")
                 fickle = await client.start("tests/Fickle-v0:from-0")
@@ -161,6 +162,10 @@ async def test_any_env_is_a_backend(database):
                 for unknown in ("tests/Adding-v0:from-9", "CodeInterpreter-v0:1", "Adding-v0", ":", ""):
                     with pytest.raises(ConfigError):
                         await client.start(unknown)
+                left = await client.start("tests/Adding-v0:from-1")
+                assert await left.act("1") == ("2", False)
+                await left.postprocess()  # a client that a limit on tokens ended
+                assert (await left.reward()).answer == {"reward": 2.0, "done": False, "stop_reason": None}
                 sid = session.sid, fickle.sid
             else:
                 answers = [

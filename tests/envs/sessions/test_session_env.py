@@ -157,6 +157,10 @@ async def test_a_limit_around_it_asks_for_the_reward(service):
         with pytest.raises(EpisodeError, match="under way"):
             await env.env.truncate(StopReason.MAX_TURNS)
         await env.reset()
+        await env.step("add 4")
+        cut = await env.truncate(StopReason.LENGTH, "add 1")  # which the server is not sent
+        assert (cut.reward, cut.info["metrics"]["turn"]) == (0.4, 2)
+        await env.reset()
         assert (await env.env.truncate(StopReason.ENV_TIMEOUT)).reward == 0.0
         assert service.app.sessions.open == 0
 

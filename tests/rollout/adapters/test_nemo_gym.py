@@ -108,7 +108,7 @@ async def test_its_agent_plays_an_episode(nemo_gym, row):
 
 async def test_a_response_that_was_cut_is_not_taken_as_the_answer(nemo_gym, row):
     answer = await Rollout(server_of(), nemo_gym_parts.Model(lambda outputs: "#### 6", cut=True)).play(row)
-    assert (answer.reward, answer.mask_sample, answer.stop_reason) == (0.0, False, None)
+    assert (answer.reward, answer.mask_sample, answer.stop_reason, answer.turns) == (0.0, False, "length", 1)
 
 
 async def test_the_envs_turns_are_the_agents(nemo_gym, row):
