@@ -20,11 +20,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from toolgym.tools.errors import MissingExtraError
+
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package, from the imports in its `if TYPE_CHECKING` block.
 
-    `__all__` is among the attributes: every re-export of the package, sorted.
+    `__all__` is among the attributes: the re-exports of the package, sorted, but for those that need a package which is
+    not installed. So `from ... import *` works with any extras; asked for by its name, such a one says what to install.
 
     Args:
         package: the package's `__name__`. Its source is read at the first use of a name.
@@ -36,10 +39,17 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     def load(name: str) -> Any:
         if name == "__all__":
-            return sorted(homes())
+            return sorted(filter(installed, homes()))
         if (name.startswith("__") and name.endswith("__")) or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes()[name]), name)
+
+    def installed(name: str) -> bool:
+        try:
+            getattr(sys.modules[package], name)
+        except MissingExtraError:
+            return False
+        return True
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes()})

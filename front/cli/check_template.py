@@ -33,6 +33,13 @@ def check_template_command(
     variables: Annotated[
         str, typer.Option(help="JSON object of variables for the template, such as '{\"enable_thinking\": false}'.")
     ] = "{}",
+    special: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A special token of a template that comes without a tokenizer, such as '</assistant>', where its look "
+            "does not tell that it is one; may be given several times."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check case by case whether a chat template can be extended turn by turn, and the tokens stay exact.
@@ -50,7 +57,7 @@ def check_template_command(
     if not isinstance(given, dict):
         raise typer.BadParameter(f"expected a JSON object, got {variables!r}", param_hint="--variables")
     try:
-        tokenizer, origin = tokenizer_for(model)
+        tokenizer, origin = tokenizer_for(model, special or ())
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="MODEL_OR_FOLDER") from error
     report = check_template(tokenizer, template_kwargs=given, origin=origin)
@@ -89,8 +96,12 @@ def _table(report: Report, model: str) -> Table:
 
 def _notes(report: Report) -> list[str]:
     """What else a person should know, and the verdict."""
+    from toolgym.rollout.tokens.template_check import GUESSED
+
     facts = report.facts
     notes = [f"tokenizer: {report.tokenizer}"]
+    if report.tokenizer == GUESSED and not report.exact:
+        notes.append("if the template has other special tokens: give the model's folder, or each token with --special")
     if facts is not None:
         notes.append(f"a turn ends with: {' or '.join(facts.ends_of_turn)}")
         notes.append(f"the policy goes on from: {facts.generation_prompt!r}")

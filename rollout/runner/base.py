@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -88,7 +89,7 @@ class RunnerProtocol(Protocol):
         """Play tasks as `stream` does; tasks that do not end need a plan that does.
 
         What ends it early (an error, `CancelledError`, `KeyboardInterrupt`) has the trajectories that had finished, in
-        that order, as its attribute `trajectories`.
+        that order, as its attribute `trajectories`. The text of an interrupt says how many.
 
         Returns:
             All trajectories, ordered by task and sample, each group in one piece.
@@ -99,8 +100,11 @@ class RunnerProtocol(Protocol):
                 async for trajectory in stream:
                     done.append(trajectory)
         except BaseException as error:
-            if done:
+            interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            if done or interrupted:
                 error.trajectories = done  # type: ignore[attr-defined]
+            if interrupted and not error.args:  # a notebook shows this text
+                error.args = (f"the run was interrupted; {len(done)} episodes had finished: see error.trajectories",)
             raise
         return in_order(done)
 

@@ -317,33 +317,37 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
 # ---------------------------------------------------------------------- where a template comes from
 
 
-def tokenizer_for(source: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
+def tokenizer_for(source: str | Path, special: Sequence[str] = ()) -> tuple[PreTrainedTokenizerBase, str]:
     """The tokenizer to check a template with.
 
     Args:
         source: a folder with a tokenizer, a folder or file with nothing but a chat template, or a model's name on the
             hub. For what lies in a folder, no network is used.
+        special: special tokens of a template that came without a tokenizer, beside those that it shows.
 
     Returns:
         The tokenizer with its chat template, and in words where it came from.
 
     Raises:
         UnknownNameError: there is no such folder or file.
-        ConfigError: it holds neither a tokenizer nor a chat template, or one that cannot be read.
+        ConfigError: it holds neither a tokenizer nor a chat template, or one that cannot be read; or it has a
+            tokenizer, and special tokens are given.
     """
     path = Path(source)
     if path.is_file():
         if path.suffix not in (".jinja", ".jinja2", ".j2"):
             raise ConfigError(f"expected a folder or a .jinja file, got the file {str(source)!r}")
-        return byte_tokenizer(_read(path)), _GUESSED
+        return byte_tokenizer(_read(path), special), GUESSED
     if path.is_dir() and not holds_tokenizer(path):  # one that is there and broken is the user's to mend
         template = _template_in(path)
         if template is not None:
-            return byte_tokenizer(template), _GUESSED
+            return byte_tokenizer(template, special), GUESSED
+    if special:
+        raise ConfigError(f"special tokens are for a template without a tokenizer, and {str(source)!r} has one")
     return load_tokenizer(source), "the model's own"
 
 
-_GUESSED = "none was found: bytes, and the markers that stand in the template"
+GUESSED = "none was found: bytes, and the markers that stand in the template"
 
 
 def _template_in(folder: Path) -> str | None:

@@ -206,3 +206,20 @@ def test_a_template_that_is_no_text(tmp_path, as_folder):
     done = check(tmp_path if as_folder else file)
     assert done.exit_code == 2
     assert "UTF-8" in done.output
+
+
+def test_special_tokens_that_a_bare_template_does_not_show_are_named(tmp_path):
+    """`</assistant>` looks like any other text."""
+    file = tmp_path / "chat_template.jinja"
+    file.write_text(
+        "{%- for message in messages -%}{{- '<' + message.role + '>' + message.content + '</' + message.role + '>' -}}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<assistant>' -}}{%- endif -%}"
+    )
+    without = check(file)
+    assert without.exit_code == 1
+    assert "give the model's folder, or each token with --special" in without.stdout
+    named = check(file, *(part for role in ("user", "assistant") for part in ("--special", f"</{role}>")))
+    assert "a turn ends with: </assistant>" in named.stdout
+    refused = check(tiny_policy_path(), "--special", "</assistant>")
+    assert refused.exit_code == 2
+    assert "special tokens are for a template without a tokenizer" in refused.output

@@ -33,6 +33,7 @@ async def test_a_cancelled_run_keeps_what_has_finished(scripted, tmp_path):
     with pytest.raises(asyncio.CancelledError) as interrupted:
         await running
     assert sorted(one.task_id for one in interrupted.value.trajectories) == ["a", "b"]
+    assert str(interrupted.value) == "the run was interrupted; 2 episodes had finished: see error.trajectories"
     assert sorted(read_trajectories(path), key=lambda one: one.task_index) == sorted(
         interrupted.value.trajectories, key=lambda one: one.task_index
     )
@@ -54,6 +55,16 @@ async def test_an_error_of_the_run_keeps_it_too(scripted, tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt) as interrupted:
         await rollout(env, scripted(slowly(0)), TASKS, config=CONFIG, out=tmp_path / "x")
     assert len(interrupted.value.trajectories) == 1
+    assert "; 1 episodes had finished" in str(interrupted.value)
+
+
+async def test_a_run_that_is_interrupted_at_once_says_so_too(scripted):
+    running = asyncio.create_task(rollout(env, scripted(slowly(3600)), TASKS[1:2], config=CONFIG))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError, match="0 episodes had finished") as interrupted:
+        await running
+    assert interrupted.value.trajectories == []
 
 
 class _Entered:

@@ -28,7 +28,7 @@ def parse_open_thinking(
         rest = errors[-1].raw  # from the first call in it to the end
         errors, begun = errors[:-1], len(calls) + len(errors) - 1
         more = parser(rest, first_id=first_id + begun, schemas=schemas)
-        taken = {one.id for one in (*calls, *errors)}
+        taken = {one.id for one in calls} | {one.id for one in errors}
         content = content.removesuffix(rest) + more.content
         calls = [*calls, *(_behind(one, begun, first_id, taken) for one in more.calls)]
         errors = [*errors, *(_behind(one, begun, first_id, taken) for one in more.errors)]

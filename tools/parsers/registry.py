@@ -21,6 +21,7 @@ _PARSERS = {
     "deepseekv32": "dsml:parse_deepseek_v32",
     "deepseekv4": "dsml:parse_deepseek_v4",
     "glm45": "glm:parse_glm",
+    "hy3": "hy3:parse_hy3",
     "kimi_k2": "kimi:parse_kimi",
     "gpt_oss": "gpt_oss:parse_gpt_oss",
     "search_r1": "search_r1:parse_search_r1",
@@ -62,6 +63,7 @@ def get_parser(name: str) -> Parser:
             | `deepseekv3`, `deepseekv31` | DeepSeek V3 and R1; V3.1, V3.2-Exp | |
             | `deepseekv32`, `deepseekv4` | DeepSeek V3.2, V4 | |
             | `glm45` | GLM 4.5, 4.6, 4.7 | `glm`, `glm47` |
+            | `hy3` | Hy3 (Hunyuan 3) | |
             | `kimi_k2` | Kimi K2, K2 Thinking, K2.5 | |
             | `gpt_oss` | gpt-oss | `gpt-oss` |
             | `search_r1` | those trained with `<search>query</search>`, as Search-R1 | |

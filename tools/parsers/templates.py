@@ -10,6 +10,7 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "deepseekv3": (("<｜tool▁call▁begin｜>", "```json"), ()),
     "deepseekv31": (("<｜tool▁call▁begin｜>",), ("```json",)),
     "gpt_oss": (("<|channel|>", "<|call|>", "functions."), ()),
+    "hy3": (("<tool_sep", ":opensource"), ()),
     "glm45": (("<tool_call>", "<arg_key>"), ("<function=",)),
     "qwen3_coder": (("<tool_call>", "<function=", "<parameter="), ("<arg_key>",)),
     "hermes": (("<tool_call>", '"arguments"'), ("<arg_key>", "<function=")),

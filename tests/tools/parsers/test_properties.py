@@ -26,6 +26,7 @@ FORMATS = [
     "deepseekv32",
     "deepseekv4",
     "glm45",
+    "hy3",
     "kimi_k2",
     "gpt_oss",
 ]
@@ -33,6 +34,8 @@ FORMATS = [
 MARKERS = [
     *["<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]"],
     *["<function=", "<function=f>", "</function>", "<parameter=a>", "</parameter>"],
+    *["<tool_calls:opensource>", "<tool_call:opensource>f", "<tool_sep:opensource>", "</tool_call:opensource>"],
+    *["<arg_key:opensource>a</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>"],
     *["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "\nf"],
     *['{"name": "f", "parameters": {}}', '{"name": "f", "arguments": {"a": 1}}', "<|python_tag|>", ";"],
     *["\n[f(", "a=1", ")]", "<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "'''", '"""', "\\x4"],
@@ -204,6 +207,15 @@ TEXT_RENDERERS = {
         )
         + "</tool_call>"
     ),
+    "hy3": lambda n, a: (
+        f"<tool_calls:opensource>\n<tool_call:opensource>{n}<tool_sep:opensource>\n"
+        + "".join(
+            f"<arg_key:opensource>{k}</arg_key:opensource>\n"
+            f"<arg_value:opensource>{v if isinstance(v, str) else js(v)}</arg_value:opensource>\n"
+            for k, v in a.items()
+        )
+        + "</tool_call:opensource>\n</tool_calls:opensource>"
+    ),
     "deepseekv32": lambda n, a: (
         f'<｜DSML｜invoke name="{n}">\n'
         + "".join(
@@ -237,6 +249,10 @@ OPENINGS = {
     "deepseekv32": ['<｜DSML｜invoke name="f">', "<｜DSML｜function_calls>"],
     "deepseekv4": ["<｜DSML｜tool_calls>"],
     "glm45": ["<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value>"],
+    "hy3": [
+        "<tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>a</arg_key:opensource><arg_value:opensource>",
+        "<tool_calls:opensource>",
+    ],
     "kimi_k2": ["<|tool_call_begin|>", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>["],
     "gpt_oss": ["<|channel|>analysis<|message|>", "<|channel|>commentary to=f<|message|>{"],
 }
@@ -255,7 +271,8 @@ def test_a_megabyte_made_to_be_slow_is_read_in_linear_time(name):
 
 @each
 def test_no_more_than_so_many_requests_are_read_of_one_turn(name):
-    one = {"glm45": "<tool_call>f\n</tool_call>", "qwen3_coder": "<tool_call><function=f></function></tool_call>"}
+    one = {"hy3": "<tool_call:opensource>f<tool_sep:opensource></tool_call:opensource>"}
+    one |= {"glm45": "<tool_call>f\n</tool_call>", "qwen3_coder": "<tool_call><function=f></function></tool_call>"}
     piece = one.get(name) or {
         **JSON_RENDERERS,
         "deepseekv32": lambda calls: TEXT_RENDERERS["deepseekv32"]("f", {}),

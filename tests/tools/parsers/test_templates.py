@@ -12,6 +12,7 @@ from toolgym.tools.parsers import get_parser, parser_for_template
 TEMPLATES = {
     "hermes": """<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>""",
     "qwen3_coder": """{{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}{{- '<parameter=' + name + '>\\n' }}""",
+    "hy3": """{%- set k = ':opensource' %}{{ '<tool_call{}>'.format(k) + tc.name + '<tool_sep{}>'.format(k) }}""",
     "glm45": """{{ '<tool_call>' + tc.name }}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value></tool_call>""",
     "llama3": """<|start_header_id|>{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""",
     "pythonic": """Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]""",

@@ -18,6 +18,7 @@ CALLS = {
     "deepseekv32": '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
     "deepseekv4": '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>',
     "glm45": "<tool_call>f\n</tool_call>",
+    "hy3": "<tool_call:opensource>f<tool_sep:opensource>\n</tool_call:opensource>",
     "kimi_k2": "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
 }
 each = pytest.mark.parametrize("name", CALLS)
@@ -28,6 +29,8 @@ def problems(parsed):
 
 
 def tags(name):
+    if name == "hy3":
+        return "<think:opensource>", "</think:opensource>"
     return ("[THINK]", "[/THINK]") if name == "mistral" else ("<think>", "</think>")
 
 
