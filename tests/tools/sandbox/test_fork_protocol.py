@@ -204,7 +204,7 @@ async def test_a_limit_of_processes_that_a_fork_meets_is_named(monkeypatch):
             SandboxBusyError, match=r"at most 8 processes and threads run at once \(`Limits.processes`\)"
         ):
             await origin.fork(n=3)
-        assert (await origin.run_cell("1 + 1")).result == "2"
+        assert (await origin.run_cell("import time; time.sleep(2); 1 + 1")).result == "2"
         await (await origin.fork()).close()
 
 

@@ -7,10 +7,8 @@ One thread, one loop. It talks to the host over a socket, and to each child over
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -18,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from toolgym.tools.sandbox.local.broker import memory
 from toolgym.tools.sandbox.local.broker.channel import Channel, Child, Fork, Kill, KillReason
 from toolgym.tools.sandbox.local.broker.child_pool import ChildPool
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
@@ -91,15 +88,9 @@ class Broker:
         operations: Mapping[str, Callable[[Any], None]] = {
             "run": self._run,
             "open": self._open,
-            "cell": self._ask_session,
-            "files": self._ask_session,
-            "read": self._ask_session,
-            "write": self._ask_session,
-            "pack": self._ask_session,
-            "unpack": self._ask_session,
+            **dict.fromkeys((*PACKED, "fork"), self._ask_session),
             "start": self._start,
             "process": self._ask_process,
-            "fork": self._ask_session,
             "close": self._close,
             "cancel": self._cancel,
             "look": self._find_asleep,
@@ -109,8 +100,10 @@ class Broker:
         self._pool = ChildPool(self._reactor, spec, zygote, zygote_pid, self._on_forked, self._on_fork_failed)
         self._runs = Runs(self._host, self._pool, self._deadlines, spec, monitor)
         self._sessions: dict[str, Channel] = {}
-        self._forks = Forks(self._host, self._reactor, spec.hardening, monitor.proc, self._adopt, self._drop)
         self._processes = Processes(self._host, self._reactor, spec.output_bytes, self._drop)
+        self._forks = Forks(
+            self._host, self._reactor, spec, monitor.proc, self._watchdog, self._processes, self._adopt, self._drop
+        )
         self._ended: dict[str, tuple[Status, str]] = {}  # sessions that ended between two requests: how, and why
         self._asked: set[Channel] = set()  # of the sessions' channels: all that have a request, and some that had one
 
@@ -206,49 +199,25 @@ class Broker:
         channel = self._session_of(request)
         if channel is None or not self._is_free(channel, request):
             return
-        if request["op"] == "fork" and not self._watchdog.has_room(channel.child):
-            detail = (
-                f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
-            )
-            self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": detail})
+        forks = request["op"] == "fork"
+        if forks and self._forks.refuses(channel, request):
             return
         channel.begin(request)
         self._asked.add(channel)
-        if request["op"] == "fork":
+        if forks:
             self._processes.retire_launcher(channel)
             channel.copying.fork = Fork(request, channel)
-        self._let_start(channel, forks=request["op"] == "fork")
+        self._forks.let_start(channel, forks=forks)
         channel.send(request)
         self._deadlines.arm(channel, request["timeout"])
-
-    def _let_start(self, channel: Channel, *, forks: bool = False) -> None:
-        """Have a session's limit of processes allow for its forks: interpreters and launchers do not count as such.
-
-        What runs already keeps its limit. `forks`: whether there is one more interpreter in a moment.
-        """
-        child, proc = channel.child, self._monitor.proc
-        others = [one for one in child.channels if one is not channel]
-        beside = forks + len(others) + sum(map(self._processes.launchers, others))
-        if beside == channel.copying.beside:
-            return
-        if beside > channel.copying.beside:
-            self._processes.retire_launcher(channel)
-        channel.copying.beside = beside
-        most = self._spec.hardening.processes + beside
-        with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
-            if self._spec.cgroups is not None:
-                self._spec.cgroups.allow(child.slot, most)
-            pid = memory.number_here(proc, channel.pidfd) if proc >= 0 else 0
-            if pid:
-                hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
-                resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
     def _start(self, request: dict[str, Any]) -> None:
         """Start a program in a session."""
         channel = self._session_of(request)
         if channel is None or (not self._processes.can_start(channel) and not self._is_free(channel, request)):
             return
-        self._let_start(channel)
+        if channel.request is None:
+            self._forks.let_start(channel)
         self._processes.start(channel, request)
         if channel.request is request:
             self._asked.add(channel)

@@ -179,8 +179,7 @@ class ChildPool:
         first = self._spec.hardening.first_uid
         user = first + dead.slot if first else 0
         if user and any(users.owner(pid) == user for pid in _own_children()):
-            with contextlib.suppress(OSError):
-                users.end(user, first)  # before anything else: they may fork as fast as they can
+            users.end(user, first)  # before anything else: they may fork as fast as they can
         # No forks during the sweep: a child forked now would be mistaken for an orphan.
         waiting, self._to_ask = self._to_ask, deque()
         self._await_forks()

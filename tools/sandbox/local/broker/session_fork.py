@@ -7,7 +7,9 @@ at most one copy, and a failure in between counts as the program's, and not as t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from toolgym.tools.sandbox.local.broker import memory
 from toolgym.tools.sandbox.local.broker.channel import Channel, Fork, KillReason
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
+from toolgym.tools.sandbox.local.broker.processes import Processes
 from toolgym.tools.sandbox.local.broker.reactor import Reactor
+from toolgym.tools.sandbox.local.broker.watchdog import Watchdog
 from toolgym.tools.sandbox.local.kernel import fork_mounts
-from toolgym.tools.sandbox.local.kernel.harden import Hardening
+from toolgym.tools.sandbox.local.zygote.zygote import ChildSpec
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.messages import SessionAnswer, Status
@@ -32,8 +36,10 @@ class Forks:
     Args:
         host: gets the answers.
         reactor: for the channels of copies.
-        hardening: of all children.
+        spec: of all children.
         proc: a /proc that shows them.
+        watchdog: knows how much memory is left.
+        processes: the programs of all sessions.
         adopt: takes over a copy's channel, whose request is the fork's.
         drop: ends a copy.
     """
@@ -42,16 +48,48 @@ class Forks:
         self,
         host: HostLink,
         reactor: Reactor,
-        hardening: Hardening,
+        spec: ChildSpec,
         proc: int,
+        watchdog: Watchdog,
+        processes: Processes,
         adopt: Callable[[Channel], None],
         drop: Callable[[Channel, KillReason | None], None],
     ) -> None:
-        self._host, self._reactor, self._hardening, self._proc = host, reactor, hardening, proc
-        self._adopt, self._drop = adopt, drop
+        self._host, self._reactor, self._spec, self._hardening, self._proc = host, reactor, spec, spec.hardening, proc
+        self._watchdog, self._processes, self._adopt, self._drop = watchdog, processes, adopt, drop
         self._own_mounts = -1
-        if hardening.namespaces:
-            self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=hardening.proc)
+        if self._hardening.namespaces:
+            self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._hardening.proc)
+
+    def refuses(self, channel: Channel, request: Mapping[str, Any]) -> bool:
+        """Whether a session has too little memory left for a fork. Then the request is answered."""
+        if self._watchdog.has_room(channel.child):
+            return False
+        why = f"its memory is used up: it has {channel.child.memory_mb} MiB together with its forks (`memory_mb`)"
+        self._host.answer(request, {"status": "error", "alive": True, "busy": True, "message": why})
+        return True
+
+    def let_start(self, channel: Channel, *, forks: bool = False) -> None:
+        """Have a session's limit of processes allow for its forks: interpreters and launchers do not count as such.
+
+        What runs already keeps its limit. `forks`: whether there is one more interpreter in a moment.
+        """
+        child = channel.child
+        others = [one for one in child.channels if one is not channel]
+        beside = forks + len(others) + sum(map(self._processes.launchers, others))
+        if beside == channel.copying.beside:
+            return
+        if beside > channel.copying.beside:
+            self._processes.retire_launcher(channel)
+        channel.copying.beside = beside
+        most = self._hardening.processes + beside
+        with contextlib.suppress(OSError):  # it has ended, or the kernel does not allow it: then the limit stays
+            if self._spec.cgroups is not None:
+                self._spec.cgroups.allow(child.slot, most)
+            pid = memory.number_here(self._proc, channel.pidfd) if self._proc >= 0 else 0
+            if pid:
+                hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (most if hard < 0 else min(most, hard), hard))
 
     def on_note(self, fork: Fork, channel: Channel, note: Mapping[str, Any]) -> None:
         """Take a note from the session or its copy.

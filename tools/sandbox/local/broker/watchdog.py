@@ -142,12 +142,12 @@ class Watchdog:
         processes, most = memory.tree(self._monitor.proc, pid), child.memory_mb << 20
         over = memory.used_bytes(self._monitor.proc, processes, self._monitor.shared_pages) > most
         if over and len(processes) > 1:  # they may share pages with each other too, as forks do
-            with contextlib.suppress(
-                OSError, IndexError, ValueError
-            ):  # where that is not to be seen, each counts alone
+            with contextlib.suppress(OSError, IndexError, ValueError):  # each counts alone where that is not to be seen
                 over = memory.own_bytes(self._monitor.proc, processes, child.weights) > most
             child.weighed = time.monotonic()
             child.weighing = child.weighed - began
+        else:
+            child.weights.clear()
         return over
 
     def has_room(self, child: Child) -> bool:

@@ -89,8 +89,10 @@ class ChildCgroups:
         return self._kills(slot) > self._killed[slot]
 
     def left(self, slot: int) -> int:
-        """Bytes that a slot's child may still use."""
-        return self._limits[slot] - int(self._read(slot, _USAGE[self._version]))
+        """Bytes that a slot's child may still use; cached files of the disk make room for it."""
+        words = self._read(slot, "memory.stat").split()
+        cached = sum(int(words[words.index(name) + 1]) for name in (b"active_file", b"inactive_file") if name in words)
+        return self._limits[slot] - int(self._read(slot, _USAGE[self._version])) + cached
 
     def _make(self, slot: int) -> None:
         for fd in self._folders.values() if self._version == 1 else [self._folders["memory"]]:
@@ -117,7 +119,7 @@ class ChildCgroups:
     def _read(self, slot: int, name: str) -> bytes:
         fd = os.open(f"{slot}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folders["memory"])
         try:
-            return os.read(fd, 4096)
+            return os.read(fd, 16384)
         finally:
             os.close(fd)
 

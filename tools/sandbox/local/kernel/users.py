@@ -66,13 +66,18 @@ def take() -> int:
 def end(uid: int, first: int) -> None:
     """Kill all processes of a user at once, so that none can fork another one in between; for root.
 
+    Does nothing where no process can be started for it; the caller tries again.
+
     Args:
         uid: the user id of a template process's child.
         first: the first user id of that template process, from `take`.
     """
-    helper = syscalls.fork()
-    if helper:
-        os.waitpid(helper, 0)
+    try:
+        helper = syscalls.fork()
+        if helper:
+            os.waitpid(helper, 0)
+            return
+    except OSError:
         return
     try:
         # The effective id is the user's, so its processes are all that this one may signal. The other two ids are in
