@@ -5,34 +5,27 @@ from __future__ import annotations
 import pickle
 import sys
 import types
-import typing
 
 import numpy as np
 import pytest
-import typing_extensions
 
 from tests.rollout.adapters.skyrl_server import Router, support
 from tests.rollout.adapters.slime_server import CALL, routing
-from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.wrappers import Compact
 
 pytest.importorskip("skyrl", reason="SkyRL is not installed")
 
-if sys.version_info < (3, 12):  # what SkyRL needs of Python 3.12 is that pydantic can read its typed dicts
-    kept, typing.TypedDict = typing.TypedDict, typing_extensions.TypedDict
-try:
-    import skyrl_gym
-    from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
-    from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
-    from skyrl.train.entrypoints import main_base
-    from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
-    from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
-    from skyrl.train.utils.trainer_utils import validate_generator_output
+import skyrl_gym
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+from skyrl.train.entrypoints import main_base
+from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
+from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
+from skyrl.train.utils.trainer_utils import validate_generator_output
 
-    from toolgym.rollout.adapters import skyrl
-    from toolgym.rollout.adapters.skyrl import experiment
-finally:
-    if sys.version_info < (3, 12):
-        typing.TypedDict = kept
+from toolgym.rollout.adapters import skyrl
+from toolgym.rollout.adapters.skyrl import experiment
 
 ENV = "CodeInterpreter-v0"
 
@@ -206,10 +199,42 @@ async def test_several_sequences_are_steps(tokenizer):
         0
     ] * (len(output["rewards"]) - 4)
     assert not data["advantages"].any()  # the episodes of a prompt are equally good
-    alone = config(toolgym__history="template")
-    async with Playing(tokenizer, alone, lambda seen: "#### 6" if "<tool_response>" in seen else thinking) as playing:
-        with pytest.raises(BatchError, match="step_wise_trajectories"):
-            await playing.generator.generate(input_of(alone, prompts("6"))[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"toolgym__history": "template"},
+        {"toolgym__context": [{"name": "KeepToolResults", "kwargs": {"last": 1}}]},
+        {"toolgym__context": [{"name": "KeepToolResult"}]},
+        {"toolgym__env_kwargs": {"wrappers": [f"{__name__}:compact"]}},
+    ],
+)
+async def test_what_makes_several_sequences_is_refused_before_it_is_played(tokenizer, settings):
+    cfg = config(**settings)
+    playing = Playing(tokenizer, cfg)
+    with pytest.raises(ConfigError, match="step_wise_trajectories|did you mean"):
+        async with playing:
+            await playing.generator.generate(input_of(cfg, prompts("6"))[0])
+    assert not playing.router.bodies
+
+
+async def test_a_context_policy_is_a_setting(tokenizer):
+    context = [{"name": "KeepToolResults", "kwargs": {"last": 1}}]
+    cfg = config(generator__step_wise_trajectories=True, toolgym__context=context)
+    async with Playing(tokenizer, cfg, call_twice) as playing:
+        output = await playing.generator.generate(input_of(cfg, prompts("6"))[0])
+    assert output["is_last_step"] == [False, True] * 2
+    assert "left out here" in tokenizer.decode(output["prompt_token_ids"][1])
+    assert [sum(one) for one in output["rewards"]] == [0, 1, 0, 1]
+
+
+def compact(env):
+    return Compact(env, 10_000, tokenizer=len)
+
+
+def call_twice(seen):
+    return "#### 6" if seen.count("<tool_response>") > 1 else CALL.format("print(2*3)")
 
 
 async def test_routing_and_sample_support_are_those_of_each_token(tokenizer):
@@ -280,7 +305,8 @@ def test_skyrls_own_main_starts_ours(monkeypatch):
     monkeypatch.setattr(
         sys, "argv",
         ["skyrl", "trainer.override_entrypoint=toolgym.rollout.adapters.skyrl", f"environment.env_class={ENV}",
-         "toolgym.env_kwargs={max_turns: 6}", "toolgym.limits={max_response_tokens: 900}", "trainer.logger=console"],
+         "toolgym.env_kwargs={max_turns: 6}", "toolgym.limits={max_response_tokens: 900}", "trainer.logger=console",
+         "toolgym.context=[{name: KeepToolResults, kwargs: {last: 1}}]"],
     )  # fmt: skip
     started = []
     monkeypatch.setattr(experiment, "initialize_ray", lambda cfg: started.append("ray"))
@@ -291,7 +317,11 @@ def test_skyrls_own_main_starts_ours(monkeypatch):
     cfg = started.pop()
     assert started == ["checked", "ray"]
     assert pickle.loads(pickle.dumps(cfg)) == cfg
-    assert cfg.toolgym == experiment.ToolgymSettings(env_kwargs={"max_turns": 6}, limits={"max_response_tokens": 900})
+    assert cfg.toolgym == experiment.ToolgymSettings(
+        env_kwargs={"max_turns": 6},
+        limits={"max_response_tokens": 900},
+        context=[{"name": "KeepToolResults", "kwargs": {"last": 1}}],
+    )
 
 
 async def test_any_env_in_skyrls_own_generator(tokenizer, registry):
