@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 
+from tests.rollout.adapters.golden import assert_grouped
 from tests.rollout.adapters.skyrl_server import Router, support
 from tests.rollout.adapters.slime_server import CALL, routing
 from toolgym.tools.errors import ConfigError, UnknownNameError
@@ -152,6 +153,28 @@ async def test_from_prompts_to_advantages(tokenizer):
     assert playing.trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(0.5)
 
 
+async def test_a_group_is_made_of_episodes(tokenizer):
+    cfg = config(generator__step_wise_trajectories=True, generator__n_samples_per_prompt=4)
+
+    def read(trajectories):
+        output = skyrl.to_generator_output(trajectories, filler_id=2, step_wise=True)
+        uids = [one.instance_id for one in output["trajectory_ids"]]
+        data = playing.trainer.convert_to_training_input(output, uids)
+        data["values"] = None
+        data = playing.trainer.compute_advantages_and_returns(data)
+        rows = {one.sample_index: [] for one in trajectories}
+        for name, advantages, mask in zip(
+            output["trajectory_ids"], data["advantages"].tolist(), data["loss_mask"].tolist(), strict=False
+        ):
+            [advantage] = {value for value, trained in zip(advantages, mask, strict=True) if trained} or {0.0}
+            rows[name.repetition_id].append(advantage)
+        return list(rows.values())
+
+    async with Playing(tokenizer, cfg) as playing:
+        assert_grouped(read, deviation=True)
+    assert playing.trainer.all_metrics["loss/avg_final_rewards"] == pytest.approx((0.0 + 1.0 + 0.25) / 3)
+
+
 async def test_what_was_broken_off_is_no_sample_of_its_group(tokenizer):
     answers = iter(["#### 6", 400, "#### 5", "#### 6", 400, 400])
     cfg = config(generator__n_samples_per_prompt=3)
@@ -161,9 +184,10 @@ async def test_what_was_broken_off_is_no_sample_of_its_group(tokenizer):
     assert len(broken) == 3
     assert [output["loss_masks"][row] for row in broken] == [[0]] * 3
     assert playing.trainer.all_metrics["environment/broken_off"] == 3
-    assert playing.trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(
-        np.mean([sum(output["rewards"][row]) for row in range(6) if row not in broken])
-    )
+    mean = np.mean([sum(output["rewards"][row]) for row in range(6) if row not in broken])
+    for name in ("reward/avg_raw_reward", "loss/avg_final_rewards"):
+        assert playing.trainer.all_metrics[name] == pytest.approx(mean), name
+    assert data.metadata["metrics"]["avg_final_rewards"] == pytest.approx(mean)
     assert not data["advantages"][broken].any()
     for group in (range(3), range(3, 6)):
         counted = [row for row in group if row not in broken]

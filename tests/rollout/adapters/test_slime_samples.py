@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.rollout.adapters import slime_shape
-from tests.rollout.adapters.golden import assert_golden, response_row
+from tests.rollout.adapters.golden import assert_golden, assert_grouped, response_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn
 from toolgym.rollout.adapters.slime import check_samples, post_process_rewards, to_samples
@@ -67,6 +67,22 @@ def test_the_golden_set(tokenizer):
         return list(rows.values())
 
     assert_golden(read)
+
+
+def test_a_group_is_made_of_episodes(tokenizer):
+    args = Namespace(
+        advantage_estimator="grpo", rewards_normalization=True, grpo_std_normalization=True, reward_key=None
+    )
+
+    def read(trajectories):
+        samples = slime_shape.flatten(to_samples(trajectories, tokenizer=tokenizer))
+        _, rewards = post_process_rewards(args, samples)
+        rows = {one.id: [] for one in trajectories}
+        for sample, reward in zip(samples, rewards, strict=True):
+            rows[sample.metadata["toolgym"]["trajectory_id"]].append(reward)
+        return list(rows.values())
+
+    assert_grouped(read, deviation=True)
 
 
 def test_trajectories_are_samples_by_group(tokenizer):
