@@ -154,7 +154,12 @@ async def test_from_prompts_to_advantages(tokenizer):
 
 
 async def test_a_group_is_made_of_episodes(tokenizer):
-    cfg = config(generator__step_wise_trajectories=True, generator__n_samples_per_prompt=4)
+    cfg = config(
+        generator__step_wise_trajectories=True,
+        generator__n_samples_per_prompt=4,
+        trainer__train_batch_size=1,
+        trainer__policy_mini_batch_size=1,
+    )
 
     def read(trajectories):
         output = skyrl.to_generator_output(trajectories, filler_id=2, step_wise=True)
