@@ -86,9 +86,9 @@ def require_one_sequence(config: EpisodeConfig, trainer: str) -> None:
         ConfigError: an episode may have several token sequences; names the argument.
     """
     if not config.one_sequence:
-        revising = [one.name for one in config.context_policies if one.revises]
+        revising = ", ".join(one.name for one in config.context_policies if one.revises)
         raise ConfigError(
             f"{trainer} takes one row for each episode, so config.history must be 'append' and no policy of "
             f"config.context may rewrite what was read: got history={str(config.history)!r} and "
-            f"{', '.join(revising) or 'none that does'}"
+            f"context=[{revising}]"
         )

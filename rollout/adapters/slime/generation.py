@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.adapters.slime.payloads import Payloads
 from toolgym.rollout.adapters.slime.samples import fill, missing_slime
-from toolgym.rollout.adapters.slime.settings import Settings, require_flat, require_usable, task_of
+from toolgym.rollout.adapters.slime.settings import Settings, require_same_shape, require_usable, task_of
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
@@ -66,8 +66,8 @@ async def generate(
     task = task_of(args, sample)
     factory = EnvFactory.of(settings.env, settings.env_kwargs)
     several = not config.one_sequence or await _replaces_context(factory, settings)
-    if several and not evaluation:
-        require_flat(args)
+    if not evaluation:
+        require_same_shape(args, several, settings.env)
     state = GenerateState(args)
     router = _Router(args, state, sample, sampling_params)
     engine = CallableEngine(

@@ -180,12 +180,20 @@ def require_usable(args: Namespace, evaluation: bool) -> None:
         )
 
 
-def require_flat(args: Namespace) -> None:
-    """Check the arguments under which slime looks into an episode's samples, which are a list of their own.
+def require_same_shape(args: Namespace, several: bool, env: str) -> None:
+    """Check that slime can take lists of samples where episodes may have several, and that all episodes of a run do.
 
     Raises:
-        ConfigError: one is set, and the episodes may have several samples.
+        ConfigError: an argument lets slime look into such lists, or another episode gave no list where this one gives
+            one.
     """
+    if vars(args).setdefault("toolgym_several", several) != several:
+        raise ConfigError(
+            f"slime takes all episodes for what the first one is: {env!r} {'may' if several else 'cannot'} give "
+            "several samples, other envs of this run not so: let all of them begin the context anew, or none"
+        )
+    if not several:
+        return
     wanted = "episodes may have several samples (history, context, or an env that begins the context anew), and"
     if getattr(args, "partial_rollout", False):
         raise ConfigError(f"{wanted} slime keeps no half group of such: leave --partial-rollout out")

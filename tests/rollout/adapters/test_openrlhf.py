@@ -212,7 +212,7 @@ def test_what_openrlhf_has_no_row_for_is_refused_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "openrlhf.utils.agent", types.SimpleNamespace(AgentExecutorBase=object))
     with pytest.raises(ConfigError, match="history"):
         agent_executor("CodeInterpreter-v0", config=RunConfig(history="template"))
-    with pytest.raises(ConfigError, match="OpenRLHF takes one row for each episode.* and KeepToolResults"):
+    with pytest.raises(ConfigError, match="OpenRLHF takes one row for each episode.*context=.KeepToolResults"):
         agent_executor("CodeInterpreter-v0", config=RunConfig(context=[CutToolResults(64), KeepToolResults(1)]))
     agent_executor("CodeInterpreter-v0", config=RunConfig(context=CutToolResults(64)))
     with pytest.raises(ConfigError, match="attempts"):

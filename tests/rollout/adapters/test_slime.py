@@ -155,6 +155,13 @@ async def test_an_env_that_may_begin_the_context_anew_gives_a_list(state, tokeni
     settings = {"env": "CodeInterpreter-v0", "env_kwargs": {"wrappers": [compact]}}
     [sample] = await play(Router(tokenizer), toolgym=settings)
     assert sample.reward == 1.0
+    args = {"env": "CodeInterpreter-v0"}
+    row = sample_of(metadata={"env_id": "CodeInterpreter-v0", "env_kwargs": settings["env_kwargs"]})
+    async with Router(tokenizer).serve() as url:
+        run = arguments(url, toolgym=args)
+        await generate(run, sample_of(), dict(SAMPLING))
+        with pytest.raises(ConfigError, match="may give several samples"):
+            await generate(run, row, dict(SAMPLING))
 
 
 def answer_at_once(seen):
