@@ -17,11 +17,12 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason, finite_reward
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
 from toolgym.rollout.episode_deadline import episode_deadline
+from toolgym.rollout.episode_failure import episode_failed
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.env_pool import EnvPool
-from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import ConfigError, SandboxError, ToolgymError, error_text, named_keywords
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.errors import ConfigError, error_text, named_keywords
 
 ENV_COLUMN = "env_id"
 """Column of a row that names its env, where `run` is given none."""
@@ -172,7 +173,7 @@ class _Episode:
         except ConfigError:
             raise
         except Exception as error:
-            raise _failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
+            raise episode_failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
         conversation: list[dict[str, Any]] = [_sent(message) for message in obs]
         tools = [schema.to_openai() for schema in self._env.tool_schemas]
         reward, begun = 0.0, False
@@ -212,14 +213,14 @@ class _Episode:
                 return None
             if isinstance(error, ConfigError):
                 raise
-            raise _failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
+            raise episode_failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
 
     async def _ask(self, call: Coroutine[Any, Any, StepResult]) -> StepResult:
         try:
             result = await with_deadline(call, self._limits.env_timeout)
             reason = result.stop_reason
         except Exception as error:
-            raise _failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
+            raise episode_failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
         finite_reward(result.reward)
         if reason is not None and reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")
@@ -241,16 +242,6 @@ async def _make(envs: EnvPool) -> BaseEnv:
         raise
     except Exception as error:
         raise EpisodeFailedError(StopReason.ENV_CREATE_FAILED, error_text(error)) from error
-
-
-def _failed(failed: StopReason, timed_out: StopReason, error: Exception) -> ToolgymError:
-    if isinstance(error, EpisodeFailedError):
-        return error
-    if isinstance(error, DeadlineError):
-        failed = timed_out
-    elif isinstance(error, SandboxError):
-        failed = StopReason.SANDBOX_FAILED
-    return EpisodeFailedError(failed, error_text(error))
 
 
 def _sent(message: Mapping[str, Any]) -> dict[str, Any]:

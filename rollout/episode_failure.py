@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools.concurrency.deadline import DeadlineError
-from toolgym.tools.errors import SandboxError, ToolgymError
+from toolgym.tools.errors import SandboxError, ToolgymError, error_text
 
 
 class FailedError(ToolgymError):
@@ -39,3 +39,15 @@ class failing:
         elif isinstance(cause, SandboxError):
             reason = StopReason.SANDBOX_FAILED
         raise FailedError(reason, cause) from cause
+
+
+def episode_failed(failed: StopReason, timed_out: StopReason, error: Exception) -> EpisodeFailedError:
+    """Build what a caller that owns the loop raises `from` an error: with `failed`, unless that knows the reason."""
+    text = error_text(error)
+    if isinstance(error, EpisodeFailedError):
+        failed, text = error.stop_reason, str(error)
+    elif isinstance(error, DeadlineError):
+        failed = timed_out
+    elif isinstance(error, SandboxError):
+        failed = StopReason.SANDBOX_FAILED
+    return EpisodeFailedError(failed, text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,16 +18,16 @@ from toolgym.envs.base import require_growing_context
 from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
 from toolgym.envs.registry import make, registered
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.tools.errors import ConfigError, missing_package
+from toolgym.rollout.adapters.versions import needs
+from toolgym.rollout.episode_failure import episode_failed
+from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
-try:
+with needs("gem-llm", "An env for GEM"):
     import gem
     from gem.envs.registration import ENV_REGISTRY
     from gem.utils.constants import TERMINAL_STATE
-except ImportError as error:
-    raise missing_package("gem-llm", "An env for GEM", error) from error
 
 PREFIX = "toolgym:"
 """What stands before our ids in GEM's registry."""
@@ -77,9 +78,17 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
 
         Returns:
             The messages and the tools as text, and an info with an empty `suffix`.
+
+        Raises:
+            EpisodeFailedError: the env failed.
         """
         seed, self._seed = self._seed if seed is None else seed, None
-        messages, _ = self._env.reset(seed=seed)
+        try:
+            messages, _ = self._env.reset(seed=seed)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise episode_failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
         tools = self._env.base_env.tool_schemas
         instructions = describe_tools(tools) if self._instructions is None else self._instructions
         return "\n\n".join(filter(None, [_text(messages), instructions])), {"suffix": ""}
@@ -97,7 +106,14 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         """
         if self._end and isinstance(action, str):
             action = action.partition(self._end)[0]
-        obs, reward, terminated, truncated, info = self._env.step(action)
+        try:
+            obs, reward, terminated, truncated, info = self._env.step(action)
+        except (ConfigError, EpisodeError):
+            raise
+        except Exception as error:
+            raise episode_failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
+        if not math.isfinite(reward):
+            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave the reward {reward!r}")
         reason = info.get("stop_reason") or StopReason.ANSWERED
         if reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")

@@ -38,9 +38,15 @@ if [ "$python" = "$dev/bin/python" ]; then
 else
   cp -r "$(purelib "$dev/bin/python")"/*toolgym* "$site"  # the editable install, which any Python can use
 fi
-# Compiled when imported: most modules never are. A trainer may ask for a newer Python than its contract needs.
+# Compiled when imported: most modules never are.
+options=()
+grep -q '^# any python$' "$list" && options=(--ignore-requires-python)
 "$dev/bin/python" -m pip --quiet --disable-pip-version-check --python "$folder/bin/python" \
-  install --no-deps --no-compile --ignore-requires-python -r "$list" >"$folder/install.log" 2>&1 ||
+  install --no-deps --no-compile "${options[@]}" -r "$list" >"$folder/install.log" 2>&1 ||
   cannot "$(grep -m1 '^ERROR' "$folder/install.log" || tail -n 1 "$folder/install.log")"
+# The command, as pip would write it.
+printf '#!%s\nimport sys\n\nfrom toolgym.__main__ import main\n\nsys.exit(main())\n' "$(cd "$folder" && pwd)/bin/python" \
+  >"$folder/bin/toolgym"
+chmod +x "$folder/bin/toolgym"
 "$folder/bin/python" -c 'import toolgym' || { echo "toolgym cannot be imported in $folder" >&2; exit 1; }
 cp "$list" "$folder/installed.txt"

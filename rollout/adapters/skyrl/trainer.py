@@ -56,11 +56,23 @@ class CountedEpisodes:
         data.metadata["uids"] = [f"{one} {row}" if row in broken else one for row, one in enumerate(uids)]
         made = super().compute_advantages_and_returns(data)  # type: ignore[misc]
         made.metadata["uids"] = uids
+        if broken:
+            self._count_final_rewards(made, broken)
         if self.cfg.trainer.algorithm.advantage_estimator not in _UNGROUPED:  # type: ignore[attr-defined]
             alone = _alone(uids, broken, data.metadata.get("is_last_step"))
             for name in ("advantages", "returns"):
                 made[name][alone] = 0.0
         return made
+
+    def _count_final_rewards(self, made: TrainingInputBatch, broken: Set[int]) -> None:
+        """Let `loss/avg_final_rewards`, which SkyRL takes over all rows, be that of the episodes that count."""
+        last = made.metadata.get("is_last_step")
+        rows = range(len(made["rewards"]) - made.metadata.get("pad_size", 0))
+        counted = [row for row in rows if row not in broken and (last is None or last[row])]
+        if counted:
+            mean = made["rewards"][counted].sum(dim=-1).mean().item()
+            made.metadata["metrics"]["avg_final_rewards"] = mean
+            self.all_metrics["loss/avg_final_rewards"] = mean  # type: ignore[attr-defined]
 
     async def eval(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         from skyrl.train.generators.utils import get_metrics_from_generator_output

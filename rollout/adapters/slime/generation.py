@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.rollout.adapters.slime.payloads import Payloads
 from toolgym.rollout.adapters.slime.samples import fill, missing_slime
-from toolgym.rollout.adapters.slime.settings import Settings, require_usable, task_of
+from toolgym.rollout.adapters.slime.settings import Settings, require_same_shape, require_usable, task_of
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("toolgym.rollout.adapters.slime")
 """Gets one warning for each episode that something broke off."""
 
-_checked: set[tuple[str, str]] = set()
+_checked: dict[tuple[str, str], bool] = {}
 
 
 async def generate(
     args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
-    """Play one episode, and return its sample; several with one `rollout_id` where it has several token sequences.
+    """Play one episode, and return its sample.
+
+    Where episodes may have several token sequences, each gives a list of samples, also where it has one: slime looks at
+    the first element of all to see what the others are. Those of an episode share one `rollout_id`. Elsewhere none
+    is a list, for slime's own filters and its partial rollouts look into samples alone.
 
     The env is `args.toolgym` (see `Settings`). A sample that the infrastructure broke off, or that slime aborted, comes
     back masked, with status `ABORTED`; the next call plays it from its beginning, for an env has no half episodes.
@@ -61,7 +65,9 @@ async def generate(
     config = settings.run_config(args, sampling_params, evaluation)
     task = task_of(args, sample)
     factory = EnvFactory.of(settings.env, settings.env_kwargs)
-    await _check_env(factory, settings)
+    several = not config.one_sequence or await _replaces_context(factory, settings)
+    if not evaluation:
+        require_same_shape(args, several, settings.env)
     state = GenerateState(args)
     router = _Router(args, state, sample, sampling_params)
     engine = CallableEngine(
@@ -88,7 +94,7 @@ async def generate(
         sample.prefix_cache_info.add(meta)
         if getattr(args, "sglang_speculative_algorithm", None):
             sample.spec_info.add(meta)
-    return samples[0] if len(samples) == 1 else samples
+    return samples if several else samples[0]
 
 
 class _Router:
@@ -153,9 +159,14 @@ def _context_length(args: Namespace, evaluation: bool) -> int | None:
     return min(given, default=None)
 
 
-async def _check_env(factory: EnvFactory, settings: Settings) -> None:
-    """Make an env once, so that an error in its arguments stops slime; later ones are those of their episodes."""
+async def _replaces_context(factory: EnvFactory, settings: Settings) -> bool:
+    """Whether the env may begin the context anew.
+
+    One is made to see it, once, so that an error in its arguments stops slime; later ones are those of their episodes.
+    """
     key = (settings.env, json.dumps(settings.env_kwargs, sort_keys=True, default=repr))
     if key not in _checked:
-        await close_env(factory())
-        _checked.add(key)
+        env = factory()
+        _checked[key] = env.replaces_context
+        await close_env(env)
+    return _checked[key]

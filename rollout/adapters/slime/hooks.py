@@ -31,12 +31,19 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
     many samples it has, and one that the infrastructure broke off does not count, and gets 0. Where all rewards that
     count in a group are equal, or there is only one, they become 0.
 
+    Returns:
+        The rewards as they are, of which slime plots the mean (`rollout/raw_reward`): what does not count has the mean
+        of the others there. And those that it trains on.
+
     Raises:
         BatchError: a sample has no group, or no number; names the field and the row.
     """
-    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    rewards = [float(sample.get_reward_value(args)) for sample in samples]
+    counted = [reward for reward, sample in zip(rewards, samples, strict=True) if counts(sample)]
+    mean = sum(counted) / max(len(counted), 1)
+    raw = [reward if counts(sample) else mean for reward, sample in zip(rewards, samples, strict=True)]
     if not (args.rewards_normalization and args.advantage_estimator in _CENTRED):
-        return raw, raw
+        return raw, rewards
     groups: dict[int, dict[Any, list[int]]] = {}
     for row, sample in enumerate(samples):
         for name in ("group_index", "index"):
@@ -65,7 +72,8 @@ def log_eval_rollout(
     """Take what has no reward out of an evaluation, and let slime log the rest.
 
     For `--custom-eval-rollout-log-function-path`. Where slime computes pass@k, which needs whole groups, the whole
-    group of such an episode is taken out. What is taken out is logged as a warning.
+    group of such an episode is taken out. What is taken out is logged as a warning. Of an episode with several samples
+    the first one stays, so that each counts once.
 
     Returns:
         False: slime goes on.
@@ -74,13 +82,13 @@ def log_eval_rollout(
         samples: list[Sample] = data[name]["samples"]
         size = args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1
         out = {sample.index // size for sample in samples if not counts(sample)}
-        if not out:
-            continue
-        kept = [row for row, sample in enumerate(samples) if sample.index // size not in out]
-        log.warning(
-            "eval %s, rollout %s: %d of %d samples have no reward or belong to a group with one that has none, and "
-            "are left out", name, rollout_id, len(samples) - len(kept), len(samples),
-        )  # fmt: skip
+        first = {sample.index: row for row, sample in reversed(list(enumerate(samples)))}
+        kept = sorted(row for index, row in first.items() if index // size not in out)
+        if out:
+            log.warning(
+                "eval %s, rollout %s: %d of %d episodes have no reward or belong to a group with one that has none, "
+                "and are left out", name, rollout_id, len(first) - len(kept), len(first),
+            )  # fmt: skip
         if not kept:
             del data[name]
         else:

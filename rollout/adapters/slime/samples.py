@@ -34,12 +34,13 @@ def to_samples(
     tokenizer: PreTrainedTokenizerBase,
     first_group: int = 0,
     first_index: int = 0,
-) -> list[list[Sample | list[Sample]]]:
+) -> list[list[list[Sample]]]:
     """The samples of trajectories, a list for each group, as slime's `RolloutFnTrainOutput.samples` has them.
 
-    A trajectory with several token sequences is a list of samples with one `rollout_id`. One that may not be trained
-    on, or in which the policy sampled nothing, keeps its place as a masked sample (`remove_sample`, status `ABORTED`,
-    reward 0, which `post_process_rewards` keeps out of its group).
+    Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element of
+    all to see what the others are. One that may not be trained on, or in which the policy sampled nothing, keeps its
+    place as a masked sample (`remove_sample`, status `ABORTED`, reward 0, which `post_process_rewards` keeps out of its
+    group).
 
     Args:
         trajectories: of whole groups.
@@ -56,7 +57,7 @@ def to_samples(
     make_sample = sample_class()
     require_whole_number("first_group", first_group, at_least=0)
     require_whole_number("first_index", first_index, at_least=0)
-    groups: dict[str, list[Sample | list[Sample]]] = {}
+    groups: dict[str, list[list[Sample]]] = {}
     for number, trajectory in enumerate(require_trajectories(trajectories)):
         group = groups.setdefault(trajectory.group_id, [])
         index = first_group + list(groups).index(trajectory.group_id)
@@ -66,8 +67,7 @@ def to_samples(
             prompt=_prompt(trajectory, tokenizer),
             label=trajectory.ground_truth,
         )
-        made = fill(base, trajectory, tokenizer)
-        group.append(made[0] if len(made) == 1 else made)
+        group.append(fill(base, trajectory, tokenizer))
     return list(groups.values())
 
 

@@ -12,6 +12,7 @@ from toolgym.rollout.endpoint import ENV_VARIABLE
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number, shorten
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Settings:
             of the whole response, the env's tokens included.
         limits: further `EpisodeLimits`, by name.
         history: see `EpisodeConfig`.
+        context: context policies, see `read_context`.
         on_truncated_turn: see `EpisodeConfig`.
         template_kwargs: further variables for the chat template, beside slime's `--apply-chat-template-kwargs`.
         parser: see `RunConfig`.
@@ -49,6 +51,7 @@ class Settings:
     max_new_tokens: int | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
     history: Any = "append"
+    context: Any = ()
     on_truncated_turn: Any = "end"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     parser: str | None = None
@@ -113,6 +116,7 @@ class Settings:
             ),
             limits=EpisodeLimits(**own),
             history=self.history,
+            context=read_context(self.context),
             on_truncated_turn=self.on_truncated_turn,
             template_kwargs={**(getattr(args, "apply_chat_template_kwargs", None) or {}), **self.template_kwargs},
             parser=self.parser,
@@ -173,4 +177,29 @@ def require_usable(args: Namespace, evaluation: bool) -> None:
         raise ConfigError(
             "slime would count an episode that the infrastructure broke off, and one of several samples several times: "
             f"train with --custom-reward-post-process-path {_HOOKS}.post_process_rewards, or a function of your own"
+        )
+
+
+def require_same_shape(args: Namespace, several: bool, env: str) -> None:
+    """Check that slime can take lists of samples where episodes may have several, and that all episodes of a run do.
+
+    Raises:
+        ConfigError: an argument lets slime look into such lists, or another episode gave no list where this one gives
+            one.
+    """
+    if vars(args).setdefault("toolgym_several", several) != several:
+        raise ConfigError(
+            f"slime takes all episodes for what the first one is: {env!r} {'may' if several else 'cannot'} give "
+            "several samples, other envs of this run not so: let all of them begin the context anew, or none"
+        )
+    if not several:
+        return
+    wanted = "episodes may have several samples (history, context, or an env that begins the context anew), and"
+    if getattr(args, "partial_rollout", False):
+        raise ConfigError(f"{wanted} slime keeps no half group of such: leave --partial-rollout out")
+    name = getattr(args, "dynamic_sampling_filter_path", None)
+    if name is not None and name.startswith("slime."):
+        raise ConfigError(
+            f"{wanted} {name} takes each for one sample: leave --dynamic-sampling-filter-path out, or give a function "
+            "of your own, which gets a list of samples for each episode"
         )

@@ -24,14 +24,15 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
 from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
 from toolgym.rollout.adapters.trl.vllm import Colocated, server_engine
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
 from toolgym.rollout.engines.openai.engine import OpenAICompatible
+from toolgym.rollout.episode_config import require_one_sequence
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.failures import require_one_that_played
 from toolgym.rollout.job import Job
-from toolgym.rollout.limits import HistoryMode
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
@@ -43,7 +44,7 @@ from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import BatchError, ConfigError, missing_extra, named_keywords, require_whole_number
+from toolgym.tools.errors import BatchError, ConfigError, named_keywords, require_whole_number
 from toolgym.tools.parsers import parser_for_template
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Spec:
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, the env has no tasks of its own, or the config asks for what TRL
             has no row for.
-        MissingExtraError: TRL is not installed.
+        MissingExtraError: TRL is not installed, or too old.
     """
 
     @named_keywords
@@ -102,10 +103,8 @@ class Spec:
         seed: int = 0,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        try:
+        with needs("trl", "The adapter for TRL"):
             import trl  # noqa: F401
-        except ImportError as error:
-            raise missing_extra("trl", "The adapter for TRL", error) from error
         require_whole_number("num_tasks", num_tasks, at_least=1)
         require_whole_number("seed", seed, at_least=0)
         if not isinstance(config, RunConfig | None):
@@ -114,8 +113,7 @@ class Spec:
             raise ConfigError(f"policy must be a folder or a name on the hub, got {policy!r}")
         self.policy = str(tiny_policy_path()) if policy == "tiny" else str(policy)
         self.config = config or RunConfig()
-        if HistoryMode(self.config.history) is not HistoryMode.APPEND:
-            raise ConfigError("TRL takes one row for each prompt, so config.history must be 'append'")
+        require_one_sequence(self.config, "TRL")
         self._seed, self._sinks = seed, tuple(sinks)
         self._factory = EnvFactory.of(env, env_kwargs)
         self._engines: list[tuple[Any, _SamplingEngine]] = []

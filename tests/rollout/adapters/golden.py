@@ -270,3 +270,45 @@ CASES: tuple[Case, ...] = (
 def golden() -> list[Trajectory]:
     """The trajectories of one sequence at most, two to a group, as the groups of a run."""
     return [case.trajectory for case in CASES if len(case.trajectory.sequences) < 2]
+
+
+# ------------------------------------------------------------------ a group of episodes with several sequences each
+
+
+def _of_sequences(count: int, reward: float, number: int, **changes: Any) -> Trajectory:
+    """An episode of the group, with a turn in each of its sequences."""
+    given = [((5, 6, 7, *range(number)), (policy(10 + one, 20 + number),)) for one in range(count)]
+    return trajectory(
+        sequences=_sequences(*given),
+        turns=tuple(turn(2, reward / count, one) for one in range(count)),
+        reward=reward,
+        number=number,
+        **{"group_id": "grouped", "task_index": 0, "sample_index": number, **changes},
+    )
+
+
+GROUP = (
+    _of_sequences(2, 0.0, 0),
+    _of_sequences(1, 1.0, 1),
+    _of_sequences(1, 0.75, 2, **BROKEN),
+    _of_sequences(3, 0.25, 3),
+)
+"""A group of four: 2, 1 and 3 sequences, and an episode that broke."""
+
+
+def assert_grouped(read: Callable[[list[Trajectory]], Sequence[Sequence[float]]], *, deviation: bool) -> None:
+    """Assert that a trainer's group is made of episodes: each row has its episode's advantage, whatever their number.
+
+    Args:
+        read: takes `GROUP` through the trainer's own code and back: for each trajectory the advantages of its rows.
+        deviation: whether they are divided by the deviation of the group's rewards.
+    """
+    rewards = np.array([one.reward for one in GROUP if not one.failed])
+    scale = rewards.std(ddof=1) if deviation else 1.0
+    for one, rows in zip(GROUP, read(list(GROUP)), strict=True):
+        if one.failed:
+            assert not any(rows)
+        else:
+            expected = (one.reward - rewards.mean()) / scale
+            assert np.allclose(list(rows), [expected] * len(one.sequences), atol=1e-4), (one.id, rows, expected)
+            assert len(rows) == len(one.sequences)

@@ -63,6 +63,13 @@ class Sample:
         return self.reward
 
 
+def flatten(samples):
+    """All samples of a rollout, as slime's manager makes a list of them: it looks at the first element only."""
+    while isinstance(samples[0], list):
+        samples = [one for inner in samples for one in inner]
+    return samples
+
+
 def install(monkeypatch, tokenizer):
     """Make `import slime` find the stand-in; returns the state that slime keeps for a process."""
     state = types.SimpleNamespace(tokenizer=tokenizer, aborted=False)

@@ -13,7 +13,8 @@ from tests.rollout.adapters.page import program
 from toolgym.envs import StopReason, ToolEnv
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools import tool
-from toolgym.tools.errors import ConfigError, MissingExtraError
+from toolgym.tools.concurrency.deadline import DeadlineError
+from toolgym.tools.errors import ConfigError, EpisodeError, MissingExtraError, SandboxError
 
 pytest.importorskip("gem", reason="GEM is not installed")
 
@@ -119,6 +120,44 @@ def test_what_breaks_is_an_error(made, monkeypatch):
         env.step("#### 1")
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no server"), StopReason.ENV_FAILED),
+        (SandboxError("gone"), StopReason.SANDBOX_FAILED),
+        (DeadlineError(3, stuck=False), StopReason.ENV_TIMEOUT),
+    ],
+)
+def test_whatever_an_env_raises_is_a_failed_episode(made, monkeypatch, error, reason):
+    async def raising(self, *args, **kwargs):
+        raise error
+
+    env = made()
+    with pytest.raises(EpisodeError):
+        env.step("#### 1")  # before reset, which is the caller's mistake
+    env.reset(seed=0)
+    monkeypatch.setattr(ToolEnv, "step", raising)
+    with pytest.raises(EpisodeFailedError, match=str(error)) as failed:
+        env.step("#### 1")
+    assert failed.value.stop_reason is reason
+    monkeypatch.setattr(ToolEnv, "reset", raising)
+    with pytest.raises(EpisodeFailedError, match=str(error)):
+        env.reset(seed=0)
+
+
+def test_a_reward_that_is_no_number_is_a_failed_episode(made, monkeypatch):
+    env = made()
+    env.reset(seed=0)
+    step = ToolEnv.step
+
+    async def unbounded(self, action):
+        return (await step(self, action))._replace(reward=float("nan"))
+
+    monkeypatch.setattr(ToolEnv, "step", unbounded)
+    with pytest.raises(EpisodeFailedError, match="reward nan"):
+        env.step("#### 1")
+
+
 def test_instructions_go_with_the_parser(made):
     with pytest.raises(ConfigError, match=r"instructions=\.\.\."):
         made(parser="mistral")
@@ -150,5 +189,5 @@ def test_rolls_env_managers_by_our_name(monkeypatch):
 def test_without_gem(monkeypatch):
     monkeypatch.setitem(sys.modules, "gem", None)
     monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.gem")
-    with pytest.raises(MissingExtraError, match="needs the package 'gem-llm'"):
+    with pytest.raises(MissingExtraError, match="needs the package 'gem-llm"):
         import toolgym.rollout.adapters.gem  # noqa: F401

@@ -5,34 +5,28 @@ from __future__ import annotations
 import pickle
 import sys
 import types
-import typing
 
 import numpy as np
 import pytest
-import typing_extensions
 
+from tests.rollout.adapters.golden import assert_grouped
 from tests.rollout.adapters.skyrl_server import Router, support
 from tests.rollout.adapters.slime_server import CALL, routing
-from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError
+from toolgym.tools.errors import ConfigError, UnknownNameError
+from toolgym.wrappers import Compact
 
 pytest.importorskip("skyrl", reason="SkyRL is not installed")
 
-if sys.version_info < (3, 12):  # what SkyRL needs of Python 3.12 is that pydantic can read its typed dicts
-    kept, typing.TypedDict = typing.TypedDict, typing_extensions.TypedDict
-try:
-    import skyrl_gym
-    from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
-    from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
-    from skyrl.train.entrypoints import main_base
-    from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
-    from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
-    from skyrl.train.utils.trainer_utils import validate_generator_output
+import skyrl_gym
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+from skyrl.train.entrypoints import main_base
+from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
+from skyrl.train.generators.utils import merge_stepwise_output, prepare_generator_input
+from skyrl.train.utils.trainer_utils import validate_generator_output
 
-    from toolgym.rollout.adapters import skyrl
-    from toolgym.rollout.adapters.skyrl import experiment
-finally:
-    if sys.version_info < (3, 12):
-        typing.TypedDict = kept
+from toolgym.rollout.adapters import skyrl
+from toolgym.rollout.adapters.skyrl import experiment
 
 ENV = "CodeInterpreter-v0"
 
@@ -159,6 +153,33 @@ async def test_from_prompts_to_advantages(tokenizer):
     assert playing.trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(0.5)
 
 
+async def test_a_group_is_made_of_episodes(tokenizer):
+    cfg = config(
+        generator__step_wise_trajectories=True,
+        generator__n_samples_per_prompt=4,
+        trainer__train_batch_size=1,
+        trainer__policy_mini_batch_size=1,
+    )
+
+    def read(trajectories):
+        output = skyrl.to_generator_output(trajectories, filler_id=2, step_wise=True)
+        uids = [one.instance_id for one in output["trajectory_ids"]]
+        data = playing.trainer.convert_to_training_input(output, uids)
+        data["values"] = None
+        data = playing.trainer.compute_advantages_and_returns(data)
+        rows = {one.sample_index: [] for one in trajectories}
+        for name, advantages, mask in zip(
+            output["trajectory_ids"], data["advantages"].tolist(), data["loss_mask"].tolist(), strict=False
+        ):
+            [advantage] = {value for value, trained in zip(advantages, mask, strict=True) if trained} or {0.0}
+            rows[name.repetition_id].append(advantage)
+        return list(rows.values())
+
+    async with Playing(tokenizer, cfg) as playing:
+        assert_grouped(read, deviation=True)
+    assert playing.trainer.all_metrics["loss/avg_final_rewards"] == pytest.approx((0.0 + 1.0 + 0.25) / 3)
+
+
 async def test_what_was_broken_off_is_no_sample_of_its_group(tokenizer):
     answers = iter(["#### 6", 400, "#### 5", "#### 6", 400, 400])
     cfg = config(generator__n_samples_per_prompt=3)
@@ -168,9 +189,10 @@ async def test_what_was_broken_off_is_no_sample_of_its_group(tokenizer):
     assert len(broken) == 3
     assert [output["loss_masks"][row] for row in broken] == [[0]] * 3
     assert playing.trainer.all_metrics["environment/broken_off"] == 3
-    assert playing.trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(
-        np.mean([sum(output["rewards"][row]) for row in range(6) if row not in broken])
-    )
+    mean = np.mean([sum(output["rewards"][row]) for row in range(6) if row not in broken])
+    for name in ("reward/avg_raw_reward", "loss/avg_final_rewards"):
+        assert playing.trainer.all_metrics[name] == pytest.approx(mean), name
+    assert data.metadata["metrics"]["avg_final_rewards"] == pytest.approx(mean)
     assert not data["advantages"][broken].any()
     for group in (range(3), range(3, 6)):
         counted = [row for row in group if row not in broken]
@@ -206,10 +228,42 @@ async def test_several_sequences_are_steps(tokenizer):
         0
     ] * (len(output["rewards"]) - 4)
     assert not data["advantages"].any()  # the episodes of a prompt are equally good
-    alone = config(toolgym__history="template")
-    async with Playing(tokenizer, alone, lambda seen: "#### 6" if "<tool_response>" in seen else thinking) as playing:
-        with pytest.raises(BatchError, match="step_wise_trajectories"):
-            await playing.generator.generate(input_of(alone, prompts("6"))[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"toolgym__history": "template"},
+        {"toolgym__context": [{"name": "KeepToolResults", "kwargs": {"last": 1}}]},
+        {"toolgym__context": [{"name": "KeepToolResult"}]},
+        {"toolgym__env_kwargs": {"wrappers": [f"{__name__}:compact"]}},
+    ],
+)
+async def test_what_makes_several_sequences_is_refused_before_it_is_played(tokenizer, settings):
+    cfg = config(**settings)
+    playing = Playing(tokenizer, cfg)
+    with pytest.raises(ConfigError, match="step_wise_trajectories|did you mean"):
+        async with playing:
+            await playing.generator.generate(input_of(cfg, prompts("6"))[0])
+    assert not playing.router.bodies
+
+
+async def test_a_context_policy_is_a_setting(tokenizer):
+    context = [{"name": "KeepToolResults", "kwargs": {"last": 1}}]
+    cfg = config(generator__step_wise_trajectories=True, toolgym__context=context)
+    async with Playing(tokenizer, cfg, call_twice) as playing:
+        output = await playing.generator.generate(input_of(cfg, prompts("6"))[0])
+    assert output["is_last_step"] == [False, True] * 2
+    assert "left out here" in tokenizer.decode(output["prompt_token_ids"][1])
+    assert [sum(one) for one in output["rewards"]] == [0, 1, 0, 1]
+
+
+def compact(env):
+    return Compact(env, 10_000, tokenizer=len)
+
+
+def call_twice(seen):
+    return "#### 6" if seen.count("<tool_response>") > 1 else CALL.format("print(2*3)")
 
 
 async def test_routing_and_sample_support_are_those_of_each_token(tokenizer):
@@ -280,7 +334,8 @@ def test_skyrls_own_main_starts_ours(monkeypatch):
     monkeypatch.setattr(
         sys, "argv",
         ["skyrl", "trainer.override_entrypoint=toolgym.rollout.adapters.skyrl", f"environment.env_class={ENV}",
-         "toolgym.env_kwargs={max_turns: 6}", "toolgym.limits={max_response_tokens: 900}", "trainer.logger=console"],
+         "toolgym.env_kwargs={max_turns: 6}", "toolgym.limits={max_response_tokens: 900}", "trainer.logger=console",
+         "toolgym.context=[{name: KeepToolResults, kwargs: {last: 1}}]"],
     )  # fmt: skip
     started = []
     monkeypatch.setattr(experiment, "initialize_ray", lambda cfg: started.append("ray"))
@@ -291,7 +346,11 @@ def test_skyrls_own_main_starts_ours(monkeypatch):
     cfg = started.pop()
     assert started == ["checked", "ray"]
     assert pickle.loads(pickle.dumps(cfg)) == cfg
-    assert cfg.toolgym == experiment.ToolgymSettings(env_kwargs={"max_turns": 6}, limits={"max_response_tokens": 900})
+    assert cfg.toolgym == experiment.ToolgymSettings(
+        env_kwargs={"max_turns": 6},
+        limits={"max_response_tokens": 900},
+        context=[{"name": "KeepToolResults", "kwargs": {"last": 1}}],
+    )
 
 
 async def test_any_env_in_skyrls_own_generator(tokenizer, registry):

@@ -123,6 +123,60 @@ async def test_several_sequences_are_samples_of_one_episode(state, tokenizer):
     assert len({id(one) for one in samples}) == len({tuple(one.tokens) for one in samples}) == 2
 
 
+async def test_groups_of_episodes_with_one_and_several_sequences_are_flat_for_slime(state, tokenizer):
+    """Slime looks at the first element of all: what each episode gives has the same shape."""
+    settings = {"env": "CodeInterpreter-v0", "history": "template"}
+    policies = (answer_at_once, said_oddly, answer_at_once, fail)
+    group = [
+        await play(Router(tokenizer, said), sample_of(index=n), toolgym=settings) for n, said in enumerate(policies)
+    ]
+    flat = slime_shape.flatten([group, group[::-1]])
+    assert [one.index for one in flat] == [0, 1, 1, 2, 3, 3, 2, 1, 1, 0]
+    raw, rewards = post_process_rewards(arguments(), flat[:5])
+    assert raw == [1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rewards == [0.0] * 5
+
+
+async def test_a_context_policy_is_a_setting(state, tokenizer):
+    cut = {"name": "CutToolResults", "kwargs": {"max_tokens": 64}}
+    context = [cut, {"name": "KeepToolResults", "kwargs": {"last": 1}}]
+    router = Router(tokenizer, call_twice)
+    samples = await play(router, toolgym={"env": "CodeInterpreter-v0", "context": context})
+    assert [one.rollout_id for one in samples] == [5, 5]
+    assert "left out here" in tokenizer.decode(samples[1].tokens)
+    [alone] = await play(Router(tokenizer), toolgym={"env": "CodeInterpreter-v0", "context": context})
+    assert alone.rollout_id is None
+    settings = {"env": "CodeInterpreter-v0", "context": cut}
+    assert not isinstance(await play(Router(tokenizer), toolgym=settings), list)
+
+
+async def test_an_env_that_may_begin_the_context_anew_gives_a_list(state, tokenizer):
+    compact = {"name": "toolgym.wrappers:Compact", "kwargs": {"max_tokens": 10_000, "tokenizer": len}}
+    settings = {"env": "CodeInterpreter-v0", "env_kwargs": {"wrappers": [compact]}}
+    [sample] = await play(Router(tokenizer), toolgym=settings)
+    assert sample.reward == 1.0
+    args = {"env": "CodeInterpreter-v0"}
+    row = sample_of(metadata={"env_id": "CodeInterpreter-v0", "env_kwargs": settings["env_kwargs"]})
+    async with Router(tokenizer).serve() as url:
+        run = arguments(url, toolgym=args)
+        await generate(run, sample_of(), dict(SAMPLING))
+        with pytest.raises(ConfigError, match="may give several samples"):
+            await generate(run, row, dict(SAMPLING))
+
+
+def answer_at_once(seen):
+    return "#### 6"
+
+
+def fail(seen):
+    return 400
+
+
+def call_twice(seen):
+    calls = seen.count("<tool_call>\n{")
+    return "#### 6" if seen.count("<tool_response>") > 1 else CALL.format(f"print({calls})")
+
+
 def said_oddly(seen):
     """A call that the template writes otherwise."""
     return "#### 6" if "<tool_response>" in seen else CALL.format("print(2*3)").replace('": "', '":   "')
@@ -143,7 +197,7 @@ async def test_a_failed_episode_is_masked_and_does_not_count(state, tokenizer, c
     assert "engine_failed" in caplog.text
     good = [sample_of(index=n, reward=reward) for n, reward in ((6, 1.0), (7, 0.0))]
     raw, rewards = post_process_rewards(arguments(), [sample, *good])
-    assert raw == [0.0, 1.0, 0.0]
+    assert raw == [0.5, 1.0, 0.0]  # what slime plots
     assert rewards == pytest.approx([0.0, 0.5 / (0.5**0.5 + 1e-6), -0.5 / (0.5**0.5 + 1e-6)])
 
 
@@ -183,6 +237,27 @@ WRONG = {
     "stop": ({}, {}, {**SAMPLING, "stop": ["</s>"]}, "stop strings"),
     "no hook": ({"custom_reward_post_process_path": None}, {}, SAMPLING, "post_process_rewards"),
     "group_rm": ({"group_rm": True}, {}, SAMPLING, "--group-rm"),
+    "unknown policy": (
+        {"toolgym": {"env": "CodeInterpreter-v0", "context": [{"name": "KeepToolResult", "kwargs": {"last": 1}}]}},
+        {},
+        SAMPLING,
+        "did you mean 'KeepToolResults'",
+    ),
+    "half groups": (
+        {"toolgym": {"env": "CodeInterpreter-v0", "history": "template"}, "partial_rollout": True},
+        {},
+        SAMPLING,
+        "--partial-rollout",
+    ),
+    "slime's filter": (
+        {
+            "toolgym": {"env": "CodeInterpreter-v0", "context": {"name": "KeepToolResults", "kwargs": {"last": 1}}},
+            "dynamic_sampling_filter_path": "slime.rollout.filter_hub.dynamic_sampling_filters.check",
+        },
+        {},
+        SAMPLING,
+        "--dynamic-sampling-filter-path",
+    ),
     "images": ({}, {"multimodal_inputs": {"images": [1]}}, SAMPLING, "images"),
 }
 
@@ -212,6 +287,9 @@ async def test_an_evaluation_leaves_failed_episodes_out(state, tokenizer, caplog
     passes = {"set": {name: list(values) for name, values in data["set"].items()}}
     assert log_eval_rollout(0, arguments(log_passrate=False), data, None) is False
     assert data["set"]["samples"] == [good, other]
-    assert "1 of 3 samples" in caplog.text
+    assert "1 of 3 episodes" in caplog.text
+    several = {"set": {"rewards": [1.0, 1.0, 0.0], "truncated": [False] * 3, "samples": [good, good, other]}}
+    log_eval_rollout(0, arguments(log_passrate=False), several, None)
+    assert several["set"]["rewards"] == [1.0, 0.0]
     log_eval_rollout(0, arguments(log_passrate=True), passes, None)
     assert passes["set"] == {"rewards": [1.0], "truncated": [False], "samples": [good]}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.rollout.adapters import slime_shape
-from tests.rollout.adapters.golden import assert_golden, response_row
+from tests.rollout.adapters.golden import assert_golden, assert_grouped, response_row
 from toolgym.envs.types import StopReason
 from toolgym.rollout import Failure, Segment, TokenSequence, Trajectory, Turn
 from toolgym.rollout.adapters.slime import check_samples, post_process_rewards, to_samples
@@ -61,17 +61,32 @@ def test_the_golden_set(tokenizer):
 
     def read(trajectories):
         rows = {one.id: [] for one in trajectories}
-        for group in to_samples(trajectories, tokenizer=tokenizer):
-            for one in itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in group):
-                if not one.remove_sample:
-                    rows[one.metadata["toolgym"]["trajectory_id"]].append(row_of(one))
+        for one in slime_shape.flatten(to_samples(trajectories, tokenizer=tokenizer)):
+            if not one.remove_sample:
+                rows[one.metadata["toolgym"]["trajectory_id"]].append(row_of(one))
         return list(rows.values())
 
     assert_golden(read)
 
 
+def test_a_group_is_made_of_episodes(tokenizer):
+    args = Namespace(
+        advantage_estimator="grpo", rewards_normalization=True, grpo_std_normalization=True, reward_key=None
+    )
+
+    def read(trajectories):
+        samples = slime_shape.flatten(to_samples(trajectories, tokenizer=tokenizer))
+        _, rewards = post_process_rewards(args, samples)
+        rows = {one.id: [] for one in trajectories}
+        for sample, reward in zip(samples, rewards, strict=True):
+            rows[sample.metadata["toolgym"]["trajectory_id"]].append(reward)
+        return list(rows.values())
+
+    assert_grouped(read, deviation=True)
+
+
 def test_trajectories_are_samples_by_group(tokenizer):
-    [[good, failed, aborted, silent, never], [two]] = to_samples(
+    [[[good], [failed], [aborted], [silent], [never]], [two]] = to_samples(
         [GOOD, FAILED, TWO, ABORTED, SILENT, NEVER], tokenizer=tokenizer, first_group=4, first_index=10
     )
     assert (good.tokens, good.response_length) == ([5, 6, 7, 8, EOS, 9, 9, 10, EOS], 7)
@@ -91,12 +106,12 @@ def test_trajectories_are_samples_by_group(tokenizer):
 
 def test_an_episode_counts_once_in_its_group(tokenizer):
     two, low = dataclasses.replace(TWO, group_id="g"), dataclasses.replace(GOOD, id="low", reward=0.0)
-    [[many, zero, failed]] = to_samples([two, low, FAILED], tokenizer=tokenizer)
+    [[many, [zero], [failed]]] = to_samples([two, low, FAILED], tokenizer=tokenizer)
     args = Namespace(
         advantage_estimator="reinforce_plus_plus_baseline", rewards_normalization=True, reward_key=None,
         grpo_std_normalization=True,
     )  # fmt: skip
-    assert post_process_rewards(args, [*many, zero, failed]) == ([1.0, 1.0, 0.0, 0.0], [0.5, 0.5, -0.5, 0.0])
+    assert post_process_rewards(args, [*many, zero, failed]) == ([1.0, 1.0, 0.0, 2 / 3], [0.5, 0.5, -0.5, 0.0])
     plain = Namespace(advantage_estimator="ppo", rewards_normalization=True, reward_key=None)
     assert post_process_rewards(plain, [zero, *many]) == ([0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
     zero.group_index = None
@@ -107,7 +122,7 @@ def test_an_episode_counts_once_in_its_group(tokenizer):
 def test_the_ids_that_a_sampler_kept_are_ragged(tokenizer):
     mask = np.array([[7, 1, -1], [8, -1, -1], [EOS, 3, 4]], np.int32)
     sequence = TokenSequence(np.array([5]), (policy(7, 8, EOS, sampling_mask=mask), Segment.env([9])))
-    [[sample]] = to_samples([trajectory("kept", sequence)], tokenizer=tokenizer)
+    [[[sample]]] = to_samples([trajectory("kept", sequence)], tokenizer=tokenizer)
     assert sample.rollout_top_p_token_ids.tolist() == [7, 1, 8, EOS, 3, 4]
     assert sample.rollout_top_p_token_offsets.tolist() == [0, 2, 3, 6, 6]
     assert sample.rollout_top_p_token_ids.dtype is sample.rollout_top_p_token_offsets.dtype is torch.int32
@@ -137,7 +152,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_sample_is_refused_by_field_and_row(name, tokenizer):
-    [[fine, broken]] = to_samples([GOOD, GOOD], tokenizer=tokenizer)
+    [[[fine], [broken]]] = to_samples([GOOD, GOOD], tokenizer=tokenizer)
     check_samples([fine, broken])
     value, message = BROKEN[name]
     setattr(broken, name, value)
@@ -147,7 +162,7 @@ def test_a_broken_sample_is_refused_by_field_and_row(name, tokenizer):
 
 @pytest.mark.parametrize(("place", "value"), [(0, float("-inf")), (3, -0.5)])
 def test_log_probs_are_finite_where_trained_and_0_elsewhere(place, value, tokenizer):
-    [[sample]] = to_samples([GOOD], tokenizer=tokenizer)
+    [[[sample]]] = to_samples([GOOD], tokenizer=tokenizer)
     sample.rollout_log_probs[place] = value
     with pytest.raises(BatchError, match=f"rollout_log_probs of row 0 has {value!r} at {place}"):
         check_samples([sample])

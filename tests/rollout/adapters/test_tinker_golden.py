@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rollout.adapters.golden import assert_golden, whole_row
+from tests.rollout.adapters.golden import assert_golden, assert_grouped, whole_row
 
 pytest.importorskip("tinker_cookbook", reason="tinker-cookbook is not installed")
 
-from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages, trajectory_to_data
 
 from toolgym.rollout.adapters.tinker import to_groups
 
@@ -36,3 +36,19 @@ def test_the_golden_set():
         return rows
 
     assert_golden(read)
+
+
+def test_a_group_is_made_of_episodes():
+    def read(trajectories):
+        groups = to_groups(trajectories)
+        data, _ = assemble_training_data(groups, compute_advantages(groups))
+        rows = {
+            int(one.sequences[0].response_ids[-1]): [] for one in trajectories
+        }  # which no two episodes have in common
+        for datum in data:
+            mask, advantages = (datum.loss_fn_inputs[name].to_numpy() for name in ("mask", "advantages"))
+            [advantage] = set(advantages[mask == 1].tolist())
+            rows[int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])].append(advantage)
+        return list(rows.values())
+
+    assert_grouped(read, deviation=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.rollout.adapters.golden import assert_golden, whole_row
+from tests.rollout.adapters.golden import assert_golden, assert_grouped, whole_row
 from toolgym.rollout import group_advantages, make_batch
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed")
@@ -33,3 +33,17 @@ def test_the_golden_set():
         return rows
 
     assert_golden(read)
+
+
+def test_a_group_is_made_of_episodes():
+    def read(trajectories):
+        batch = make_batch(trajectories, pad_token_id=99)
+        made = to_tensordict(batch, batch.per_row(trajectories, group_advantages(trajectories)))
+        rows = [[] for _ in trajectories]
+        for owner, one in zip(batch.owners(trajectories), made, strict=True):
+            values = one["advantage"][:, 0][one["masks", "all_assistant_mask"]].tolist()
+            assert len(set(values)) <= 1
+            rows[owner] += values[:1]
+        return rows
+
+    assert_grouped(read, deviation=True)
