@@ -37,9 +37,16 @@ def _register_advantage(module: ModuleType) -> None:
     module.ADV_ESTIMATOR_REGISTRY.setdefault(ADVANTAGE_NAME, estimate)
 
 
+def _give_keys(module: ModuleType) -> None:
+    name = "compute_advantage_for_multi_trajectories"
+    advantage = importlib.import_module(f"{_PACKAGE}.advantage")
+    setattr(module, name, advantage.with_keys(getattr(module, name)))
+
+
 REGISTRATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "verl.experimental.agent_loop.agent_loop": _register_agent_loop,
     "verl.trainer.ppo.core_algos": _register_advantage,
+    "verl.trainer.ppo.v1.utils": _give_keys,
 }
 """From a module of verl to what is done once it has been imported."""
 
