@@ -3,6 +3,8 @@
 verl imports this module, an entry point of the group `verl.plugins`, while `import verl` runs, in every process, Ray's
 workers included. It must cost nothing there, so it imports no module of verl: it waits until verl itself imports the
 one that holds the registry, and writes its name into it then. What is registered is imported when it is first used.
+Two functions of verl's trainer are wrapped likewise, since there is no registry for them: see `advantage.with_keys` and
+`validation.without_failures`. Without rows of ours they do what they did.
 
 verl hides what a plugin raises (`verl/__init__.py`, a debug message), so a failure is a warning here.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -37,16 +40,20 @@ def _register_advantage(module: ModuleType) -> None:
     module.ADV_ESTIMATOR_REGISTRY.setdefault(ADVANTAGE_NAME, estimate)
 
 
-def _give_keys(module: ModuleType) -> None:
-    name = "compute_advantage_for_multi_trajectories"
-    advantage = importlib.import_module(f"{_PACKAGE}.advantage")
-    setattr(module, name, advantage.with_keys(getattr(module, name)))
+def _wrap(module: ModuleType, name: str, wrapper: str) -> None:
+    home, _, function = wrapper.partition(":")
+    setattr(module, name, getattr(importlib.import_module(f"{_PACKAGE}.{home}"), function)(getattr(module, name)))
 
 
 REGISTRATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "verl.experimental.agent_loop.agent_loop": _register_agent_loop,
     "verl.trainer.ppo.core_algos": _register_advantage,
-    "verl.trainer.ppo.v1.utils": _give_keys,
+    "verl.trainer.ppo.v1.utils": partial(
+        _wrap, name="compute_advantage_for_multi_trajectories", wrapper="advantage:with_keys"
+    ),
+    "verl.trainer.ppo.metric_utils": partial(
+        _wrap, name="process_validation_metrics", wrapper="validation:without_failures"
+    ),
 }
 """From a module of verl to what is done once it has been imported."""
 

@@ -115,8 +115,8 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
 def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
     """Numbers about an episode under the same names for every trajectory, as verl demands it.
 
-    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, which verl's validation
-    leaves out of its means (verl 0.9.1, `process_validation_metrics` in `verl/trainer/ppo/metric_utils.py`).
+    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
+    `validation.without_failures` leaves it out of verl's validation.
     """
     masked = not (trajectory.trainable and trajectory.counts)
     reward = 0.0 if masked else float(trajectory.reward)
