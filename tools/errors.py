@@ -38,7 +38,7 @@ class UnknownArgumentError(UnknownNameError, TypeError):
 
 
 class MissingExtraError(ToolgymError, ImportError):
-    """A feature needs an optional dependency that is not installed. Names the extra to install."""
+    """A feature needs an optional dependency that is not installed, or is too old. Names what to install."""
 
 
 class EpisodeError(ToolgymError, RuntimeError):
@@ -190,19 +190,34 @@ def missing_package(package: str, feature: str, cause: ImportError) -> MissingEx
     """Build the error for a feature that needs a package of no extra.
 
     Args:
-        package: its name for pip.
+        package: its name for pip, which may say its version.
         feature: what the user wanted, for example `"Reading a Parquet file"`.
         cause: the import error.
     """
     return MissingExtraError(
-        f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip()} {package}", name=cause.name
+        f"{feature} needs the package {package!r} ({cause}). Install it with: {_pip(package)}", name=cause.name
     )
 
 
-def _pip() -> str:
+def outdated_package(package: str, feature: str, least: str, version: str) -> MissingExtraError:
+    """Build the error for a feature that needs a newer version of a package than is installed.
+
+    Args:
+        package: its name for pip.
+        feature: what the user wanted, for example `"The adapter for TRL"`.
+        least: the first version that will do.
+        version: the version that is installed.
+    """
+    needed = f"{package}>={least}"
+    return MissingExtraError(
+        f"{feature} needs {needed}, found {version}. Install it with: {_pip(needed)}", name=package.partition("[")[0]
+    )
+
+
+def _pip(*what: str) -> str:
     import shlex
 
-    return f"{shlex.quote(sys.executable)} -m pip install"
+    return shlex.join([sys.executable, "-m", "pip", "install", *what])
 
 
 def _pip_install(extra: str, options: str = "") -> str:

@@ -16,12 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.versions import require_version
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.engines.openai.chat import CONNECT_TIMEOUT
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 from toolgym.tools.http.retries import AttemptError, Retries, repeat
 from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError
+
+require_version("agentlightning", "An agent of Agent-Lightning")  # a job of Kubernetes needs none
 
 TASK, ENV, RUN = "TOOLGYM_TASK", "TOOLGYM_ENV", "TOOLGYM_RUN"
 """Environment variables: the row as JSON; the env's id; further arguments of `toolgym.rollout.endpoint.run` as JSON."""

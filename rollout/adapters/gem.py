@@ -17,16 +17,15 @@ from toolgym.envs.base import require_growing_context
 from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
 from toolgym.envs.registry import make, registered
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.tools.errors import ConfigError, missing_package
+from toolgym.rollout.adapters.versions import needs
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
-try:
+with needs("gem-llm", "An env for GEM"):
     import gem
     from gem.envs.registration import ENV_REGISTRY
     from gem.utils.constants import TERMINAL_STATE
-except ImportError as error:
-    raise missing_package("gem-llm", "An env for GEM", error) from error
 
 PREFIX = "toolgym:"
 """What stands before our ids in GEM's registry."""

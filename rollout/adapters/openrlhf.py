@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame, EpisodeFailedError
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
@@ -26,14 +27,7 @@ from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import (
-    BatchError,
-    ConfigError,
-    missing_package,
-    named_keywords,
-    require_whole_number,
-    shorten,
-)
+from toolgym.tools.errors import BatchError, ConfigError, named_keywords, require_whole_number, shorten
 
 if TYPE_CHECKING:
     from openrlhf.utils.agent import AgentExecutorBase
@@ -68,12 +62,10 @@ def agent_executor(
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, or the config asks for what OpenRLHF has no row for.
-        MissingExtraError: OpenRLHF is not installed.
+        MissingExtraError: OpenRLHF is not installed, or too old.
     """
-    try:
+    with needs("openrlhf", "An agent for OpenRLHF"):
         from openrlhf.utils.agent import AgentExecutorBase
-    except ImportError as error:
-        raise missing_package("openrlhf", "An agent for OpenRLHF", error) from error
     if not isinstance(config, RunConfig | None):
         raise ConfigError(f"config must be a RunConfig, got {config!r}")
     config = config or RunConfig()

@@ -8,14 +8,13 @@ else on the left.
 
 from __future__ import annotations
 
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.batch.batch import Batch
-from toolgym.tools.errors import BatchError, ConfigError, missing_package
+from toolgym.tools.errors import BatchError, ConfigError
 
-try:
+with needs("torchrl", "A batch for TorchRL"):
     import torch
     from tensordict import TensorDict
-except ImportError as error:
-    raise missing_package("torchrl", "A batch for TorchRL", error) from error
 
 
 def to_tensordict(batch: Batch, advantages: torch.Tensor) -> TensorDict:

@@ -19,15 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import BatchError, ConfigError, check_seconds, missing_package, require_whole_number
+from toolgym.tools.errors import BatchError, ConfigError, check_seconds, require_whole_number
 
-try:
+with needs("TransferQueue", "A TransferQueue"):
     import transfer_queue
     from tensordict import NonTensorStack, TensorDict
-except ImportError as error:
-    raise missing_package("transferqueue", "A TransferQueue", error) from error
 
 
 class QueueRow(NamedTuple):

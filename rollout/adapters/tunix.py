@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.advantages import by_group
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, missing_package, require_whole_number
+from toolgym.tools.errors import BatchError, require_whole_number
 
-try:
+with needs("google-tunix", "The adapter for Tunix"):
     from tunix.rl.agentic.agents.agent_types import TrajectoryItem, TrajectoryStatus
-except ImportError as error:
-    raise missing_package("google-tunix", "The adapter for Tunix", error) from error
 
 log = logging.getLogger("toolgym.rollout.adapters.tunix")
 """Gets one warning with the groups that were left out."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.areal.tensors import to_tensors
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
@@ -18,13 +19,11 @@ from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, missing_package, named_keywords, shorten
+from toolgym.tools.errors import ConfigError, named_keywords, shorten
 
-try:
+with needs("areal", "A workflow of AReaL"):
     from areal.api.io_struct import ModelRequest
     from areal.api.workflow_api import RolloutWorkflow
-except ImportError as error:
-    raise missing_package("areal", "A workflow of AReaL", error) from error
 
 if TYPE_CHECKING:
     from areal.api.cli_args import GenerationHyperparameters

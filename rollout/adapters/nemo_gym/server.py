@@ -16,11 +16,12 @@ from toolgym.envs.server.session import EnvSession, FailedError, NoSessionError,
 from toolgym.envs.server.sessions import Sessions
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.tools.errors import ConfigError, EpisodeError, missing_package, shorten
+from toolgym.rollout.adapters.versions import needs
+from toolgym.tools.errors import ConfigError, EpisodeError, shorten
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.serving.admission import BusyError, Gate
 
-try:
+with needs("nemo-gym", "A resources server of NeMo-Gym"):
     from fastapi import FastAPI, HTTPException, Request
     from fastapi.responses import PlainTextResponse
     from nemo_gym.base_resources_server import (
@@ -39,8 +40,6 @@ try:
     from nemo_gym.failure_kinds import SESSION_LOST
     from nemo_gym.server_utils import SESSION_ID_KEY
     from pydantic import ConfigDict, Field, PrivateAttr
-except ImportError as error:
-    raise missing_package("nemo-gym", "A resources server of NeMo-Gym", error) from error
 
 REMEMBERED = 100_000
 """Names of closed sessions that are kept, so that a seed that comes late does not open one again."""

@@ -13,9 +13,10 @@ from typing import Any
 from toolgym.rollout.adapters.skyrl.generator import ToolgymGenerator
 from toolgym.rollout.adapters.skyrl.text_env import register_envs, tools_of
 from toolgym.rollout.adapters.skyrl.trainer import CountedEpisodes
-from toolgym.tools.errors import ConfigError, missing_package
+from toolgym.rollout.adapters.versions import needs
+from toolgym.tools.errors import ConfigError
 
-try:
+with needs("skyrl[skyrl-train]", "Training with SkyRL"):
     import ray
     from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
     from skyrl.train.config import SkyRLTrainConfig
@@ -23,8 +24,6 @@ try:
     from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
     from skyrl.train.trainer import RayPPOTrainer
     from skyrl.train.utils import initialize_ray, validate_cfg
-except ImportError as error:
-    raise missing_package("skyrl[skyrl-train]", "Training with SkyRL", error) from error
 
 
 @dataclass

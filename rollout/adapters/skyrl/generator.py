@@ -13,6 +13,7 @@ import numpy as np
 
 from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF, to_generator_output
 from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.context_routing import ContextRouting
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
@@ -27,9 +28,9 @@ from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, EngineError, missing_package, named_keywords, shorten
+from toolgym.tools.errors import ConfigError, EngineError, named_keywords, shorten
 
-try:
+with needs("skyrl", "A generator of SkyRL"):
     from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
     from skyrl.train.generators.base import GeneratorInterface, TrajectoryID
     from skyrl.train.generators.utils import (
@@ -38,8 +39,6 @@ try:
         get_rollout_metrics,
         slice_generator_output,
     )
-except ImportError as error:
-    raise missing_package("skyrl", "A generator of SkyRL", error) from error
 
 if TYPE_CHECKING:
     from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.context_routing import ContextRouting
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
 from toolgym.rollout.reward_placement import token_rewards
 from toolgym.rollout.token_sequence import TokenSequence, joined_payload
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, missing_package, named_keywords
+from toolgym.tools.errors import BatchError, named_keywords
 
 if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
@@ -76,13 +77,11 @@ def to_generator_output(
         ConfigError: something else than trajectories was given.
         BatchError: there are none, a number is not finite, a trajectory has several token sequences without
             `step_wise`, or some turns lack a payload that others have; names the field and the row.
-        MissingExtraError: SkyRL is not installed.
+        MissingExtraError: SkyRL is not installed, or too old.
     """
     given = require_trajectories(trajectories)
-    try:
+    with needs("skyrl", "A generator's output for SkyRL"):
         from skyrl.train.generators.base import TrajectoryID
-    except ImportError as error:
-        raise missing_package("skyrl", "A generator's output for SkyRL", error) from error
     ids = trajectory_ids or [TrajectoryID(one.group_id, one.sample_index) for one in given]
     if not given or len(ids) != len(given) or (routing is not None and len(routing) != len(given)):
         raise BatchError(f"got {len(given)} trajectories, {len(ids)} ids and {len(routing or given)} routings")

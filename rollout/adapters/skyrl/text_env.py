@@ -14,14 +14,13 @@ from toolgym.envs.base import require_growing_context
 from toolgym.envs.registry import make, spec
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, missing_package, named_keywords
+from toolgym.tools.errors import ConfigError, named_keywords
 
-try:
+with needs("skyrl-gym", "An env for skyrl-gym"):
     import skyrl_gym
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
-except ImportError as error:
-    raise missing_package("skyrl-gym", "An env for skyrl-gym", error) from error
 
 TIMEOUT = 600.0
 """Seconds for one call of an env that has no clocks of its own."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.token_sequence import TokenSequence
 from toolgym.rollout.trajectory import Trajectory, require_trajectories
 from toolgym.rollout.turn_messages import turn_places
-from toolgym.tools.errors import BatchError, missing_extra
+from toolgym.tools.errors import BatchError
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -36,12 +37,10 @@ def to_rollout_samples(
         ConfigError: something else than trajectories was given.
         BatchError: there are not as many advantages, one is not finite, or a weight version is no number: TRL counts
             its versions.
-        MissingExtraError: TRL is not installed.
+        MissingExtraError: TRL is not installed, or too old.
     """
-    try:
+    with needs("trl", "Samples for TRL's async trainer"):
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-    except ImportError as error:
-        raise missing_extra("trl", "Samples for TRL's async trainer", error) from error
     given = require_trajectories(trajectories)
     if len(advantages) != len(given):
         raise BatchError(f"{len(given)} trajectories need as many advantages, got {len(advantages)}")

@@ -23,6 +23,7 @@ from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output, to_output
 from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.failures import require_one_that_played
@@ -39,7 +40,7 @@ from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import BatchError, ConfigError, missing_extra, named_keywords, require_whole_number
+from toolgym.tools.errors import BatchError, ConfigError, named_keywords, require_whole_number
 from toolgym.tools.parsers import parser_for_template
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Spec:
         UnknownNameError: no env has that id; names the nearest one.
         ConfigError: an argument is of the wrong kind, the env has no tasks of its own, or the config asks for what TRL
             has no row for.
-        MissingExtraError: TRL is not installed.
+        MissingExtraError: TRL is not installed, or too old.
     """
 
     @named_keywords
@@ -96,10 +97,8 @@ class Spec:
         seed: int = 0,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        try:
+        with needs("trl", "The adapter for TRL"):
             import trl  # noqa: F401
-        except ImportError as error:
-            raise missing_extra("trl", "The adapter for TRL", error) from error
         require_whole_number("num_tasks", num_tasks, at_least=1)
         require_whole_number("seed", seed, at_least=0)
         if not isinstance(config, RunConfig | None):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from toolgym.tools.errors import missing_package
+from toolgym.rollout.adapters.versions import needs
 
-try:
+with needs("verifiers", "An env for verifiers"):
     import verifiers.v1 as vf
-except ImportError as error:
-    raise missing_package("verifiers", "An env for verifiers", error) from error
 
 
 class ToolgymEnvConfig(vf.EnvConfig):

@@ -11,14 +11,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from toolgym.rollout.adapters.verifiers.taskset import REWARD, ToolgymData
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.limits import EpisodeLimits
-from toolgym.tools.errors import ConfigError, missing_package
+from toolgym.tools.errors import ConfigError
 
-try:
+with needs("verifiers", "A harness for verifiers"):
     import verifiers.v1 as vf
-except ImportError as error:
-    raise missing_package("verifiers", "A harness for verifiers", error) from error
 
 _UNUSED = ("env", "forward_env", "mcp_header_env", "tool_timeout", "disabled_tools")
 """What verifiers says to the programs of other harnesses."""

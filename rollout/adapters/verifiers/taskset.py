@@ -17,14 +17,13 @@ from pydantic import Field
 from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.errors import ConfigError, UnknownNameError, missing_package, nearest
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 
-try:
+with needs("verifiers", "A taskset for verifiers"):
     import verifiers.v1 as vf
-except ImportError as error:
-    raise missing_package("verifiers", "A taskset for verifiers", error) from error
 
 REWARD = "toolgym_reward"
 """Key of a trace's `info` under which the harness leaves the env's reward."""

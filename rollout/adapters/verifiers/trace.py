@@ -17,15 +17,14 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.verifiers.harness import ToolgymHarnessConfig
 from toolgym.rollout.adapters.verifiers.taskset import REWARD, ToolgymData, ToolgymTask, typed_message
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.token_sequence import Segment, TokenSequence, joined_payload
 from toolgym.rollout.trajectory import Trajectory, Turn, require_trajectories
 from toolgym.rollout.turn_messages import turn_places
-from toolgym.tools.errors import BatchError, missing_package
+from toolgym.tools.errors import BatchError
 
-try:
+with needs("verifiers", "Traces for verifiers"):
     import verifiers.v1 as vf
-except ImportError as error:
-    raise missing_package("verifiers", "Traces for verifiers", error) from error
 
 SAMPLING_MASK = "sampling_mask"
 """The payload with the ids that a sampler kept for each token, filled up with -1."""

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from toolgym.rollout.adapters.verl.plugin import ADVANTAGE_NAME
-from toolgym.tools.errors import missing_extra
+from toolgym.rollout.adapters.versions import needs
 
-try:
+with needs("verl", "An advantage of verl"):
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
-except ImportError as error:
-    raise missing_extra("verl", "An advantage of verl", error) from error
 
 
 def grpo_advantage(

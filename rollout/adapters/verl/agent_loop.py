@@ -17,6 +17,7 @@ from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
 from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode import RendererFactory
 from toolgym.rollout.episode_config import EpisodeConfig
@@ -24,14 +25,12 @@ from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.tools.errors import ConfigError, missing_extra
+from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
 
-try:
+with needs("verl", "An agent loop of verl"):
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
-except ImportError as error:
-    raise missing_extra("verl", "An agent loop of verl", error) from error
 
 _log = logging.getLogger("toolgym.rollout.adapters.verl")
 """Gets a warning for each episode that failed."""

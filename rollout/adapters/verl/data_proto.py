@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
+from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -47,8 +48,10 @@ def to_data_proto(
 
     Raises:
         ConfigError: there are no trajectories, a prompt is too long, or a trajectory has several sequences; names it.
+        MissingExtraError: verl is not installed, or too old.
     """
-    from verl import DataProto
+    with needs("verl", "A batch for verl"):
+        from verl import DataProto
 
     for name, value in (("prompt_length", prompt_length), ("response_length", response_length)):
         require_whole_number(name, value, at_least=1)

@@ -19,9 +19,10 @@ from toolgym.rollout.adapters.transfer_queue import Group, TransferQueueWriter
 from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop
 from toolgym.rollout.adapters.verl.options import ManagerOptions
 from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
-from toolgym.tools.errors import ConfigError, missing_extra
+from toolgym.rollout.adapters.versions import needs
+from toolgym.tools.errors import ConfigError
 
-try:
+with needs("verl", "A manager of verl's agent loops"):
     import hydra
     import ray
     import transfer_queue
@@ -29,8 +30,6 @@ try:
     from tensordict import NonTensorData, NonTensorStack, TensorDict
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, DictConfigWrap, _agent_loop_registry
     from verl.utils.ray_utils import auto_await
-except ImportError as error:
-    raise missing_extra("verl", "A manager of verl's agent loops", error) from error
 
 START_TIMEOUT = 600.0
 """Seconds until the processes must have loaded the tokenizer and joined the queue."""

@@ -16,15 +16,13 @@ from typing import Any, ClassVar
 
 from toolgym import tools
 from toolgym.envs.rewards.final_answer import score_final_answer
-from toolgym.tools.errors import missing_extra
+from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.gsm8k import Gsm8kRewardTool
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
-try:
+with needs("verl", "A tool of verl"):
     from verl.tools.base_tool import BaseTool
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
-except ImportError as error:
-    raise missing_extra("verl", "A tool of verl", error) from error
 
 WORSE = -0.05
 """Reward of a call of `Gsm8kTool` whose answer is no better than the trajectory's best."""

@@ -150,5 +150,5 @@ def test_rolls_env_managers_by_our_name(monkeypatch):
 def test_without_gem(monkeypatch):
     monkeypatch.setitem(sys.modules, "gem", None)
     monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.gem")
-    with pytest.raises(MissingExtraError, match="needs the package 'gem-llm'"):
+    with pytest.raises(MissingExtraError, match="needs the package 'gem-llm"):
         import toolgym.rollout.adapters.gem  # noqa: F401

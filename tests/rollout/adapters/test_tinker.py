@@ -269,5 +269,5 @@ def test_without_tinker_cookbook(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "tinker_cookbook.completers", None)
     monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.tinker.contract")
-    with pytest.raises(MissingExtraError, match="needs the package 'tinker-cookbook'"):
+    with pytest.raises(MissingExtraError, match="needs the package 'tinker-cookbook"):
         import toolgym.rollout.adapters.tinker.contract  # noqa: F401

@@ -140,5 +140,5 @@ def test_without_torchrl(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "tensordict", None)
     monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.torchrl")
-    with pytest.raises(MissingExtraError, match="needs the package 'torchrl'"):
+    with pytest.raises(MissingExtraError, match="needs the package 'torchrl"):
         import toolgym.rollout.adapters.torchrl  # noqa: F401

@@ -139,7 +139,7 @@ def test_without_tunix(monkeypatch):
     monkeypatch.delitem(sys.modules, "toolgym.rollout.adapters.tunix", raising=False)
     for name in [one for one in sys.modules if one.startswith("tunix.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(MissingExtraError, match="needs the package 'google-tunix'"):
+    with pytest.raises(MissingExtraError, match="needs the package 'google-tunix"):
         importlib.import_module("toolgym.rollout.adapters.tunix")
 
 

@@ -1,0 +1,82 @@
+"""The least version of each trainer that its adapter was tested with, checked where the adapter imports the trainer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from toolgym.tools.errors import missing_extra, missing_package, outdated_package
+
+LEAST = {
+    "agentlightning": "1.0.2",
+    "areal": "1.0.4",
+    "gem-llm": "0.1.0",
+    "google-tunix": "0.1.7",
+    "nemo-gym": "0.7.0",
+    "openrlhf": "0.11.2",
+    "skyrl": "0.4.0",
+    "skyrl-gym": "0.4.0",
+    "tinker-cookbook": "0.6.1",
+    "torchrl": "0.14.1",
+    "TransferQueue": "0.1.11",
+    "trl": "1.16",
+    "verifiers": "0.4.0",
+    "verl": "0.9.1",
+}
+"""From a package to the version in `scripts/trainers`, or, of TRL, in the project's extra."""
+
+_EXTRAS = ("trl", "verl")
+
+
+def require_version(package: str, feature: str) -> str | None:
+    """Check the version of a trainer, and return it; None where none is installed, or where it says none.
+
+    Args:
+        package: its name for pip, of `LEAST`; it may name an extra, as `"skyrl[skyrl-train]"` does.
+        feature: what the user wanted, for example `"An agent for OpenRLHF"`.
+
+    Raises:
+        MissingExtraError: it is too old; names the least version.
+    """
+    name = package.partition("[")[0]
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # perhaps a folder on the path
+        return None
+    if version and _is_older(version, LEAST[name]):
+        raise outdated_package(package, feature, LEAST[name], version)
+    return version
+
+
+@contextmanager
+def needs(package: str, feature: str) -> Iterator[None]:
+    """Hold the imports of a trainer; `require_version` is done before them.
+
+    Raises:
+        MissingExtraError: it is too old, or an import fails; names the least version.
+    """
+    version = require_version(package, feature)
+    try:
+        yield
+    except ImportError as error:
+        name = package.partition("[")[0]
+        if name in _EXTRAS:
+            raise missing_extra(name, feature, error) from error
+        # To pip any version that is installed would satisfy ">=".
+        raise missing_package(f"{package}{'==' if version else '>='}{LEAST[name]}", feature, error) from error
+
+
+def _is_older(version: str, least: str) -> bool:
+    """Whether a version is below another one by its release alone: 1.16.0.dev0 is what 1.16 will be."""
+    if ".dev" in version and "+" in version:  # counted from the tags of a checkout, which a shallow one lacks
+        return False
+    numbers = _release(version)
+    return bool(numbers) and numbers < _release(least)
+
+
+def _release(version: str) -> list[int]:
+    """Its release's numbers, without zeros at the end; none where it is no version of a package."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return [int(number) for number in re.sub(r"(\.0+)+$", "", match[1]).split(".")] if match else []
