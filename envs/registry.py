@@ -265,16 +265,7 @@ def wrapper_factories(wrappers: object) -> list[Wrap]:
 
 
 def _wrapper_factory(given: object) -> Wrap:
-    known = isinstance(given, Mapping) and {"name"} <= set(given) <= {"name", "kwargs"}
-    name, kwargs = (given["name"], given.get("kwargs") or {}) if isinstance(given, Mapping) and known else (given, {})
-    made: Any = _load(name, "the wrapper") if isinstance(name, str) and _is_entry_point(name) else name
-    if not callable(made) or not isinstance(kwargs, Mapping):
-        raise ConfigError(
-            "a wrapper is a function from an env to an env, where to find one ('package.module:name'), or a mapping "
-            f"with that 'name' and its 'kwargs'; got {given!r}"
-        )
-    check_keywords(made, kwargs)
-    made = partial(made, **kwargs) if kwargs else made
+    made: Any = named_factory(given, "a wrapper", "a function from an env to an env")
     try:
         inspect.signature(made).bind(None)
     except ValueError:  # it does not say what it takes
@@ -285,6 +276,30 @@ def _wrapper_factory(given: object) -> Wrap:
             "functools.partial(wrapper, ...), or as {'name': 'package.module:name', 'kwargs': {...}}"
         ) from error
     return made  # type: ignore[no-any-return]  # `wrapped` checks what it gives
+
+
+def named_factory(given: object, what: str, kind: str) -> Callable[..., Any]:
+    """Return the function that a value in a configuration stands for, with its keyword arguments bound to it.
+
+    Args:
+        given: a function, where to find one (`"package.module:name"`), or a mapping with that `name` and its `kwargs`.
+        what: what it is, for error messages, for example `"a wrapper"`.
+        kind: which functions are expected, for error messages.
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+        UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
+    """
+    known = isinstance(given, Mapping) and {"name"} <= set(given) <= {"name", "kwargs"}
+    name, kwargs = (given["name"], given.get("kwargs") or {}) if isinstance(given, Mapping) and known else (given, {})
+    made: Any = _load(name, what) if isinstance(name, str) and _is_entry_point(name) else name
+    if not callable(made) or not isinstance(kwargs, Mapping):
+        raise ConfigError(
+            f"{what} is {kind}, where to find one ('package.module:name'), or a mapping with that 'name' and its "
+            f"'kwargs'; got {given!r}"
+        )
+    check_keywords(made, kwargs)
+    return partial(made, **kwargs) if kwargs else made  # type: ignore[no-any-return]
 
 
 def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:

@@ -72,3 +72,23 @@ class EpisodeConfig:
     def context_policies(self) -> tuple[ContextPolicy, ...]:
         """`context` as a tuple."""
         return (self.context,) if isinstance(self.context, ContextPolicy) else tuple(self.context)
+
+    @property
+    def one_sequence(self) -> bool:
+        """Whether each episode has one token sequence, unless its env begins the context anew."""
+        return self.history == HistoryMode.APPEND and not any(one.revises for one in self.context_policies)
+
+
+def require_one_sequence(config: EpisodeConfig, trainer: str) -> None:
+    """Check that episodes fit a trainer that takes one row of each.
+
+    Raises:
+        ConfigError: an episode may have several token sequences; names the argument.
+    """
+    if not config.one_sequence:
+        revising = [one.name for one in config.context_policies if one.revises]
+        raise ConfigError(
+            f"{trainer} takes one row for each episode, so config.history must be 'append' and no policy of "
+            f"config.context may rewrite what was read: got history={str(config.history)!r} and "
+            f"{', '.join(revising) or 'none that does'}"
+        )

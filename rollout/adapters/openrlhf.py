@@ -21,7 +21,7 @@ from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
-from toolgym.rollout.limits import HistoryMode
+from toolgym.rollout.episode_config import require_one_sequence
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
@@ -69,8 +69,7 @@ def agent_executor(
     if not isinstance(config, RunConfig | None):
         raise ConfigError(f"config must be a RunConfig, got {config!r}")
     config = config or RunConfig()
-    if HistoryMode(config.history) is not HistoryMode.APPEND:
-        raise ConfigError("OpenRLHF takes one row for each sample, so config.history must be 'append'")
+    require_one_sequence(config, "OpenRLHF")
     if max_new_tokens is not None:
         require_whole_number("max_new_tokens", max_new_tokens, at_least=1)
     require_whole_number("attempts", attempts, at_least=1)

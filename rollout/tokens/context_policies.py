@@ -11,15 +11,16 @@ one in its place; then the present token sequence is over and a new one begins (
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from toolgym.envs.registry import named_factory
 from toolgym.rollout.tokens.chat_template import ROLES
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
-from toolgym.tools.errors import ConfigError, missing_extra
+from toolgym.tools.errors import ConfigError, UnknownNameError, missing_extra, nearest
 from toolgym.tools.message import Message
 
 try:
@@ -56,6 +57,11 @@ class ContextPolicy:
     def name(self) -> str:
         """What `TokenSequence.start_reason` says of the sequences that it began."""
         return type(self).__name__
+
+    @property
+    def revises(self) -> bool:
+        """Whether it may begin a new token sequence: it has a `revise` of its own."""
+        return type(self).revise is not ContextPolicy.revise
 
     def admit(self, message: Message, renderer: ChatRenderer) -> Message:
         """The new message as the model is to read it. Called once for each message that the env gives in a step.
@@ -206,6 +212,47 @@ class Summarize(ContextPolicy):
         if state.tokens <= self.share * state.budget:
             return messages
         return await self.callback([message.copy() for message in messages])
+
+
+def read_context(given: Any) -> tuple[ContextPolicy, ...]:
+    """The context policies that a configuration names, for trainers whose settings are plain data.
+
+    Args:
+        given: one or a list of them: a `ContextPolicy`, the name of what makes one, or a mapping with that `name` and
+            its `kwargs`, as `{"name": "KeepToolResults", "kwargs": {"last": 3}}`. The name is a class of this module,
+            or `"package.module:name"` of a class or function of your own.
+
+    Raises:
+        UnknownNameError: there is no such class, module or argument; names the nearest one.
+        ConfigError: something of another shape was given, or an argument cannot be used.
+    """
+    if isinstance(given, ContextPolicy | Mapping | str):
+        given = [given]
+    if not isinstance(given, Sequence):
+        raise ConfigError(f"context must be a list of context policies, got {given!r}")
+    return tuple(one if isinstance(one, ContextPolicy) else _make_policy(one) for one in given)
+
+
+_OWN = ("CutToolResults", "KeepToolResults", "Summarize")
+
+
+def _make_policy(given: Any) -> ContextPolicy:
+    name = given.get("name") if isinstance(given, Mapping) else given
+    if isinstance(name, str) and ":" not in name:
+        if name not in _OWN:
+            raise UnknownNameError(
+                f"there is no context policy {name!r}{nearest(name, _OWN)}: expected {', '.join(_OWN)} or "
+                "package.module:name"
+            )
+        given = {"kwargs": {}, **(given if isinstance(given, Mapping) else {}), "name": f"{__name__}:{name}"}
+    make = named_factory(given, "a context policy", f"one of {', '.join(_OWN)}")
+    try:
+        made = make()
+    except TypeError as error:
+        raise ConfigError(f"the context policy {given!r} cannot be made: {error}") from error
+    if not isinstance(made, ContextPolicy):
+        raise ConfigError(f"{given!r} must give a context policy, got {made!r}")
+    return made
 
 
 def checked_messages(giver: str, messages: Any) -> list[Message]:

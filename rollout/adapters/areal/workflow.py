@@ -13,6 +13,7 @@ from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.episode_config import require_one_sequence
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
@@ -75,6 +76,8 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         self._gconfig = gconfig
         self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self._config = config or RunConfig()
+        if not several_rows:
+            require_one_sequence(self._config, "AReaL without several_rows")
         self._several_rows = several_rows
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:

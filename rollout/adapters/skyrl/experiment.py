@@ -37,6 +37,7 @@ class ToolgymSettings:
     generator: str = "toolgym"
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     history: str = "append"
+    context: list[Any] = field(default_factory=list)
     on_truncated_turn: str = "end"
     limits: dict[str, Any] = field(default_factory=dict)
     parser: str | None = None

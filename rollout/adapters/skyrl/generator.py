@@ -7,10 +7,12 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from toolgym.envs.base import require_growing_context
 from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF, to_generator_output
 from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.adapters.versions import needs
@@ -20,10 +22,12 @@ from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
 from toolgym.rollout.env_life import close_env
+from toolgym.rollout.episode_config import require_one_sequence
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
@@ -87,6 +91,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         env_kwargs: for `toolgym.make`.
         history: what the policy sees of its earlier turns, `append` or `template`; see `HistoryMode`. `template` may
             give a trajectory several sequences, and so needs `generator.step_wise_trajectories`.
+        context: context policies, see `read_context`; one that rewrites what was read needs it, too.
         on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
         limits: further `EpisodeLimits`, by name.
         parser: how the model writes tool calls; None: what the chat template shows.
@@ -104,8 +109,9 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         *,
         policy_model_name: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
-        history: str = "append",
-        on_truncated_turn: str = "end",
+        history: Literal["append", "template"] = "append",
+        context: Any = (),
+        on_truncated_turn: Literal["end", "close"] = "end",
         limits: Mapping[str, Any] | None = None,
         parser: str | None = None,
     ) -> None:
@@ -114,13 +120,16 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         self._env_kwargs = {**turns, **(env_kwargs or {})}
         self._cfg, self._client, self._tokenizer = generator_cfg, inference_engine_client, tokenizer
         self._model = policy_model_name
-        self._playing: dict[str, Any] = {
-            "history": history,
-            "on_truncated_turn": on_truncated_turn,
-            "limits": EpisodeLimits(**(limits or {})),
-            "template_kwargs": generator_cfg.chat_template_kwargs,
-            "parser": parser,
-        }
+        self._config = RunConfig(
+            history=history,
+            context=read_context(context),
+            on_truncated_turn=on_truncated_turn,
+            limits=EpisodeLimits(**(limits or {})),
+            template_kwargs=generator_cfg.chat_template_kwargs,
+            parser=parser,
+        )
+        if not generator_cfg.step_wise_trajectories:
+            require_one_sequence(self._config, "SkyRL without generator.step_wise_trajectories")
         self._factories: dict[str, EnvFactory] = {}
         self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
         self._scores: list[Score] | None = None
@@ -197,6 +206,8 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
             made = EnvFactory.of(env_class, self._env_kwargs)
             env = made()
             try:
+                if not self._cfg.step_wise_trajectories:
+                    require_growing_context(env, "SkyRL without generator.step_wise_trajectories")
                 self._renderer(env.tool_schemas)
             finally:
                 await close_env(env)
@@ -206,8 +217,7 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
     def _renderer(self, tools: Sequence[ToolSchema]) -> ChatRenderer:
         key = tuple(schema.canonical_json for schema in tools)
         if key not in self._renderers:
-            playing = self._playing
-            made = ChatRenderer(self._tokenizer, tools, playing["template_kwargs"], parser=playing["parser"])
+            made = ChatRenderer(self._tokenizer, tools, self._config.template_kwargs, parser=self._config.parser)
             made.require_parser()
             self._renderers[key] = made
         return self._renderers[key]
@@ -230,7 +240,8 @@ class _Batch:
         most = [self.sampling["max_tokens"] + cfg.max_input_length] if cfg.max_input_length is not None else []
         most += [one for one in [engine.engine_init_kwargs.get("max_model_len")] if one is not None]
         self._context_length = min(most, default=None)
-        self._config = RunConfig(
+        self._config = replace(
+            generator._config,
             sampling=SamplingParams(
                 max_new_tokens=self.sampling["max_tokens"],
                 temperature=self.sampling.get("temperature", 1.0),
@@ -241,7 +252,6 @@ class _Batch:
             ),
             training_step=(metadata and metadata.global_step) or 0,
             validate=evaluation,
-            **generator._playing,
         )
 
     async def play(

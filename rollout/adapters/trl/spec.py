@@ -25,10 +25,10 @@ from toolgym.rollout.adapters.trl.rows import REWARD, STOP_REASON, check_output,
 from toolgym.rollout.adapters.trl.sampling import prompts_of, require_usable, sampling_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
+from toolgym.rollout.episode_config import require_one_sequence
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.failures import require_one_that_played
 from toolgym.rollout.job import Job
-from toolgym.rollout.limits import HistoryMode
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
@@ -107,8 +107,7 @@ class Spec:
             raise ConfigError(f"policy must be a folder or a name on the hub, got {policy!r}")
         self.policy = str(tiny_policy_path()) if policy == "tiny" else str(policy)
         self.config = config or RunConfig()
-        if HistoryMode(self.config.history) is not HistoryMode.APPEND:
-            raise ConfigError("TRL takes one row for each prompt, so config.history must be 'append'")
+        require_one_sequence(self.config, "TRL")
         self._seed, self._sinks = seed, tuple(sinks)
         self._factory = EnvFactory.of(env, env_kwargs)
         self._engines: list[TransformersEngine] = []

@@ -18,6 +18,7 @@ from tests.rollout.adapters.slime_server import CALL, call_then_answer
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Segment, TokenSequence, Trajectory
 from toolgym.rollout.adapters.areal import to_tensors
+from toolgym.rollout.tokens.context_policies import KeepToolResults
 from toolgym.tools.errors import BatchError, ConfigError
 
 ROW = {"messages": [{"role": "user", "content": "What is 2*3?"}], "answer": "6"}
@@ -119,6 +120,13 @@ async def test_the_bounds_are_areals(areal, tokenizer):
 async def test_what_cannot_go_with_exact_tokens_is_refused(gconfig, areal, tokenizer):
     with pytest.raises(ConfigError, match=next(iter(gconfig))):
         workflow(tokenizer, gconfig)
+
+
+async def test_several_sequences_are_refused_before_they_are_played(areal, tokenizer):
+    for config in (RunConfig(history="template"), RunConfig(context=KeepToolResults(1))):
+        with pytest.raises(ConfigError, match="AReaL without several_rows takes one row"):
+            workflow(tokenizer, config=config)
+        workflow(tokenizer, config=config, several_rows=True)
 
 
 def policy(*ids, version="3"):

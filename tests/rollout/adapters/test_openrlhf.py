@@ -19,6 +19,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import RunConfig, Segment, TokenSequence, Trajectory
 from toolgym.rollout.adapters.openrlhf import agent_executor, task_of, to_response
+from toolgym.rollout.tokens.context_policies import CutToolResults, KeepToolResults
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError
 
 PROMPT = "What is 2*3?"
@@ -211,5 +212,8 @@ def test_what_openrlhf_has_no_row_for_is_refused_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "openrlhf.utils.agent", types.SimpleNamespace(AgentExecutorBase=object))
     with pytest.raises(ConfigError, match="history"):
         agent_executor("CodeInterpreter-v0", config=RunConfig(history="template"))
+    with pytest.raises(ConfigError, match="OpenRLHF takes one row for each episode.* and KeepToolResults"):
+        agent_executor("CodeInterpreter-v0", config=RunConfig(context=[CutToolResults(64), KeepToolResults(1)]))
+    agent_executor("CodeInterpreter-v0", config=RunConfig(context=CutToolResults(64)))
     with pytest.raises(ConfigError, match="attempts"):
         agent_executor("CodeInterpreter-v0", attempts=0)

@@ -16,6 +16,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, RunFailedError, SamplingParams
 from toolgym.rollout.adapters.trl import Spec
+from toolgym.rollout.tokens.context_policies import KeepToolResults
 from toolgym.tools import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError, SandboxError, UnknownNameError
 
@@ -332,6 +333,8 @@ def test_mistakes_are_errors(make_env):
         Spec(make_env, num_tasks=0, policy="tiny")
     with pytest.raises(ConfigError, match="history must be 'append'"):
         Spec(make_env, num_tasks=1, policy="tiny", config=RunConfig(history="template"))
+    with pytest.raises(ConfigError, match="KeepToolResults"):
+        Spec(make_env, num_tasks=1, policy="tiny", config=RunConfig(context=KeepToolResults(1)))
     with pytest.raises(ConfigError, match="RunConfig"):
         Spec(make_env, num_tasks=1, policy="tiny", config=EpisodeLimits())
 

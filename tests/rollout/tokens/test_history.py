@@ -28,6 +28,7 @@ from toolgym.rollout import (
     turn_sampling,
 )
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 from toolgym.tools import tool
@@ -321,6 +322,54 @@ def test_what_cannot_be_is_refused_at_once():
     ):
         with pytest.raises(ConfigError):
             made()
+
+
+# ---------------------------------------------------------------------- as a configuration names them
+
+
+def make_summary(share):
+    return Summarize(first_and_last, share=share)
+
+
+def test_a_configuration_names_policies_and_what_makes_them():
+    keep = {"name": "KeepToolResults", "kwargs": {"last": 3}}
+    own = {"name": f"{__name__}:make_summary", "kwargs": {"share": 0.5}}
+    assert read_context([keep, own, CutToolResults(64)]) == (
+        KeepToolResults(3), Summarize(first_and_last, share=0.5), CutToolResults(64)
+    )  # fmt: skip
+    assert read_context(keep) == (KeepToolResults(3),)
+    assert read_context(f"{__name__}:Recalling")[0].name == "Recalling"
+    assert read_context([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("KeepToolResult", "did you mean 'KeepToolResults'"),
+        ({"name": "KeepToolResults", "kwargs": {"lost": 1}}, "did you mean 'last'"),
+        ({"name": "KeepToolResults"}, "missing 1 required"),
+        ({"name": "KeepToolResults", "kwargs": {"last": 0}}, "last must be at least 1"),
+        ({"name": "KeepToolResults", "last": 3}, "a context policy is one of"),
+        ("no_such_module:Policy", "there is no module 'no_such_module'"),
+        ("builtins:dict", "must give a context policy"),
+        (3, "must be a list of context policies"),
+        ([3], "a context policy is one of"),
+    ],
+)
+def test_what_names_no_policy_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        read_context(given)
+
+
+def test_one_sequence_is_what_nothing_rewrites():
+    assert RunConfig(context=[CutToolResults(64)]).one_sequence
+    for changes in ({"history": "template"}, {"context": KeepToolResults(1)}, {"context": Recalling()}):
+        assert not RunConfig(**changes).one_sequence
+
+
+class Recalling(ContextPolicy):
+    async def revise(self, messages, state):
+        return messages
 
 
 # ---------------------------------------------------------------------- whatever is said
