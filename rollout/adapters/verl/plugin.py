@@ -20,6 +20,7 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
+from toolgym.rollout.adapters.versions import require_version
 from toolgym.tools.after_import import after_import
 
 AGENT_NAME = "toolgym_agent"
@@ -91,6 +92,7 @@ def _warn(problem: str) -> None:
 
 
 try:
+    require_version("verl", "The adapter for verl")
     for _name in REGISTRATIONS:
         after_import(_name, _register)
 except Exception as error:  # noqa: BLE001  as above
