@@ -299,7 +299,7 @@ def named_factory(given: object, what: str, kind: str) -> Callable[..., Any]:
             f"'kwargs'; got {given!r}"
         )
     check_keywords(made, kwargs)
-    return partial(made, **kwargs) if kwargs else made  # type: ignore[no-any-return]
+    return partial(made, **kwargs) if kwargs else made
 
 
 def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:
