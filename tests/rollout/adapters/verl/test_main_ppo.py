@@ -148,15 +148,17 @@ def runs(mask):
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def check_groups(counted):
-    """Each first row of an episode has the advantage that its reward has among the episodes of its prompt.
+def check_groups(counted, tokenizer):
+    """The first row of each episode has the advantage that its reward has among the episodes of its prompt.
 
     Args:
-        counted: rows with a trained token; later rows of an episode have another prompt.
+        counted: rows with a trained token, and their prompts.
+        tokenizer: of the policy.
     """
     groups = collections.defaultdict(list)
     for prompt, row in counted:
-        groups[prompt].append((float(row["rm_scores"].sum()), float(row["advantages"].abs().max())))
+        if "<tool_response>" not in tokenizer.decode(prompt):  # then it is a later row
+            groups[prompt].append((float(row["rm_scores"].sum()), float(row["advantages"].abs().max())))
     firsts = [group for group in groups.values() if len(group) > 1]
     assert len(firsts) > STEPS * PROMPTS / 2
     for group in firsts:
@@ -168,7 +170,7 @@ def check_groups(counted):
 @pytest.mark.parametrize(
     ("fails", "further"), [(11, WITH_V1), (0, ["trainer.use_v1=False"])], ids=["v1, with failures", "v0"]
 )
-def test_what_the_actor_trains_on_is_what_the_server_gave(tmp_path, fails, further):
+def test_what_the_actor_trains_on_is_what_the_server_gave(tmp_path, tokenizer, fails, further):
     printed = train(tmp_path, fails, *further)
     served = collections.defaultdict(list)
     for line in (tmp_path / "requests.jsonl").read_text().splitlines():
@@ -189,8 +191,8 @@ def test_what_the_actor_trains_on_is_what_the_server_gave(tmp_path, fails, furth
     assert len(counted) > STEPS * PROMPTS * SAMPLES * (
         1 if fails else 0.9
     )  # with V1 an episode has a row for each turn
-    assert bool(masked) == bool(fails)
-    check_groups(counted)
+    assert bool(masked) == bool(fails) == ("failed with engine_failed" in printed)
+    check_groups(counted, tokenizer)
     correlations = re.findall(r"rollout_actor_probs_pearson_corr:\S*?([\d.]+)", printed)
     assert len(correlations) == STEPS
     assert min(map(float, correlations)) > 0.999
