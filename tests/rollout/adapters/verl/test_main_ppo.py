@@ -158,12 +158,13 @@ def check_groups(counted, tokenizer):
     groups = collections.defaultdict(list)
     for prompt, row in counted:
         if "<tool_response>" not in tokenizer.decode(prompt):  # then it is a later row
-            groups[prompt].append((float(row["rm_scores"].sum()), float(row["advantages"].abs().max())))
+            [advantage] = row["advantages"][row["response_mask"].bool()].unique().tolist()
+            groups[prompt].append((float(row["rm_scores"].sum()), advantage))
     firsts = [group for group in groups.values() if len(group) > 1]
     assert len(firsts) > STEPS * PROMPTS / 2
     for group in firsts:
         rewards = torch.tensor([reward for reward, _ in group])
-        expected = (rewards - rewards.mean()).abs() / (rewards.std() + 1e-6)
+        expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         assert [advantage for _, advantage in group] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
@@ -188,9 +189,7 @@ def test_what_the_actor_trains_on_is_what_the_server_gave(tmp_path, tokenizer, f
             assert any(torch.equal(row["rollout_log_probs"][begin:end], one) for one in answers)
         masked += not mask.any()
         counted += [(prompt, row)] if mask.any() else []
-    assert len(counted) > STEPS * PROMPTS * SAMPLES * (
-        1 if fails else 0.9
-    )  # with V1 an episode has a row for each turn
+    assert len(counted) > 0.9 * STEPS * PROMPTS * SAMPLES
     assert bool(masked) == bool(fails) == ("failed with engine_failed" in printed)
     check_groups(counted, tokenizer)
     correlations = re.findall(r"rollout_actor_probs_pearson_corr:\S*?([\d.]+)", printed)
