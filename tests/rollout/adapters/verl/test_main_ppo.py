@@ -23,7 +23,7 @@ import torch
 pytestmark = pytest.mark.long
 
 LIMIT = 420.0
-"""Seconds for two steps; a quiet machine needs some 60."""
+"""Seconds for two steps. Most of them go into the imports of some ten processes."""
 STEPS, PROMPTS, SAMPLES, TESTS = 2, 8, 4, 8
 
 SETTINGS = {
