@@ -23,6 +23,13 @@ from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, nearest
 from toolgym.tools.yaml_file import read_yaml
 
+FORMER_TOOLS: Mapping[str, str] = {
+    "verl.tools.gsm8k_tool.Gsm8kTool": "toolgym.tools.gsm8k.Gsm8kRewardTool",
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "toolgym.tools.CodeInterpreterTool",
+    "verl.tools.search_tool.SearchTool": "toolgym.tools.SearchTool",
+}
+"""From the names of tools that verl had until 0.8, as its tool files have them, to ours with the same options."""
+
 
 class _Entry(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -109,7 +116,7 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
 
 
 def _import_class(dotted: str) -> type[BaseTool]:
-    module_name, _, class_name = dotted.rpartition(".")
+    module_name, _, class_name = FORMER_TOOLS.get(dotted, dotted).rpartition(".")
     if not module_name:
         raise ConfigError(f"class_name must be a dotted path such as 'package.module.Class', got {dotted!r}")
     if not all(part.isidentifier() for part in dotted.split(".")):

@@ -2,7 +2,8 @@
 # Make a virtual environment with a trainer's own packages: install.sh NAME FOLDER
 #
 # NAME.txt lists every package with its version, so pip resolves nothing. Its first line says for which Python. A list
-# for the Python of the development environment ($VENV, .venv) says what the new one has besides, or in another version.
+# for the Python of the development environment ($VENV, .venv) says what the new one has besides, or in another version,
+# and on a line "# without NAME ..." what it has not.
 # A list for another Python is whole. Ends with 3, and a line that says why, where this machine cannot have it.
 set -euo pipefail
 usage="usage: install.sh NAME FOLDER"
@@ -35,6 +36,9 @@ site=$(purelib "$folder/bin/python")
 if [ "$python" = "$dev/bin/python" ]; then
   # Links, which take no room, and copies on another disk. No path to them: the sandbox offers a program its prefix only.
   cp -rl "$(purelib "$python")/." "$site" 2>/dev/null || cp -a "$(purelib "$python")/." "$site"
+  for package in $(sed -n 's/^# without //p' "$list"); do
+    rm -rf "${site:?}/$package" "$site/$package"-*.dist-info
+  done
 else
   cp -r "$(purelib "$dev/bin/python")"/*toolgym* "$site"  # the editable install, which any Python can use
 fi

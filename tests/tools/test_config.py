@@ -49,6 +49,39 @@ def test_null_enums_as_verls_own_files_have_them(tmp_path):
     assert "enum" not in made.tool_schema.parameters["properties"]["code"]
 
 
+GSM8K = """
+tools:
+  - class_name: "verl.tools.gsm8k_tool.Gsm8kTool"
+    config:
+      type: native
+    tool_schema:
+      type: "function"
+      function:
+        name: "calc_gsm8k_reward"
+        description: "A tool for calculating the reward of gsm8k."
+        parameters:
+          type: "object"
+          properties:
+            answer:
+              type: "string"
+              description: "The model's answer to the GSM8K math problem, must be a digits"
+          required: ["answer"]
+"""
+
+
+def test_the_tools_that_verl_had_are_ours(tmp_path):
+    [made] = from_config(write(tmp_path, GSM8K))
+    assert type(made).__name__ == "Gsm8kRewardTool"
+    assert made.tool_schema.description == "A tool for calculating the reward of gsm8k."
+    names = ["verl.tools.sandbox_fusion_tools.SandboxFusionTool", "verl.tools.search_tool.SearchTool"]
+    config = {"type": "native", "retrieval_service_url": "http://127.0.0.1:1/retrieve"}
+    kinds = [
+        type(from_config({"tools": [{"class_name": name, "config": config if "search" in name else {}}]})[0])
+        for name in names
+    ]
+    assert [kind.__name__ for kind in kinds] == ["CodeInterpreterTool", "SearchTool"]
+
+
 def test_a_schema_of_its_own_may_be_left_out():
     [made] = from_config({"tools": [{"class_name": "toolgym.tools.CodeInterpreterTool"}]})
     assert made.name == "code_interpreter"

@@ -1,12 +1,15 @@
-"""`toolgym_grpo`: verl's GRPO advantage, from which failed episodes stay out."""
+"""`toolgym_grpo`: verl's GRPO advantage over episodes, from which failed ones stay out."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from toolgym.rollout.adapters.verl.plugin import ADVANTAGE_NAME
 from toolgym.rollout.adapters.versions import needs
 
 with needs("verl", "An advantage of verl"):
@@ -14,30 +17,64 @@ with needs("verl", "An advantage of verl"):
 
 
 def grpo_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any, config: Any = None, **_: Any
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Any,
+    config: Any = None,
+    keys: Sequence[str] | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's GRPO advantage and returns, where rows without a trained token enter no group's mean and deviation.
+    """verl's GRPO advantage and returns, where a group's mean and deviation are those of its episodes that count.
 
-    Such a row is an episode that failed: verl has to be given some reward of it, and 0 would pull the others' up.
-    Where every row has a trained token, this is verl's `grpo` to the bit.
+    A row without a trained token is an episode that failed: verl has to be given some reward of it, and 0 would pull
+    the others' up. An episode of several rows enters once, with its last one, as in verl's own `grpo`, and all of them
+    get its advantage. Where every row is an episode with a trained token, this is verl's `grpo` to the bit.
 
     Args:
         token_level_rewards: float32 `[batch, response]`.
         response_mask: `[batch, response]`.
         index: `[batch]`, the group of each row.
         config: verl's `algorithm`; `norm_adv_by_std_in_grpo` is read.
+        keys: `[batch]`, `{uid}_{session}_{number}` of each row, see `with_keys`; None: each row is an episode.
 
     Returns:
         Advantages and returns, both float32 `[batch, response]`; 0 in the rows that were left out.
     """
-    counts = response_mask.bool().any(dim=-1)
-    advantages, returns = torch.zeros_like(token_level_rewards), torch.zeros_like(token_level_rewards)
-    if counts.any():
-        normalised = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
-        advantages[counts], returns[counts] = compute_grpo_outcome_advantage(
-            token_level_rewards=token_level_rewards[counts],
-            response_mask=response_mask[counts],
-            index=np.asarray(index)[counts.numpy(force=True)],
-            norm_adv_by_std_in_grpo=normalised,
+    advantages = torch.zeros_like(token_level_rewards)
+    rows = response_mask.bool().any(dim=-1).nonzero()[:, 0].tolist()
+    if rows:
+        names = [str(row) if keys is None else keys[row].rpartition("_")[0] for row in rows]
+        numbers = [0 if keys is None else int(keys[row].rpartition("_")[2]) for row in rows]
+        last = {name: row for _, name, row in sorted(zip(numbers, names, rows, strict=True))}
+        chosen = [last[name] for name in dict.fromkeys(names)]
+        given, _ = compute_grpo_outcome_advantage(
+            token_level_rewards=token_level_rewards[chosen],
+            response_mask=torch.ones_like(response_mask[chosen]),
+            index=np.asarray(index)[chosen],
+            norm_adv_by_std_in_grpo=True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True)),
         )
-    return advantages, returns
+        places = {row: place for place, row in enumerate(chosen)}
+        advantages[rows] = given[[places[last[name]] for name in names]] * response_mask[rows]
+    return advantages, advantages
+
+
+def with_keys(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's `compute_advantage_for_multi_trajectories`, which gives `toolgym_grpo` the keys of the rows, too.
+
+    verl counts an episode's rows once for its own `grpo` alone; a custom estimator does not learn whose they are.
+    """
+
+    @functools.wraps(compute)
+    def computed(data: Any, batch_keys: Sequence[str], adv_estimator: Any, **settings: Any) -> Any:
+        if adv_estimator != ADVANTAGE_NAME:
+            return compute(data, batch_keys=batch_keys, adv_estimator=adv_estimator, **settings)
+        data.batch["advantages"], data.batch["returns"] = grpo_advantage(
+            data.batch["token_level_rewards"],
+            data.batch["response_mask"],
+            data.non_tensor_batch["uid"],
+            settings.get("config"),
+            keys=batch_keys,
+        )
+        return data
+
+    return computed

@@ -15,7 +15,8 @@ from uuid import uuid4
 
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
-from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
+from toolgym.rollout.adapters.verl.plugin import ADVANTAGE_NAME
+from toolgym.rollout.adapters.verl.rows import Row, counts, metrics, rows_of
 from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import SamplingParams
@@ -37,6 +38,9 @@ _log = logging.getLogger("toolgym.rollout.adapters.verl")
 
 _VERLS = ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config", "hf_model_type")
 """What verl gives to every agent loop, beside what the loop's own entry in the configuration says."""
+
+_NO_MISTAKE = (ADVANTAGE_NAME, "gae", "reinforce_plus_plus", "remax")
+"""Estimators that keep failed episodes out of a group's mean, or have no groups."""
 
 
 class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
@@ -67,6 +71,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         given = {name: value for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
         custom = _plain(self.rollout_config.get("custom") or {}).get("toolgym") or {}
         self.options = LoopOptions(**{**custom, **{name: _plain(value) for name, value in given.items()}})
+        _warn(self.config.algorithm.adv_estimator, self.options.failed, self.options.several_sequences)
         self._template_kwargs = {**_plain(data.get("apply_chat_template_kwargs") or {}), **self.options.template_kwargs}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
@@ -82,14 +87,17 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             several sequences, or where it failed and `failed="drop"` (an empty one).
 
         Raises:
-            ConfigError: the row has another shape, no env has the id, or several sequences came of an episode for a
-                trainer that takes one.
+            ConfigError: the row has another shape, no env has the id, or the trainer takes one row for each episode
+                and the options may give more or fewer.
         """
         several = "session_id" in row
-        if self.options.failed == "drop" and not several:
-            raise ConfigError("failed='drop' needs verl's V1 trainer (trainer.use_v1): the other wants a row for each")
+        if not several and (self.options.failed == "drop" or self.options.several_sequences):
+            raise ConfigError(
+                "failed='drop', history='template' and a context policy that revises messages need verl's V1 trainer "
+                "(trainer.use_v1): the other wants a row for each episode"
+            )
         trajectory, generate = await self.play(sampling_params, row)
-        if trajectory.error is not None and self.options.failed == "drop":
+        if not counts(trajectory) and self.options.failed == "drop":
             return []
         outputs = self._outputs(trajectory, generate, row)
         if len(outputs) == 1:
@@ -144,6 +152,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             ),
             limits=limits,
             history=HistoryMode(options.history),
+            context=options.context,
             on_truncated_turn=TruncationPolicy(options.on_truncated_turn),
             training_step=_count(row.get("global_steps")),
         )
@@ -204,6 +213,25 @@ def _renderers(tokenizer: Any, template_kwargs: str, parser: str | None) -> Rend
         return made[key]
 
     return renderer
+
+
+@functools.cache
+def _warn(estimator: str, failed: str, several_sequences: bool) -> None:
+    """Warn, once in a process, of an estimator of verl's that mistakes our rows in its group's mean."""
+    if estimator in _NO_MISTAKE:
+        return
+    if failed == "mask":
+        _log.warning(
+            "algorithm.adv_estimator=%s: the 0 of a failed episode enters its group's mean. Set "
+            "algorithm.adv_estimator=toolgym_grpo, or, for verl's V1 trainer, failed=drop",
+            estimator,
+        )
+    if several_sequences and estimator != "grpo":
+        _log.warning(
+            "algorithm.adv_estimator=%s: an episode of several token sequences enters its group's mean with each of "
+            "them. Set algorithm.adv_estimator=toolgym_grpo",
+            estimator,
+        )
 
 
 def _priority(row: Mapping[str, Any]) -> dict[str, int]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from toolgym.rollout.episode_config import EpisodeConfig
 from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 
 
@@ -21,6 +23,8 @@ class LoopOptions:
         max_turn_tokens: most tokens of one turn; None: verl's `rollout.response_length`.
         history: what the policy sees of its earlier turns, `append` or `template`; see `HistoryMode`. `template` may
             give a trajectory several sequences, which only the V1 trainer can take.
+        context: a context policy or several, by their names, see `read_context`. One that revises messages
+            may give a trajectory several sequences, too.
         on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
         limits: deadlines and `max_resumes` of `EpisodeLimits`. The numbers of tokens are verl's `rollout.prompt_length`
             and `rollout.response_length`.
@@ -38,7 +42,8 @@ class LoopOptions:
     env: str = "CodeInterpreter-v0"
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_turn_tokens: int | None = None
-    history: str = "append"
+    history: Literal["append", "template"] = "append"
+    context: Any = ()
     on_truncated_turn: str = "end"
     limits: Mapping[str, Any] = field(default_factory=dict)
     parser: str | None = None
@@ -61,6 +66,12 @@ class LoopOptions:
                     f"limits: {name} is verl's to say, as rollout.{name.split('_')[1]}_length; take it out"
                 )
         EpisodeLimits(**self.limits)
+        object.__setattr__(self, "context", read_context(self.context))
+
+    @property
+    def several_sequences(self) -> bool:
+        """Whether an episode may have several token sequences."""
+        return not EpisodeConfig(history=self.history, context=self.context).one_sequence
 
 
 @named_fields

@@ -3,6 +3,9 @@
 verl imports this module, an entry point of the group `verl.plugins`, while `import verl` runs, in every process, Ray's
 workers included. It must cost nothing there, so it imports no module of verl: it waits until verl itself imports the
 one that holds the registry, and writes its name into it then. What is registered is imported when it is first used.
+Three functions of verl's are wrapped likewise, since there is no registry for them: see `advantage.with_keys` and
+`validation.without_failures`, and its search for tool classes finds the successors of those that it had until 0.8.
+Without rows or names of ours they do what they did.
 
 verl hides what a plugin raises (`verl/__init__.py`, a debug message), so a failure is a warning here.
 """
@@ -10,11 +13,14 @@ verl hides what a plugin raises (`verl/__init__.py`, a debug message), so a fail
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
+from toolgym.rollout.adapters.versions import require_version
 from toolgym.tools.after_import import after_import
 
 AGENT_NAME = "toolgym_agent"
@@ -37,9 +43,33 @@ def _register_advantage(module: ModuleType) -> None:
     module.ADV_ESTIMATOR_REGISTRY.setdefault(ADVANTAGE_NAME, estimate)
 
 
+def _wrap(module: ModuleType, name: str, wrapper: str) -> None:
+    home, _, function = wrapper.partition(":")
+    setattr(module, name, getattr(importlib.import_module(f"{_PACKAGE}.{home}"), function)(getattr(module, name)))
+
+
+def _name_successors(module: ModuleType) -> None:
+    theirs, former = module.get_tool_class, importlib.import_module("toolgym.tools.config").FORMER_TOOLS
+
+    @wraps(theirs)
+    def get_tool_class(cls_name: str) -> Any:
+        home, _, name = cls_name.rpartition(".")
+        gone = cls_name in former and importlib.util.find_spec(home) is None
+        return theirs(f"{_PACKAGE}.tools.{name}" if gone else cls_name)
+
+    module.get_tool_class = get_tool_class  # type: ignore[attr-defined]
+
+
 REGISTRATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "verl.experimental.agent_loop.agent_loop": _register_agent_loop,
     "verl.trainer.ppo.core_algos": _register_advantage,
+    "verl.tools.tool_registry": _name_successors,
+    "verl.trainer.ppo.v1.utils": partial(
+        _wrap, name="compute_advantage_for_multi_trajectories", wrapper="advantage:with_keys"
+    ),
+    "verl.trainer.ppo.metric_utils": partial(
+        _wrap, name="process_validation_metrics", wrapper="validation:without_failures"
+    ),
 }
 """From a module of verl to what is done once it has been imported."""
 
@@ -62,6 +92,7 @@ def _warn(problem: str) -> None:
 
 
 try:
+    require_version("verl", "The adapter for verl")
     for _name in REGISTRATIONS:
         after_import(_name, _register)
 except Exception as error:  # noqa: BLE001  as above

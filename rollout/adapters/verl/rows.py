@@ -38,6 +38,11 @@ class Row:
     extra_fields: dict[str, Any]
 
 
+def counts(trajectory: Trajectory) -> bool:
+    """Whether a trajectory may be trained on and its reward counts; else its row is masked, or there is none."""
+    return trajectory.trainable and trajectory.counts
+
+
 def rows_of(
     trajectory: Trajectory,
     *,
@@ -61,7 +66,7 @@ def rows_of(
     Raises:
         ConfigError: the prompt of a sequence is too long; names the trajectory.
     """
-    masked = not (trajectory.trainable and trajectory.counts)
+    masked = not counts(trajectory)
     sequences: Sequence[TokenSequence] = [one for one in trajectory.sequences if one.policy_tokens]
     if masked or not sequences:
         sequences = trajectory.sequences[-1:]
@@ -115,10 +120,10 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
 def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
     """Numbers about an episode under the same names for every trajectory, as verl demands it.
 
-    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, which verl's validation
-    leaves out of its means (verl 0.9.1, `process_validation_metrics` in `verl/trainer/ppo/metric_utils.py`).
+    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
+    `validation.without_failures` leaves it out of verl's validation.
     """
-    masked = not (trajectory.trainable and trajectory.counts)
+    masked = not counts(trajectory)
     reward = 0.0 if masked else float(trajectory.reward)
     score = trajectory.metrics.get("score", 0.0)
     return {

@@ -6,6 +6,7 @@ import toolgym
 from toolgym.envs import ToolEnv
 from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.envs.tasks.task import Task
+from toolgym.rollout import ContextPolicy
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 
 CODE = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(2*3)"}}\n</tool_call>'
@@ -48,6 +49,11 @@ def _score(text, task):
 
 
 toolgym.register("VerlSums-v0", make_sums)
+
+
+class Shorter(ContextPolicy):
+    """A context policy of a user's own, without arguments."""
+
 
 ROW = {
     "raw_prompt": [{"role": "user", "content": "What is 2*3?"}],

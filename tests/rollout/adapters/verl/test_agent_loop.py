@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from toolgym.rollout.adapters.verl.agent_loop import to_output
+from toolgym.rollout.adapters.verl.agent_loop import _warn, to_output
 from toolgym.rollout.adapters.verl.rows import rows_of
 
 OWN = f"+actor_rollout_ref.rollout.custom.toolgym.env='{SUMS}'"
@@ -164,6 +164,54 @@ async def test_the_v1_trainer_gets_as_many_rows_as_there_are(loop):
     assert (masked.extra_fields["min_global_steps"], masked.extra_fields["max_global_steps"]) == (7, 7)
     with pytest.raises(ConfigError, match="V1 trainer"):
         await loop(failed="drop").run(SAMPLING, **ROW)
+
+
+async def test_an_episode_that_does_not_count_is_dropped_though_nothing_failed(loop):
+    aborted = loop(lambda text, number: ("#### ", "aborted"), failed="drop", limits={"max_resumes": 0})
+    assert await aborted.run(SAMPLING, **ROW, uid="abc", session_id=1, global_steps=7) == []
+
+
+KEEP = {"name": "toolgym.rollout:KeepToolResults", "kwargs": {"last": 1}}
+
+
+async def test_a_context_policy_is_named_in_the_options(loop, tokenizer):
+    def script(text, number):
+        return "#### 6" if number == 3 else CALL
+
+    made = loop(script, context=[KEEP, "tests.rollout.adapters.verl.fakes:Shorter"])
+    outputs = await made.run(SAMPLING, **ROW, uid="abc", session_id=1, global_steps=7)
+    assert len(outputs) == 2
+    assert "[An earlier tool result was left out here.]" in tokenizer.decode(outputs[1].prompt_ids)
+    with pytest.raises(hydra.errors.InstantiationException, match="'KeepToolResult'.*did you mean 'KeepToolResults'"):
+        loop(context={"name": "toolgym.rollout:KeepToolResult"})
+    with pytest.raises(hydra.errors.InstantiationException, match="missing 1 required positional argument: 'last'"):
+        loop(context="toolgym.rollout:KeepToolResults")
+
+
+@pytest.mark.parametrize("options", [{"history": "template"}, {"context": KEEP}])
+async def test_what_may_give_several_rows_is_refused_before_the_v0_trainer_s_first_episode(loop, options):
+    made = loop(**options)
+    with pytest.raises(ConfigError, match="need verl's V1 trainer"):
+        await made.run(SAMPLING, **ROW)
+    assert not made.server_manager.requests
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "expected"),
+    [
+        ("grpo", {}, ["the 0 of a failed episode enters its group's mean"]),
+        ("grpo", {"failed": "drop", "history": "template"}, []),
+        ("rloo", {"failed": "drop", "history": "template"}, ["enters its group's mean with each of them"]),
+        ("toolgym_grpo", {"history": "template"}, []),
+        ("gae", {}, []),
+    ],
+)
+def test_an_estimator_that_mistakes_our_rows_is_warned_of_once(loop, caplog, estimator, options, expected):
+    _warn.cache_clear()
+    for _ in range(2):
+        loop(None, f"algorithm.adv_estimator={estimator}", **options)
+    assert len(caplog.messages) == len(expected)
+    assert all(text in message for text, message in zip(expected, caplog.messages, strict=True))
 
 
 async def test_what_verl_says_of_order_and_sampling_is_passed_on(loop):

@@ -68,6 +68,18 @@ def test_a_module_is_registered_with_after_it_ran(text, tmp_path):
         assert "agent_loop_config_path" in done.stderr
 
 
+def test_a_verl_that_is_too_old_is_named_in_a_line(tmp_path):
+    """What verl 0.9.0 loads; 0.8 loads no plugin, and there the loop says so when it is named in a file."""
+    folder = tmp_path / "verl-0.9.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.9.0\n")
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    done = run(path + "import toolgym.rollout.adapters.verl.plugin")
+    assert "The adapter for verl needs verl>=0.9.1, found 0.9.0. Install it with: " in done.stderr
+    loaded = "try:\n    from toolgym.rollout.adapters.verl import ToolgymAgentLoop\nexcept ImportError as error:\n"
+    assert "needs verl>=0.9.1, found 0.9.0" in run(path + loaded + "    print(error)").stdout
+
+
 def test_what_was_imported_before_is_registered_with_at_once(monkeypatch):
     module = types.ModuleType("verl.trainer.ppo.core_algos")
     module.ADV_ESTIMATOR_REGISTRY = {}

@@ -59,6 +59,20 @@ def loop(tmp_path):
     return make
 
 
+FORMER = {
+    "gsm8k_tool.Gsm8kTool": {},
+    "sandbox_fusion_tools.SandboxFusionTool": {},
+    "search_tool.SearchTool": {"retrieval_service_url": "http://127.0.0.1:1/retrieve"},
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_tool_file_of_verl_0_8_loads_ours(loop, name):
+    call = loop({"class_name": f"verl.tools.{name}", "config": {"type": "native", **FORMER[name]}})
+    [tool] = call.tools.values()
+    assert f"{type(tool).__module__}.{type(tool).__name__}" == f"{MODULE}.{name.partition('.')[2]}"
+
+
 async def test_programs_run_by_a_tool_file_of_verl_s(loop):
     config = {"type": "native", "num_workers": 2, "rate_limit": 2, "default_timeout": 20}
     entry = {"class_name": f"{MODULE}.SandboxFusionTool", "config": config, "tool_schema": SCHEMA}
