@@ -128,4 +128,4 @@ def test_the_command_says_so_and_keeps_the_trajectories(tmp_path, monkeypatch, c
     stderr = capfd.readouterr().err
     assert "error: all 4 episodes failed in the same way at their first turn, with reset_failed: " in stderr
     assert "OSError: the dataset is not mounted" in stderr
-    assert len(list(read_trajectories(tmp_path / "trajectories.jsonl"))) == 4
+    assert len(list(read_trajectories(tmp_path / "0.jsonl"))) == 4
