@@ -103,10 +103,10 @@ def read_actions(content: str) -> list[RepositoryAction]:
 
 
 def bare_program(text: str) -> str | None:
-    """Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
+    r"""Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
 
-    >>> bare_program("def solve():\n    pass")
-    'def solve():\n    pass\n'
+    >>> bare_program("x = 1; print(x)")
+    'x = 1; print(x)\n'
     >>> bare_program("Done")
     """
     program = _without_special_tokens(text).rstrip() + "\n"

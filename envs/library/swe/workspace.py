@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
@@ -31,6 +30,7 @@ from toolgym.envs.library.swe.verdict import (
     tampered_report,
 )
 from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import (
     SandboxError,
@@ -208,7 +208,7 @@ class RepositoryWorkspace(AsyncCloseable):
 
     async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
         """Run the tests so that they must fail, and report those of `tests` alone that can be made so."""
-        made, must_fail = await asyncio.to_thread(failing_tests, self.task, tree, tests)
+        made, must_fail = await in_thread(failing_tests, self.task, tree, tests)
         report = await self._run(made, max(timeout, LEAST))
         return replace(report, outcomes={test: how for test, how in report.outcomes.items() if test in must_fail})
 
