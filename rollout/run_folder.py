@@ -119,10 +119,10 @@ class RunFolder:
 
     Args:
         path: the folder; made where it is not there. What is in it stays as it is, except for a line of
-            `trajectories.jsonl` that was cut off.
+            `0.jsonl` that was cut off.
 
     Attributes:
-        writer: appends to `trajectories.jsonl`.
+        writer: appends to `0.jsonl`.
 
     Raises:
         ConfigError: it cannot be written, or another run is writing it.
