@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from toolgym.tools.errors import ToolgymError
+
 
 class Asked(enum.Enum):
     """What a running episode was asked for."""
@@ -21,11 +23,11 @@ class State(enum.Enum):
     OVER = enum.auto()
 
 
-class StoppedError(Exception):
+class StoppedError(ToolgymError):
     """The episode was asked for a `Asked`, and has come to where it may stop."""
 
 
-class CallersError(Exception):
+class CallersError(ToolgymError):
     """What `between_turns` raised, which is its caller's."""
 
     def __init__(self, error: Exception) -> None:

@@ -100,10 +100,13 @@ async def test_a_template_process_that_cannot_start(log, tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'no room on /srv/secret' >&2\nexit 3\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    async with LocalSandbox(preload=[], templates=1, python=str(python)) as sandbox:
+    sandbox = LocalSandbox(preload=[], templates=1, python=str(python))
+    try:
         env = ToolEnv([CodeInterpreterTool({}, sandbox=sandbox)], [TASK], owns_tools=True)
         async with env:
             record = await one_call(env, turn("code_interpreter", code="1"))
+    finally:
+        await sandbox.close()
     assert (record.text, record.status, record.infra_failure) == (NEUTRAL, "sandbox_error", True)
     assert record.metrics["error"]
     assert record.metrics["error"][:100] in log.text

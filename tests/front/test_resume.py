@@ -205,7 +205,7 @@ def test_a_folder_of_an_earlier_version_is_resumed_and_gets_the_present_names(to
 def test_a_new_run_beside_the_trajectories_of_an_earlier_version_is_refused(toolgym, tmp_path):
     (tmp_path / "trajectories.jsonl").write_text("{}\n")
     done = toolgym("rollout", *SHORT, "--out", tmp_path)
-    assert (done.returncode, "trajectories.jsonl" in done.stderr) == (1, True)
+    assert (done.returncode, "trajectories.jsonl" in done.stderr) == (2, True)
     assert (tmp_path / "trajectories.jsonl").read_text() == "{}\n"
 
 

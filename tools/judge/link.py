@@ -46,7 +46,7 @@ class NotJudgeableError(BaseException):
     """The tests need what cannot be done here, whatever the program is."""
 
 
-class ProgramError(Exception):
+class _ProgramError(Exception):
     """What the program raised, where it is no `Exception`: `KeyboardInterrupt`, for example."""
 
 
@@ -439,7 +439,7 @@ def _decode_class(link: Link, id: int | None, module: str, name: str, base: Any)
     if kind in _DATA or (isinstance(kind, type) and issubclass(kind, Exception | SystemExit)):
         return kind
     if base is None:
-        return type(name, (ProgramError,), {})
+        return type(name, (_ProgramError,), {})
     kind = link.decode(base)
     if not issubclass(kind, BaseException):
         raise TypeError(f"{name} is no exception")

@@ -38,7 +38,7 @@ class GuessEnv(gymnasium.Env):
 
     def step(self, action):
         self.turn += 1
-        right = str(self.number) in action
+        right = str(self.number) == action.strip()
         return f"not {action}", np.float32(right), np.bool_(right), self.turn >= 3, {"turn": self.turn, "name": "x"}
 
     def close(self):

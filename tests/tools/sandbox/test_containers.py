@@ -167,8 +167,8 @@ async def test_without_a_temporary_folder_the_error_says_what_to_do(monkeypatch:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(folders.tempfile, "mkdtemp", none)
-    async with LocalSandbox(level="landlock", preload=()) as sandbox:
-        with pytest.raises(SandboxError, match="TMPDIR"):
+    with pytest.raises(SandboxError, match="TMPDIR"):
+        async with LocalSandbox(level="landlock", preload=()) as sandbox:
             await sandbox.run("1")
 
 

@@ -179,8 +179,8 @@ async def test_cores_are_a_limit():
 
 
 async def test_cores_without_groups_are_refused(no_groups):
-    async with LocalSandbox(limits=Limits(cores=0.5), preload=()) as sandbox:
-        with pytest.raises(SandboxError, match=r"limits\.cores=0\.5 needs a control group.*took them away"):
+    with pytest.raises(SandboxError, match=r"limits\.cores=0\.5 needs a control group.*took them away"):
+        async with LocalSandbox(limits=Limits(cores=0.5), preload=()) as sandbox:
             await sandbox.run("print(1)")
 
 

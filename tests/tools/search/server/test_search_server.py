@@ -205,7 +205,7 @@ def test_the_settings_are_printed_as_a_file(run, tmp_path):
 )
 def test_mistakes_stop_the_command(run, arguments, message):
     code, _, said = run(*arguments)
-    assert (code, message in said) == (1, True), said
+    assert (code, message in said) == (2, True), said
 
 
 async def test_a_file_is_served_by_several_workers_until_the_server_is_stopped(corpus):
