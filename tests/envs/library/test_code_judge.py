@@ -91,6 +91,7 @@ async def test_hidden_tests_are_nowhere_in_the_policys_sandbox():
         "import os\nneedle = bytes(map(ord, reversed('1234567')))\n"
         "tops = ('/tmp', '.', '/dev/shm')\n"
         "places = [os.path.join(at, name) for top in tops for at, _, names in os.walk(top) for name in names]\n"
+        "places = [place for place in places if not place.startswith(os.sys.prefix)]\n"
         "places += [f'/proc/self/{n}' for n in ('environ', 'cmdline')]\n"
         "print([p for p in places if needle in open(p, 'rb').read()], len(places) > 1)"
     )
