@@ -324,7 +324,7 @@ class ToolVectorEnv(VectorEnv[tuple[Observation, ...], Iterable[str], npt.NDArra
     def _settle(self, given: Mapping[int, _StepOutcome], failed: Iterable[int]) -> None:
         """Take over what the envs gave, also when some of them failed."""
         for index, outcome in given.items():
-            self._obs[index] = observation(outcome.obs)
+            self._obs[index] = tuple(outcome.obs)  # copied where they are given out
             self._conversations[index] = outcome.conversation
             self._rewards[index] = outcome.reward
             self._terminations[index] = outcome.terminated
