@@ -147,10 +147,11 @@ class InProcess:
             raise RuntimeError("CUDA error: device-side assert triggered")
         self.most_at_once = max(self.most_at_once, len(self.requests))
         done = []
-        for request_id, request in list(self.requests.items()):
-            with torch.no_grad():
-                ids = torch.tensor([[*request.prompt, *request.token_ids]])
-                logits = self.model(ids).logits[0, -1].float()
+        running = [torch.tensor([*request.prompt, *request.token_ids]) for request in self.requests.values()]
+        with torch.no_grad():  # padded behind, where no token that counts can look
+            rows = self.model(torch.nn.utils.rnn.pad_sequence(running, batch_first=True)).logits.float()
+        for (request_id, request), ids, row in zip(list(self.requests.items()), running, rows, strict=True):
+            logits = row[len(ids) - 1]
             logprobs = (logits / request.params.temperature).log_softmax(-1)
             token = int(torch.multinomial(logprobs.exp(), 1, generator=self.random))
             request.token_ids.append(token)
