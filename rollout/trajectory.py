@@ -431,11 +431,11 @@ def _turn_from_json(value: Mapping[str, Any]) -> Turn:
     calls = tuple(
         ToolCallRecord(
             **{
-                **one,
-                "arguments": None if one["arguments"] is None else json.loads(one["arguments"]),
-                "metrics": json.loads(one["metrics"]),
+                **call,
+                "arguments": None if call["arguments"] is None else json.loads(call["arguments"]),
+                "metrics": json.loads(call["metrics"]),
             }
         )
-        for one in value["tool_calls"]
+        for call in value["tool_calls"]
     )
     return Turn(**{**value, "tool_calls": calls})

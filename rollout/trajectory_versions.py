@@ -29,8 +29,8 @@ def with_calls(message: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
     calls = [
-        {**one, "function": {**one["function"], "arguments": change(one["function"]["arguments"])}}
-        for one in message["tool_calls"]
+        {**call, "function": {**call["function"], "arguments": change(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
 
@@ -60,12 +60,12 @@ def upgraded(value: Mapping[str, Any], run: str) -> dict[str, Any]:
             "text": _unquoted(turn["text"], whole),
             "tool_calls": [
                 {
-                    **one,
-                    "text": _unquoted(one["text"], whole),
-                    "arguments": None if one["arguments"] is None else _text(one["arguments"]),
-                    "metrics": _text(one["metrics"]),
+                    **call,
+                    "text": _unquoted(call["text"], whole),
+                    "arguments": None if call["arguments"] is None else _text(call["arguments"]),
+                    "metrics": _text(call["metrics"]),
                 }
-                for one in turn["tool_calls"]
+                for call in turn["tool_calls"]
             ],
         }
         for turn in data["turns"]
@@ -75,11 +75,13 @@ def upgraded(value: Mapping[str, Any], run: str) -> dict[str, Any]:
             **sequence,
             "segments": [
                 {
-                    **one,
-                    "version_runs": [{"version": version, "tokens": count} for version, count in one["version_runs"]],
-                    "aligned": [{"name": name, **array} for name, array in one["aligned"].items()],
+                    **segment,
+                    "version_runs": [
+                        {"version": version, "tokens": count} for version, count in segment["version_runs"]
+                    ],
+                    "aligned": [{"name": name, **array} for name, array in segment["aligned"].items()],
                 }
-                for one in sequence["segments"]
+                for segment in sequence["segments"]
             ],
         }
         for sequence in data["sequences"]
@@ -99,8 +101,8 @@ def _upgraded_to_3(value: Mapping[str, Any], run: str) -> dict[str, Any]:
         {
             "prompt_ids": sequence["prompt_ids"],
             "segments": [
-                {**one, "version_runs": version_runs(one["weight_versions"]), "aligned": {}}
-                for one in sequence["segments"]
+                {**segment, "version_runs": version_runs(segment["weight_versions"]), "aligned": {}}
+                for segment in sequence["segments"]
             ],
             "start_reason": sequence["cause"],
         }

@@ -65,8 +65,8 @@ def same_value(*, timeout: float = 10.0) -> Callable[[Outcome], Awaitable[Score]
         truths = truth_texts(outcome.task.ground_truth)
         if not answer or not truths:
             return Score(0.0)
-        said = without_thinking(text) if marked is None else marked
-        if said.strip() and plain_choice(said) in map(plain_choice, truths):
+        answered = without_thinking(text) if marked is None else marked
+        if answered.strip() and plain_choice(answered) in map(plain_choice, truths):
             return Score(1.0)
         try:
             for truth in truths:

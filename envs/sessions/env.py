@@ -251,8 +251,8 @@ def swe_dev_env(base_url: str | Sequence[str] | SessionClient | None = None, **k
         return SWEDevEnv(**kwargs)
     kwargs.setdefault("tools", TOOLS)
     if kwargs.get("tasks") is None:
-        made = [one.to_task() for one in load_repository_tasks()]
-        kwargs["tasks"] = made if kwargs["tools"] else [_with_manual(one) for one in made]
+        rows = [row.to_task() for row in load_repository_tasks()]
+        kwargs["tasks"] = rows if kwargs["tools"] else [_with_manual(row) for row in rows]
     return RemoteSessionEnv(base_url, **kwargs)
 
 

@@ -173,10 +173,10 @@ class _Repository(Instance):
             return await self._workspace.apply_patch(action.text)
         timeout = min(left, self._backend.command_timeout)
         if action.kind in self._backend.tools:
-            made = self._tools.get(action.kind) or self._backend.tools[action.kind].on(self._workspace.session)
-            self._tools[action.kind] = made
+            tool = self._tools.get(action.kind) or self._backend.tools[action.kind].on(self._workspace.session)
+            self._tools[action.kind] = tool
             seconds = timeout if action.kind == "bash" else self._backend.command_timeout  # files take no time
-            result = ToolResult.of(await made.execute(action.arguments, timeout=seconds))
+            result = ToolResult.of(await tool.execute(action.arguments, timeout=seconds))
             if result.metrics.get("infra_failure"):
                 raise SandboxError(result.metrics["error"])
             return result.text

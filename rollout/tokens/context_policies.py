@@ -214,23 +214,23 @@ class Summarize(ContextPolicy):
         return await self.callback([message.copy() for message in messages])
 
 
-def read_context(given: Any) -> tuple[ContextPolicy, ...]:
+def read_context(policies: Any) -> tuple[ContextPolicy, ...]:
     """The context policies that a configuration names, for trainers whose settings are plain data.
 
     Args:
-        given: one or a list of them: a `ContextPolicy`, the name of what makes one, or a mapping with that `name` and
-            its `kwargs`, as `{"name": "KeepToolResults", "kwargs": {"last": 3}}`. The name is a class of this module,
-            or `"package.module:name"` of a class or function of your own.
+        policies: one or a list of them: a `ContextPolicy`, the name of what makes one, or a mapping with that `name`
+            and its `kwargs`, as `{"name": "KeepToolResults", "kwargs": {"last": 3}}`. The name is a class of this
+            module, or `"package.module:name"` of a class or function of your own.
 
     Raises:
         UnknownNameError: there is no such class, module or argument; names the nearest one.
         ConfigError: something of another shape was given, or an argument cannot be used.
     """
-    if isinstance(given, ContextPolicy | Mapping | str):
-        given = [given]
-    if not isinstance(given, Sequence):
-        raise ConfigError(f"context must be a list of context policies, got {given!r}")
-    return tuple(one if isinstance(one, ContextPolicy) else _make_policy(one) for one in given)
+    if isinstance(policies, ContextPolicy | Mapping | str):
+        policies = [policies]
+    if not isinstance(policies, Sequence):
+        raise ConfigError(f"context must be a list of context policies, got {policies!r}")
+    return tuple(one if isinstance(one, ContextPolicy) else _make_policy(one) for one in policies)
 
 
 _OWN = ("CutToolResults", "KeepToolResults", "Summarize")

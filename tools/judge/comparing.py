@@ -59,7 +59,7 @@ def _same_line(actual: str, expected: str, tolerance: float | None) -> bool:
         return False
     if tolerance is not None:
         return all(
-            one == other or _close_words(one, other, tolerance) for one, other in zip(words, wanted, strict=True)
+            word == want or _close_words(word, want, tolerance) for word, want in zip(words, wanted, strict=True)
         )
     try:
         return list(map(Decimal, words)) == list(map(Decimal, wanted))

@@ -195,10 +195,10 @@ def _prepared(task: dict[str, Any]) -> Callable[[Link], dict[str, Any]]:
     code = compile(_told(tree), "<tests>", "exec")
 
     def run(link: Link) -> dict[str, Any]:
-        found = link.ask("find", names)
-        if not found.keys() <= set(names):
+        values = link.ask("find", names)
+        if not values.keys() <= set(names):
             raise BrokenLinkError("the program's process has sent names that were not asked for")
-        namespace.update(found)
+        namespace.update(values)
         exec(code, namespace)
         return {"status": "passed"}
 

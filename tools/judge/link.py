@@ -220,13 +220,13 @@ class Link:
         try:
             if operation not in self._serves:
                 raise TypeError(f"there is no operation {operation!r}")
-            given = [self.decode(value) for value in args]
+            positional = [self.decode(value) for value in args]
             named = {name: self.decode(value) for name, value in kwargs.items()}
-            value = self._serves[operation](*given, **named)
+            value = self._serves[operation](*positional, **named)
             changed = [
                 [at, after]
                 for at, (one, before) in enumerate(
-                    zip([*given, *named.values()], [*args, *kwargs.values()], strict=True)
+                    zip([*positional, *named.values()], [*args, *kwargs.values()], strict=True)
                 )
                 if type(one) in _CHANGING and (after := self.encode(one)) != before
             ]
@@ -389,9 +389,9 @@ def _series(kind: Any, value: Any) -> Any:
 
 def _frame(kind: Any, value: Any) -> Any:
     series = importlib.import_module("pandas").Series
-    made = kind({at: _series(series, one) for at, one in enumerate(value[2])}, value[1])
-    made.columns = value[0]
-    return made
+    frame = kind({at: _series(series, column) for at, column in enumerate(value[2])}, value[1])
+    frame.columns = value[0]
+    return frame
 
 
 def _dtype(name: Any) -> str:
@@ -458,8 +458,8 @@ def _encode_error(link: Link, error: BaseException) -> Any:
         args = [link.encode(one) for one in error.args]
     except BaseException:  # noqa: BLE001  what an own exception holds may raise anything
         args = [said(error)]
-    own = {"ref": [link.keep(error), type(error).__name__]} if link.keeps else None
-    return {"error": [_encode_class(link, kind), args, own]}
+    kept = {"ref": [link.keep(error), type(error).__name__]} if link.keeps else None
+    return {"error": [_encode_class(link, kind), args, kept]}
 
 
 def _decode_error(kind: Any, args: Any, own: Any) -> BaseException:

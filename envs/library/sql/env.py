@@ -205,12 +205,12 @@ def _compare(databases: Databases, timeout: float, match: str, task: Task, query
             raise ConfigError(f"the known query of task {task.id!r} does not run: {error}") from error
         most = MOST_ROWS if match == "bird" else len(expected.rows)
         try:
-            given = database.query(as_run(query), max_rows=most, timeout=timeout)
+            result = database.query(as_run(query), max_rows=most, timeout=timeout)
         except QueryError:
             return Score(0.0, {"ran": 0.0})
     finally:
         database.close()
-    return Score(float(not given.more and _same(match, known, expected, given)), {"ran": 1.0})
+    return Score(float(not result.more and _same(match, known, expected, result)), {"ran": 1.0})
 
 
 def _same(match: str, known: str, expected: Result, given: Result) -> bool:

@@ -185,12 +185,12 @@ def gold_turns(task: RepositoryTask) -> list[Action] | None:
     calls: list[MessageToolCall] = []
     for name, data in task.gold_files().items():
         if data is None:
-            made = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{len(calls)}")
+            call = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{len(calls)}")
         else:
             text = data.decode("utf-8", "replace")  # a patch of text alone
             write = {"command": "create", "path": name, "file_text": text}
-            made = tool_call("editor", write, id=f"call_{len(calls)}")
-        calls.append(made)
+            call = tool_call("editor", write, id=f"call_{len(calls)}")
+        calls.append(call)
     turns: list[Action] = [assistant("", [call]) for call in calls]
     return [*turns, assistant("The report is dealt with.")]
 

@@ -23,7 +23,7 @@ def failing_tests(task: RepositoryTask, tree: Tree, tests: Iterable[str]) -> tup
     """
     words = {test: {*re.findall(r"\w+", test)} for test in tests}
     mentioned = set().union(*words.values())
-    made, names = dict(tree), set()
+    changed, names = dict(tree), set()
     for name, node in tree.items():
         place = PurePosixPath(name)
         if place.suffix != ".py" or place.stem not in mentioned or node.link or not task.is_test(name):
@@ -34,9 +34,9 @@ def failing_tests(task: RepositoryTask, tree: Tree, tests: Iterable[str]) -> tup
             source = ast.unparse(ast.fix_missing_locations(module))
         except (SyntaxError, ValueError, RecursionError):  # of another Python, or none
             continue
-        made[name] = node._replace(data=source.encode())
+        changed[name] = node._replace(data=source.encode())
         names |= functions | ({name} if name in words else set())
-    return made, {test for test in words if test in names or words[test] & names}
+    return changed, {test for test in words if test in names or words[test] & names}
 
 
 def _fail(module: ast.Module, whole: bool) -> set[str]:
@@ -59,12 +59,12 @@ def _then(body: list[ast.stmt], last: list[ast.stmt]) -> ast.stmt:
 
 def _control(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
     """Return what raises, unless an assertion that the test makes holds for values for which it cannot hold."""
-    made = ast.parse("raise AssertionError").body
+    fails = ast.parse("raise AssertionError").body
     used = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)} & {*CONTROLS}
     if not function.args.args or function.args.args[0].arg != "self":
-        return made
+        return fails
     for method in sorted(used):
         values = ", ".join(getattr(one, "__name__", repr(one)) for one in CONTROLS[method])
         call = ast.parse(f"self.{method}({values})").body
-        made = [ast.Try(body=[*call], handlers=[ast.ExceptHandler(body=made)], orelse=[], finalbody=[])]
-    return made
+        fails = [ast.Try(body=[*call], handlers=[ast.ExceptHandler(body=fails)], orelse=[], finalbody=[])]
+    return fails

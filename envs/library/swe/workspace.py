@@ -207,9 +207,9 @@ class RepositoryWorkspace(AsyncCloseable):
         return tampered_report(self.task, report) if failing.passed or failing.tampered else report
 
     async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
-        """Run the tests so that they must fail, and report those of `tests` alone that can be made so."""
-        made, must_fail = await in_thread(failing_tests, self.task, tree, tests)
-        report = await self._run(made, max(timeout, LEAST))
+        """Run the tests so that they must fail, and report those of `tests` alone that can be made to."""
+        changed, must_fail = await in_thread(failing_tests, self.task, tree, tests)
+        report = await self._run(changed, max(timeout, LEAST))
         return replace(report, outcomes={test: how for test, how in report.outcomes.items() if test in must_fail})
 
     async def _run(self, tree: Tree, timeout: float) -> TestReport:

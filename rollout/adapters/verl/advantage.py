@@ -47,14 +47,14 @@ def grpo_advantage(
         numbers = [0 if keys is None else int(keys[row].rpartition("_")[2]) for row in rows]
         last = {name: row for _, name, row in sorted(zip(numbers, names, rows, strict=True))}
         chosen = [last[name] for name in dict.fromkeys(names)]
-        given, _ = compute_grpo_outcome_advantage(
+        of_episodes, _ = compute_grpo_outcome_advantage(
             token_level_rewards=token_level_rewards[chosen],
             response_mask=torch.ones_like(response_mask[chosen]),
             index=np.asarray(index)[chosen],
             norm_adv_by_std_in_grpo=True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True)),
         )
         places = {row: place for place, row in enumerate(chosen)}
-        advantages[rows] = given[[places[last[name]] for name in names]] * response_mask[rows]
+        advantages[rows] = of_episodes[[places[last[name]] for name in names]] * response_mask[rows]
     return advantages, advantages
 
 

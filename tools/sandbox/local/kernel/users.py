@@ -109,13 +109,13 @@ def end_orphans(first: int, timeout: float) -> None:
         heirs.add(heir)
         heir = _owner_and_parent(heir)[1]
     deadline = time.monotonic() + timeout
-    found = {first}
-    while found and time.monotonic() < deadline:
+    users = {first}
+    while users and time.monotonic() < deadline:
         known = [_owner_and_parent(int(pid)) for pid in filter(str.isdigit, os.listdir("/proc"))]
-        found = {uid for uid, parent in known if first <= uid < first + SPAN and parent in heirs}
-        for uid in found:
+        users = {uid for uid, parent in known if first <= uid < first + SPAN and parent in heirs}
+        for uid in users:
             end(uid, first)
-        if found:
+        if users:
             time.sleep(0.001)
 
 
