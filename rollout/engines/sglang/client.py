@@ -133,7 +133,8 @@ class SGLangClient(Engine):
     async def _detokenize(self, token_ids: list[int]) -> dict[str, str]:
         body = {"tokens": token_ids, "skip_special_tokens": False}
         answers = await self._transport.command("/detokenize", body, timeout=self._control_timeout)
-        return {name: answer["text"] for name, answer in answers.items()}
+        texts = {name: answer.get("text") for name, answer in answers.items() if isinstance(answer, dict)}
+        return {name: text for name, text in texts.items() if isinstance(text, str)}
 
     async def start(self) -> None:
         """Get SGLang ready, and ask it what it serves. Starting twice is fine.

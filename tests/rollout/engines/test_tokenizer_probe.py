@@ -112,8 +112,8 @@ async def test_one_that_agrees_is_asked_about_once(kind: str, field: str) -> Non
         assert server.asked == 2
 
 
-@pytest.mark.parametrize("status", [404, 500, 400])
+@pytest.mark.parametrize(("field", "status"), [("text", 404), ("text", 500), ("text", 400), ("success", 200)])
 @pytest.mark.parametrize("kind", ["sglang", "openai"])
-async def test_a_server_that_does_not_tell_refuses_none(kind: str, status: int) -> None:
-    async with Server(status=status).engine(kind) as engine:
+async def test_a_server_that_does_not_tell_refuses_none(kind: str, field: str, status: int) -> None:
+    async with Server(field, status).engine(kind) as engine:
         await engine.check_tokenizer(byte_tokenizer())
