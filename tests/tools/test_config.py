@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.test_gsm8k import VERLS_FILE
 from toolgym.tools import CodeInterpreterTool, from_config
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
@@ -49,28 +50,9 @@ def test_null_enums_as_verls_own_files_have_them(tmp_path):
     assert "enum" not in made.tool_schema.parameters["properties"]["code"]
 
 
-GSM8K = """
-tools:
-  - class_name: "verl.tools.gsm8k_tool.Gsm8kTool"
-    config:
-      type: native
-    tool_schema:
-      type: "function"
-      function:
-        name: "calc_gsm8k_reward"
-        description: "A tool for calculating the reward of gsm8k."
-        parameters:
-          type: "object"
-          properties:
-            answer:
-              type: "string"
-              description: "The model's answer to the GSM8K math problem, must be a digits"
-          required: ["answer"]
-"""
-
-
 def test_the_tools_that_verl_had_are_ours(tmp_path):
-    [made] = from_config(write(tmp_path, GSM8K))
+    text = VERLS_FILE.replace("toolgym.tools.gsm8k.Gsm8kRewardTool", "verl.tools.gsm8k_tool.Gsm8kTool")
+    [made] = from_config(write(tmp_path, text))
     assert type(made).__name__ == "Gsm8kRewardTool"
     assert made.tool_schema.description == "A tool for calculating the reward of gsm8k."
     names = ["verl.tools.sandbox_fusion_tools.SandboxFusionTool", "verl.tools.search_tool.SearchTool"]
