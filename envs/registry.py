@@ -298,25 +298,26 @@ def wrapper_factories(wrappers: object) -> list[Wrap]:
     return [_wrapper_factory(one) for one in wrappers]
 
 
-def _wrapper_factory(given: object) -> Wrap:
-    made: Any = named_factory(given, "a wrapper", "a function from an env to an env")
+def _wrapper_factory(setting: object) -> Wrap:
+    factory: Any = named_factory(setting, "a wrapper", "a function from an env to an env")
     try:
-        inspect.signature(made).bind(None)
+        inspect.signature(factory).bind(None)
     except ValueError:  # it does not say what it takes
         pass
     except TypeError as error:
         raise ConfigError(
-            f"a wrapper is called with the env alone, but for {given!r} {error}: give what else it takes with "
+            f"a wrapper is called with the env alone, but for {setting!r} {error}: give what else it takes with "
             "functools.partial(wrapper, ...), or as {'name': 'package.module:name', 'kwargs': {...}}"
         ) from error
-    return made  # type: ignore[no-any-return]  # `wrapped` checks what it gives
+    return factory  # type: ignore[no-any-return]  # `wrapped` checks what it gives
 
 
-def named_factory(given: object, what: str, kind: str) -> Callable[..., Any]:
+def named_factory(setting: object, what: str, kind: str) -> Callable[..., Any]:
     """Return the function that a value in a configuration stands for, with its keyword arguments bound to it.
 
     Args:
-        given: a function, where to find one (`"package.module:name"`), or a mapping with that `name` and its `kwargs`.
+        setting: a function, where to find one (`"package.module:name"`), or a mapping with that `name` and its
+            `kwargs`.
         what: what it is, for error messages, for example `"a wrapper"`.
         kind: which functions are expected, for error messages.
 
@@ -324,16 +325,18 @@ def named_factory(given: object, what: str, kind: str) -> Callable[..., Any]:
         ConfigError: it is nothing of the kind.
         UnknownNameError: there is no function of that name, or it takes no such argument; names the nearest one.
     """
-    known = isinstance(given, Mapping) and {"name"} <= set(given) <= {"name", "kwargs"}
-    name, kwargs = (given["name"], given.get("kwargs") or {}) if isinstance(given, Mapping) and known else (given, {})
-    made: Any = _load(name, what) if isinstance(name, str) and _is_entry_point(name) else name
-    if not callable(made) or not isinstance(kwargs, Mapping):
+    known = isinstance(setting, Mapping) and {"name"} <= set(setting) <= {"name", "kwargs"}
+    name, kwargs = (
+        (setting["name"], setting.get("kwargs") or {}) if isinstance(setting, Mapping) and known else (setting, {})
+    )
+    factory: Any = _load(name, what) if isinstance(name, str) and _is_entry_point(name) else name
+    if not callable(factory) or not isinstance(kwargs, Mapping):
         raise ConfigError(
             f"{what} is {kind}, where to find one ('package.module:name'), or a mapping with that 'name' and its "
-            f"'kwargs'; got {given!r}"
+            f"'kwargs'; got {setting!r}"
         )
-    check_keywords(made, kwargs)
-    return partial(made, **kwargs) if kwargs else made
+    check_keywords(factory, kwargs)
+    return partial(factory, **kwargs) if kwargs else factory
 
 
 def wrapped(env: BaseEnv, wrappers: Iterable[Wrap]) -> BaseEnv:

@@ -128,13 +128,13 @@ def finish_all(
         whole: whether each one got to the end of its answer. The others were cut; see `ToolEpisode.cut`.
     """
     scored = [
-        one._home.submit(one._episode.answer(answer) if ended and answer is not None else one._episode.cut(answer))
-        for one, answer, ended in zip(environments, answers, whole, strict=True)
-        if not one._episode.over
+        env._home.submit(env._episode.answer(answer) if ended and answer is not None else env._episode.cut(answer))
+        for env, answer, ended in zip(environments, answers, whole, strict=True)
+        if not env._episode.over
     ]
-    for each in scored:
-        each.result()
-    return [one._episode.reward for one in environments]
+    for score in scored:
+        score.result()
+    return [env._episode.reward for env in environments]
 
 
 def tool_class(

@@ -39,8 +39,8 @@ def plain_choice(text: str) -> str:
     >>> plain_choice(" (A) ")
     'A'
     """
-    found = _CHOICE.fullmatch(text.strip())
-    return found[1] if found else text.strip()
+    letter = _CHOICE.fullmatch(text.strip())
+    return letter[1] if letter else text.strip()
 
 
 def exact(*, ignore_case: bool = False) -> OutcomeScorer:
@@ -114,8 +114,8 @@ def truth_texts(ground_truth: Any) -> list[str]:
 
 def last_number(text: str) -> Fraction | None:
     """Return the last number of a text; None where there is none."""
-    found = _NUMBER.findall(half_width(text))
-    return _fraction(found[-1]) if found else None
+    numbers = _NUMBER.findall(half_width(text))
+    return _fraction(numbers[-1]) if numbers else None
 
 
 def _require_number(text: str) -> Fraction:

@@ -43,24 +43,24 @@ class Outcome:
         """The text of each of the policy's turns, without its calls. Thinking that the model's format keeps apart from
         the text stands before it, between `<think>` and `</think>`."""
         return [
-            f"<think>{one['reasoning_content']}</think>{one['content']}"
-            if "reasoning_content" in one
-            else one["content"]
-            for one in self._said
+            f"<think>{message['reasoning_content']}</think>{message['content']}"
+            if "reasoning_content" in message
+            else message["content"]
+            for message in self._turns
         ]
 
     @property
     def written(self) -> list[str]:
         """All that the policy wrote in each of its turns: the text of `turn_texts`, and each call as JSON behind it."""
-        calls = ([call["function"] for call in one.get("tool_calls", ())] for one in self._said)
+        calls = ([call["function"] for call in message.get("tool_calls", ())] for message in self._turns)
         return [
-            text + "".join(json.dumps(call, ensure_ascii=False) for call in made)
-            for text, made in zip(self.turn_texts, calls, strict=True)
+            text + "".join(json.dumps(call, ensure_ascii=False) for call in of_turn)
+            for text, of_turn in zip(self.turn_texts, calls, strict=True)
         ]
 
     @property
-    def _said(self) -> list[Message]:
-        return [one for one in self.messages[len(self.task.messages) :] if one["role"] == "assistant"]
+    def _turns(self) -> list[Message]:
+        return [message for message in self.messages[len(self.task.messages) :] if message["role"] == "assistant"]
 
     def session(self, tool: str) -> Any:
         """Return what a tool keeps for the episode: the `ToolSession` of a `StatefulTool`.

@@ -59,9 +59,9 @@ async def test_the_gold_of_the_env_in_process_earns_all_over_http(form, database
         assert env.tool_schemas == local.tool_schemas
         rewards = []
         for task in local.tasks.tasks[:3]:
-            there, told = await env.reset(options={"task": task})
+            there, info = await env.reset(options={"task": task})
             here, known = await local.reset(options={"task": task})
-            assert (there, told["tools"]) == (here, known["tools"])
+            assert (there, info["tools"]) == (here, known["tools"])
             for action in local.gold_actions()[:-1]:
                 reply, said = await env.step(form(action)), await local.step(form(action))
                 assert reply.obs == said.obs

@@ -80,8 +80,8 @@ def end(uid: int, first: int) -> None:
     except OSError:
         return
     try:
-        # The effective id is the user's, so its processes are all that this one may signal. The other two ids are in
-        # nobody's hands, so that none of them can signal this one.
+        # The effective id is the user's, so its processes are all that this one may signal. No process
+        # has the other two ids, so that none of the user's can signal this one.
         os.setresuid(first + SPAN - 1, uid, first + SPAN - 1)
         os.kill(-1, signal.SIGKILL)
     finally:
