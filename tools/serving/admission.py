@@ -78,8 +78,11 @@ class Gate:
     @property
     def full(self) -> bool:
         """Whether a further request would be refused."""
-        must_wait = self._slots.full or (self._places is not None and self._places.full)
-        return must_wait and self._waiting >= self.max_queue
+        return self._must_wait and self._waiting >= self.max_queue
+
+    @property
+    def _must_wait(self) -> bool:
+        return self._slots.full or (self._places is not None and self._places.full)
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
@@ -95,7 +98,7 @@ class Gate:
         async with contextlib.AsyncExitStack() as held:
             self._waiting += 1
             try:
-                async with asyncio.timeout(self.queue_timeout):
+                async with asyncio.timeout(self.queue_timeout if self._must_wait else None):
                     await held.enter_async_context(self._slots.permit())
                     if self._places is not None:
                         await held.enter_async_context(self._places.hold())

@@ -146,7 +146,7 @@ class Bodies:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(None if request.content.is_eof() else self._timeout):  # most came with the head
                 while part := await request.content.readany():
                     parts.append(part)
                     size += len(part)

@@ -92,7 +92,7 @@ def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None
         "inodes": config.max_inodes,
     }
     for field, most in limits.items():
-        value = getattr(asked, field, None)
+        value = asked.__dict__.get(field)  # `getattr` raises and catches two errors for a field that there is not
         if value is not None and field in timeouts and value < 0:
             raise problem((field,), "Input should be greater than or equal to 0", "greater_than_equal", value)
         if value is not None and value > most:
