@@ -254,7 +254,6 @@ class Processes:
 
     def _read(self, process: Process, stream: int) -> bool:
         """Read what a pipe has, as much as is one program's turn. Returns whether there may be more."""
-        capture = process.output[stream]
         for _ in range(READS_PER_TURN):
             fd = process.pipes.get(stream, -1)
             if fd < 0:
@@ -274,6 +273,7 @@ class Processes:
                     self._close_pipe(process, stream)
                     return False
                 continue
+            capture = process.output[stream]  # another one each time: what `_tell` answers takes it away
             capture.add(data)
             if capture.flooded:
                 self._kill(process, "output_limit")
