@@ -53,12 +53,12 @@ def why_not(name: str) -> str:
 
 
 def enter(name: str) -> None:
-    """Put this process into them, for good. The interpreter stays readable, wherever it is installed."""
+    """Put this process into them, for good. The interpreter and this checkout stay readable, wherever they are."""
     root = os.geteuid() == 0
     if root and name != "root":
         _check(_libc.unshare(0x20000), "unshare")
         _mount(None, "/", None, 0x4000 | 0x40000)
-        _uncover(Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parent)
+        _uncover(Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[4])
     if name == "masked-proc":
         _mount("tmpfs", "/proc/scsi" if os.path.isdir("/proc/scsi") else "/proc/tty", "tmpfs", 1)
     if name.startswith("docker"):
