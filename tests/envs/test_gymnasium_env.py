@@ -178,16 +178,16 @@ def test_a_typo_in_an_argument_names_the_argument():
         gymnasium.make("CodeInterpreter-v0", max_turn=3)
 
 
-def test_close_closes_the_async_env_once_and_ends_the_thread(toy_id, end_lingering):
-    before = set(threading.enumerate())
+def test_close_closes_the_async_env_once_and_ends_the_thread(toy_id, end_lingering, env_threads):
+    before = env_threads()
     env = gymnasium.make(toy_id)
     env.reset()
-    assert set(threading.enumerate()) - before
+    assert env_threads() - before
     base = env.unwrapped.base_env
     env.close()
     env.close()
     assert base.closed == 1
-    assert set(threading.enumerate()) - before == set()
+    assert env_threads() - before == set()
 
 
 def test_a_forgotten_env_is_closed(toy_id, env_threads):

@@ -245,15 +245,15 @@ def test_wrong_options_are_refused(vector):
         gymnasium.make_vec("CodeInterpreter-v0", num_envs=0)
 
 
-def test_close_closes_every_env_once_and_ends_the_thread(toy_env, end_lingering):
-    before = set(threading.enumerate())
+def test_close_closes_every_env_once_and_ends_the_thread(toy_env, end_lingering, env_threads):
+    before = env_threads()
     envs = ToolVectorEnv([toy_env] * 5)
     envs.reset()
-    assert len(set(threading.enumerate()) - before) == 1
+    assert len(env_threads() - before) == 1
     envs.close()
     envs.close()
     assert envs.get_attr("closed") == (1,) * 5
-    assert set(threading.enumerate()) <= before
+    assert env_threads() <= before
     with pytest.raises(EpisodeError, match="closed"):
         envs.reset()
 
