@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.areal.tensors import to_tensors
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
@@ -39,7 +40,9 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
     """Plays one episode of an env with AReaL's engine, tokens in and tokens out.
 
     What AReaL interrupts to change the weights goes on under the new ones, and each token has its own version. An
-    episode that something broke off is None, which AReaL leaves out.
+    episode that something broke off takes its group with it, in whose place AReaL plays another one: AReaL normalizes
+    rewards over `group_size` rows at a time, so a row that is missing would shift all groups behind it. With
+    `several_rows`, or where `gconfig.n_samples` is 1, it is left out alone.
 
     Args:
         env: an env id, or a function that makes an env.
@@ -89,9 +92,10 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
                 place of `reward_model`, as in AReaL's own data sets.
 
         Returns:
-            See `to_tensors`; None where AReaL is to leave the episode out.
+            See `to_tensors`; None where AReaL is to leave the episode out alone.
 
         Raises:
+            EpisodeFailedError: something broke the episode off. AReaL logs it, and leaves the group out.
             ConfigError: the row is no task.
             BatchError: see `to_tensors`.
         """
@@ -105,7 +109,12 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         trajectory = await run_episode(self._factory, task, generate, config=_config(self._config, self._gconfig))
         _log(trajectory)
         # the lists of a long trajectory are not to hold up the engine's answers
-        return await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
+        rows = await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
+        if rows is None and self._gconfig.n_samples > 1 and not self._several_rows:
+            reason, error = trajectory.stop_reason, trajectory.error
+            why = f"an episode ended with {reason}{f' ({error.message})' if error else ''}, so its group is left out"
+            raise EpisodeFailedError(reason, why)
+        return rows
 
 
 class _Turns:

@@ -6,6 +6,7 @@ Runs with AReaL's own classes too, where it is installed.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from tests.rollout.adapters import areal_shape
 from tests.rollout.adapters.golden import assert_golden, whole_row
 from tests.rollout.adapters.slime_server import CALL, call_then_answer
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Segment, TokenSequence, Trajectory
 from toolgym.rollout.adapters.areal import to_tensors
 from toolgym.rollout.tokens.context_policies import KeepToolResults
@@ -104,9 +105,31 @@ async def test_an_episode_is_one_row_of_tensors(areal, tokenizer):
 
 async def test_what_something_broke_off_is_rejected(areal, tokenizer):
     broken = Engine(tokenizer, lambda seen: RuntimeError("no server"))
-    assert await workflow(tokenizer).arun_episode(broken, ROW) is None
+    assert await workflow(tokenizer, {"n_samples": 1}).arun_episode(broken, ROW) is None
+    assert await workflow(tokenizer, several_rows=True).arun_episode(broken, ROW) is None
     late = RunConfig(limits=EpisodeLimits(max_prompt_tokens=3))
-    assert await workflow(tokenizer, config=late).arun_episode(Engine(tokenizer), ROW) is None
+    assert await workflow(tokenizer, {"n_samples": 1}, config=late).arun_episode(Engine(tokenizer), ROW) is None
+    with pytest.raises(
+        EpisodeFailedError, match=r"engine_failed \(RuntimeError: no server\), so its group is left out"
+    ):
+        await workflow(tokenizer).arun_episode(broken, ROW)
+
+
+async def test_areals_own_groups_are_whole(tokenizer):
+    groups = pytest.importorskip("areal.infra.remote_inf_engine", reason="AReaL is not installed")
+    from areal.api.cli_args import NormConfig
+    from areal.utils.data import Normalization, concat_batch
+
+    async def play(*answers):
+        left = iter(answers)
+        group = groups.GroupedRolloutWorkflow(workflow(tokenizer), 4, logging.getLogger())
+        return await group.arun_episode(Engine(tokenizer, lambda seen: next(left)), ROW)
+
+    with pytest.raises(EpisodeFailedError):
+        await play("#### 6", "#### 6", RuntimeError("no server"), "#### 5")
+    batch, _ = concat_batch([await play("#### 6", *["#### 5"] * 3), await play("#### 5", *["#### 6"] * 3)])
+    advantages = Normalization(NormConfig(mean_level="group", std_level="group", group_size=4))(batch["rewards"])
+    assert [round(one, 3) for one in advantages.tolist()] == [1.5, -0.5, -0.5, -0.5, -1.5, 0.5, 0.5, 0.5]
 
 
 async def test_the_bounds_are_areals(areal, tokenizer):
