@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.tokens.token_bounds import TooManyTokensError
+from toolgym.rollout.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import SandboxError, ToolgymError, error_text
 
@@ -51,3 +52,13 @@ def episode_failed(failed: StopReason, timed_out: StopReason, error: Exception) 
     elif isinstance(error, SandboxError):
         failed = StopReason.SANDBOX_FAILED
     return EpisodeFailedError(failed, text)
+
+
+def not_trainable_error(trajectory: Trajectory) -> EpisodeFailedError:
+    """Build the error that tells a trainer why it gets no tokens of a trajectory."""
+    text = f"the episode ended with {trajectory.stop_reason}"
+    if trajectory.error is not None:
+        text = trajectory.error.message
+    elif not trajectory.policy_tokens:
+        text += ", and the policy sampled nothing"
+    return EpisodeFailedError(trajectory.stop_reason, text)

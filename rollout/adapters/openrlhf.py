@@ -22,6 +22,7 @@ from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.episode_config import require_one_sequence
+from toolgym.rollout.episode_failure import not_trainable_error
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
@@ -207,7 +208,7 @@ class _Player:
             reason = trajectory.stop_reason
             if trajectory.counts and trajectory.trainable and trajectory.policy_tokens:
                 return trajectory
-            why = shorten(trajectory.error.message if trajectory.error is not None else "the policy sampled nothing")
+            why = shorten(str(not_trainable_error(trajectory)))
             log.warning("attempt %s of %s: %s: %s", attempt, self._attempts, reason.value, why)
             if reason.blame is Blame.USER:
                 break

@@ -15,6 +15,7 @@ from toolgym.rollout.engines.base import FinishReason, Generation, GenerationReq
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.episode_config import require_one_sequence
+from toolgym.rollout.episode_failure import not_trainable_error
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
@@ -40,9 +41,9 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
     """Plays one episode of an env with AReaL's engine, tokens in and tokens out.
 
     What AReaL interrupts to change the weights goes on under the new ones, and each token has its own version. An
-    episode that something broke off takes its group with it, in whose place AReaL plays another one: AReaL normalizes
-    rewards over `group_size` rows at a time, so a row that is missing would shift all groups behind it. With
-    `several_rows`, or where `gconfig.n_samples` is 1, it is left out alone.
+    episode that something broke off takes its group with it, and AReaL plays another group: it normalizes rewards over
+    `group_size` rows at a time, so a missing row would shift all groups behind it. With `several_rows`, or if
+    `gconfig.n_samples` is 1, only the episode is left out.
 
     Args:
         env: an env id, or a function that makes an env.
@@ -92,7 +93,7 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
                 place of `reward_model`, as in AReaL's own data sets.
 
         Returns:
-            See `to_tensors`; None where AReaL is to leave the episode out alone.
+            See `to_tensors`; None if AReaL is to leave out only this episode.
 
         Raises:
             EpisodeFailedError: something broke the episode off. AReaL logs it, and leaves the group out.
@@ -111,9 +112,8 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         # the lists of a long trajectory are not to hold up the engine's answers
         rows = await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
         if rows is None and self._gconfig.n_samples > 1 and not self._several_rows:
-            reason, error = trajectory.stop_reason, trajectory.error
-            why = f"an episode ended with {reason}{f' ({error.message})' if error else ''}, so its group is left out"
-            raise EpisodeFailedError(reason, why)
+            failure = not_trainable_error(trajectory)
+            raise EpisodeFailedError(failure.stop_reason, f"a group is left out, because of one episode: {failure}")
         return rows
 
 

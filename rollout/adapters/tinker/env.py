@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.tinker.contract import RolloutLimits, tinker, types
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.episode_failure import not_trainable_error
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
@@ -106,7 +107,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
         self._playing = asyncio.create_task(self._play())
         now = await self._until_asked()
         if isinstance(now, Trajectory):
-            raise _failure(now)
+            raise not_trainable_error(now)
         return tinker.ModelInput.from_ints(list(now.prompt_ids)), list(now.params.stop_token_ids)
 
     async def step(self, action: list[int], *, extra: types.ActionExtra | None = None) -> types.StepResult:
@@ -127,7 +128,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
             )
         if self._answer.done():  # a deadline passed meanwhile
             await asyncio.wait([self._playing])
-            raise _failure(self._playing.result())
+            raise not_trainable_error(self._playing.result())
         request = self._asked.result()
         if len(action) > request.params.max_new_tokens:
             raise ConfigError(
@@ -146,7 +147,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
                 next_stop_condition=list(now.params.stop_token_ids),
             )
         if not now.counts:
-            raise _failure(now)
+            raise not_trainable_error(now)
         return types.StepResult(
             reward=self._pay(now.reward),
             episode_done=True,
@@ -231,9 +232,3 @@ def require_usable(config: RunConfig, max_trajectory_tokens: int) -> None:
 def _all_tokens(config: RunConfig, most: int) -> RunConfig:
     """The config with a sampling that leaves the bound of a turn to tinker-cookbook's `max_tokens`."""
     return replace(config, sampling=SamplingParams(max_new_tokens=most))
-
-
-def _failure(trajectory: Trajectory) -> EpisodeFailedError:
-    if trajectory.error is None:
-        return EpisodeFailedError(trajectory.stop_reason, "the episode ended before the policy had a turn")
-    return EpisodeFailedError(trajectory.stop_reason, trajectory.error.message)

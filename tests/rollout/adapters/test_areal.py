@@ -110,9 +110,10 @@ async def test_what_something_broke_off_is_rejected(areal, tokenizer):
     late = RunConfig(limits=EpisodeLimits(max_prompt_tokens=3))
     assert await workflow(tokenizer, {"n_samples": 1}, config=late).arun_episode(Engine(tokenizer), ROW) is None
     with pytest.raises(
-        EpisodeFailedError, match=r"engine_failed \(RuntimeError: no server\), so its group is left out"
-    ):
+        EpisodeFailedError, match="group is left out, because of one episode: RuntimeError: no server"
+    ) as raised:
         await workflow(tokenizer).arun_episode(broken, ROW)
+    assert raised.value.stop_reason is StopReason.ENGINE_FAILED
 
 
 async def test_areals_own_groups_are_whole(tokenizer):
