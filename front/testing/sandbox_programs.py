@@ -122,10 +122,10 @@ class ProgramSuite(SandboxTests):
     async def test_what_a_program_prints_is_read_whole_and_once(self, sandbox: Sandbox) -> None:
         lines = "n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo $n; done"
         async with await sandbox.session() as session, await session.start(lines) as process:
-            found = b""
+            printed = b""
             while output := (await process.output(wait=LONG)).stdout:
-                found += output
-            assert found.decode().split() == [str(n) for n in range(1, 3001)]
+                printed += output
+            assert printed.decode().split() == [str(n) for n in range(1, 3001)]
 
     @needs("sessions", "programs")
     async def test_a_program_in_the_background_is_killed_with_all_that_it_started(self, sandbox: Sandbox) -> None:

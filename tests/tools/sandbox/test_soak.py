@@ -63,7 +63,7 @@ class Stock:
 
 async def settled(sandbox: LocalSandbox) -> Stock:
     """The stock when nothing runs: the templates that were lost are there again, and what was killed is gone."""
-    await sandbox._apart.start(full=True)  # which only a run that was lost twice starts: by chance, early or late
+    await sandbox._apart.start(full=True)  # else a run that is lost twice starts it: by chance, early or late
     await asyncio.gather(*(sandbox.run(f"import numpy\nprint({n})") for n in range(4)))
     await asyncio.gather(*(sandbox.run(f"print({n})") for n in range(4)))
     best, since = Stock.take(), 0

@@ -273,7 +273,7 @@ class Processes:
                     self._close_pipe(process, stream)
                     return False
                 continue
-            capture = process.output[stream]  # another one each time: what `_tell` answers takes it away
+            capture = process.output[stream]  # a new one after each answer of `_tell`
             capture.add(data)
             if capture.flooded:
                 self._kill(process, "output_limit")
