@@ -24,8 +24,8 @@ from toolgym.envs.base import StopReason
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.batch.packing import pack
 from toolgym.rollout.batch.tree import pack_tree
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 TARGET = 20.0
 """Most times of the bound that a checked batch of twelve tensors may take, or a packed one that is made of it."""

@@ -22,8 +22,8 @@ from typing import Any
 
 import trl
 
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.message import Message, tool, user
 from toolgym.tools.schema import ToolSchema

@@ -37,7 +37,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.engines.base import Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.local import Runner
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import EngineUnavailableError
 from toolgym.tools.message import user

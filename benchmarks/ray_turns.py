@@ -33,8 +33,8 @@ import verl_turns
 from toolgym.envs import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout import EngineActor, RayRunner, RunConfig, Runner, SamplingParams
+from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.runner.ray.packing import Packer
-from toolgym.rollout.tiny import tiny_policy_path
 from toolgym.tools.message import user
 
 GROUP, TURN_TOKENS = turn_cost.GROUP, turn_cost.TURN_TOKENS

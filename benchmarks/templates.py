@@ -30,8 +30,8 @@ import trl
 
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import byte_tokenizer
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import TemplateError
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import Message, assistant, system, tool, user
 
 TOOL = CodeInterpreterTool.default_schema

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from toolgym.envs.types import StopReason
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Trajectory, Turn
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 1024, 8192
 

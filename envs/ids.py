@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolgym.envs.library.reasoning_gym.names import COMPOSITE, GENERATORS
-from toolgym.envs.library.textarena.games import GAMES, env_id
+from toolgym.envs.families.reasoning_gym.names import COMPOSITE, GENERATORS
+from toolgym.envs.families.textarena.games import GAMES, env_id
 
 
 class OwnEnv(NamedTuple):
@@ -31,7 +31,7 @@ OWN_ENVS: dict[str, OwnEnv] = {
         "Use the tools of an MCP server, with a session for each episode; embedded: a shop's stock.",
     ),
     "SWEDev-v0": OwnEnv(
-        "toolgym.envs.sessions.env:swe_dev_env",
+        "toolgym.envs.served.sessions.env:swe_dev_env",
         "Repair a repository with a shell and an editor; hidden tests decide.",
     ),
     "SearchQA-v0": OwnEnv(
@@ -40,12 +40,12 @@ OWN_ENVS: dict[str, OwnEnv] = {
     ),
     "CodeJudge-v0": OwnEnv("toolgym.envs.library.code_judge:CodeJudgeEnv", "Write a program; hidden tests decide."),
     "SQL-v0": OwnEnv(
-        "toolgym.envs.library.sql.env:SQLEnv",
+        "toolgym.envs.families.sql.env:SQLEnv",
         "Answer a question on a database with a query, which may be tried first, in a ```sql block.",
     ),
     **{
         f"ReasoningGym/{name}-v0": OwnEnv(
-            "toolgym.envs.library.reasoning_gym.env:ReasoningGymEnv",
+            "toolgym.envs.families.reasoning_gym.env:ReasoningGymEnv",
             f"Answer a question of reasoning-gym's generator {name}, between <answer> tags.",
             {"generator": name},
         )
@@ -53,7 +53,7 @@ OWN_ENVS: dict[str, OwnEnv] = {
     },
     **{
         f"BFCL/{category}-v0": OwnEnv(
-            "toolgym.envs.library.bfcl.env:BFCLEnv",
+            "toolgym.envs.families.bfcl.env:BFCLEnv",
             f"Do what a user asks for, one thing after another, with functions that have state: {about}.",
             {"category": category},
         )
@@ -66,7 +66,7 @@ OWN_ENVS: dict[str, OwnEnv] = {
     },
     **{
         env_id(game): OwnEnv(
-            "toolgym.envs.library.textarena.env:textarena_env", f"Play TextArena's {game}.", {"game": game}
+            "toolgym.envs.families.textarena.env:textarena_env", f"Play TextArena's {game}.", {"game": game}
         )
         for game in GAMES
     },

@@ -43,7 +43,7 @@ from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers import ParsedTurn, Parser, get_parser
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
-from toolgym.tools.tool_scope import tool_scope
+from toolgym.tools.sessions.tool_scope import tool_scope
 
 MAX_RESULT_CHARS = 50_000
 """Characters that remain of a tool's result by default: some 12,000 tokens of English."""

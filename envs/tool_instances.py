@@ -15,13 +15,13 @@ from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency import quarantine
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import error_text, is_infrastructure, shorten
-from toolgym.tools.retry_count import RetryCount, counted_retries
+from toolgym.tools.http.retry_count import RetryCount, counted_retries
 from toolgym.tools.schema import ToolCall, ToolCallError
-from toolgym.tools.seldom import Seldom
-from toolgym.tools.tool_scope import tool_scope
+from toolgym.tools.sessions.tool_scope import tool_scope
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class ToolInstances:
         score_timeout: the same as `timeout`, for `calc_reward`.
 
     Attributes:
-        scope: the episode's name, under which its tools find what they share; see `toolgym.tools.tool_scope`.
+        scope: the episode's name, under which its tools find what they share; see `toolgym.tools.sessions.tool_scope`.
     """
 
     def __init__(

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
     from toolgym.rollout.runner.config import RunConfig as RunConfig
     from toolgym.rollout.runner.local import Runner as Runner
-    from toolgym.rollout.trajectory import Trajectory as Trajectory
+    from toolgym.rollout.trajectory.trajectory import Trajectory as Trajectory
     from toolgym.tools.base import BaseTool as BaseTool
     from toolgym.tools.base import ToolResult as ToolResult
-    from toolgym.tools.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
     from toolgym.tools.config import from_config as from_config
     from toolgym.tools.errors import ToolgymError as ToolgymError
     from toolgym.tools.function import tool as tool
+    from toolgym.tools.library.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
     from toolgym.tools.message import Message as Message
     from toolgym.tools.schema import ToolSchema as ToolSchema
     from toolgym.tools.stateful import StatefulTool as StatefulTool

@@ -16,11 +16,11 @@ from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason, finite_reward
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
-from toolgym.rollout.episode_deadline import episode_deadline
-from toolgym.rollout.episode_failure import episode_failed
+from toolgym.rollout.episode.deadline import episode_deadline
+from toolgym.rollout.episode.failure import episode_failed
 from toolgym.rollout.limits import EpisodeLimits
-from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import EnvPool
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, error_text, named_keywords
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from toolgym.tools.assigned import assigned
+from toolgym.tools.concurrency.assigned import assigned
 
 
 class EpisodeKey(NamedTuple):

@@ -9,17 +9,17 @@ from toolgym.tools.lazy import lazy_names
 if TYPE_CHECKING:
     from toolgym.tools.base import BaseTool as BaseTool
     from toolgym.tools.base import ToolResult as ToolResult
-    from toolgym.tools.bash import BashConfig as BashConfig
-    from toolgym.tools.bash import BashTool as BashTool
-    from toolgym.tools.code_interpreter import CodeInterpreterConfig as CodeInterpreterConfig
-    from toolgym.tools.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
     from toolgym.tools.config import from_config as from_config
-    from toolgym.tools.editor import EditorConfig as EditorConfig
-    from toolgym.tools.editor import EditorTool as EditorTool
     from toolgym.tools.errors import ToolgymError as ToolgymError
     from toolgym.tools.function import FunctionTool as FunctionTool
     from toolgym.tools.function import ToolFunction as ToolFunction
     from toolgym.tools.function import tool as tool
+    from toolgym.tools.library.bash import BashConfig as BashConfig
+    from toolgym.tools.library.bash import BashTool as BashTool
+    from toolgym.tools.library.code_interpreter import CodeInterpreterConfig as CodeInterpreterConfig
+    from toolgym.tools.library.code_interpreter import CodeInterpreterTool as CodeInterpreterTool
+    from toolgym.tools.library.editor import EditorConfig as EditorConfig
+    from toolgym.tools.library.editor import EditorTool as EditorTool
     from toolgym.tools.message import Message as Message
     from toolgym.tools.schema import CallProblem as CallProblem
     from toolgym.tools.schema import ToolCall as ToolCall
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from toolgym.tools.search.retriever import Retriever as Retriever
     from toolgym.tools.search.service import RetrievalService as RetrievalService
     from toolgym.tools.search.tool import SearchTool as SearchTool
+    from toolgym.tools.sessions.workspace import Workspace as Workspace
     from toolgym.tools.stateful import StatefulTool as StatefulTool
     from toolgym.tools.stateful import ToolSession as ToolSession
-    from toolgym.tools.workspace import Workspace as Workspace
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -24,7 +24,7 @@ from toolgym.tools.errors import ConfigError, ToolgymError, UnknownNameError, ne
 from toolgym.tools.yaml_file import read_yaml
 
 FORMER_TOOLS: Mapping[str, str] = {
-    "verl.tools.gsm8k_tool.Gsm8kTool": "toolgym.tools.gsm8k.Gsm8kRewardTool",
+    "verl.tools.gsm8k_tool.Gsm8kTool": "toolgym.tools.library.gsm8k.Gsm8kRewardTool",
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "toolgym.tools.CodeInterpreterTool",
     "verl.tools.search_tool.SearchTool": "toolgym.tools.SearchTool",
 }

@@ -13,9 +13,9 @@ from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.base import BaseTool
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.function import ToolFunction, as_tool
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 
 
 class CodeInterpreterEnv(ToolEnv):

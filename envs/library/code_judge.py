@@ -15,10 +15,10 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import ResetInfo
 from toolgym.tools.base import BaseTool
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.judge import Problem, problem_of, read_rows, read_tests
 from toolgym.tools.judge.run_tests import RunTestsTool, example
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import Message, assistant, tool_call, user
 
 EMBEDDED = DATA / "code_judge.jsonl"

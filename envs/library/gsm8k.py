@@ -16,9 +16,9 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.final_answer import score_final_answer
 from toolgym.tools.function import ToolFunction
-from toolgym.tools.gsm8k import Gsm8kRewardTool, gsm8k_truth
+from toolgym.tools.library.final_answer import score_final_answer
+from toolgym.tools.library.gsm8k import Gsm8kRewardTool, gsm8k_truth
 from toolgym.tools.message import assistant, system, tool_call, user
 
 TOOL = "calc_gsm8k_reward"

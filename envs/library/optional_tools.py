@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.base import BaseTool
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.function import ToolFunction, as_tool
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 
 
 def tools_of(

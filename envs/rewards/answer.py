@@ -10,7 +10,7 @@ from typing import Any
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.final_answer import half_width, without_thinking
+from toolgym.tools.library.final_answer import half_width, without_thinking
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")

@@ -10,11 +10,11 @@ from typing import Any
 
 from toolgym.envs.rewards.base import Outcome
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.tools.chat_endpoint import ChatEndpoint
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.final_answer import without_thinking
+from toolgym.tools.http.chat_endpoint import ChatEndpoint
 from toolgym.tools.http.client import CallError, ClientClosedError
+from toolgym.tools.library.final_answer import without_thinking
 from toolgym.tools.message import Message, user
 
 GRADE = """\

@@ -25,7 +25,7 @@ from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, check_seconds, missing_extra, shorten
-from toolgym.tools.final_answer import without_thinking
+from toolgym.tools.library.final_answer import without_thinking
 
 START_TIMEOUT = 120.0
 """Seconds that a worker has to load SymPy."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.final_answer import without_thinking
+from toolgym.tools.library.final_answer import without_thinking
 
 Measure = Literal["em", "f1"]
 """What an answer is compared by: exact match, or F1 of words."""

@@ -8,9 +8,9 @@ from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
-from toolgym.tools.final_answer import without_thinking
 from toolgym.tools.judge import Judge, VerdictStatus, extract_program, read_tests
 from toolgym.tools.judge.cases import check_tolerance
+from toolgym.tools.library.final_answer import without_thinking
 from toolgym.tools.sandbox import Sandbox, SharedSandbox
 
 QUEUE_TIMEOUT = 600.0

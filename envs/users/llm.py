@@ -10,8 +10,8 @@ from typing import Any
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
-from toolgym.tools.chat_endpoint import ChatEndpoint
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.http.chat_endpoint import ChatEndpoint
 from toolgym.tools.http.client import CallError, ClientClosedError
 from toolgym.tools.message import Message, assistant, system, user
 
@@ -48,7 +48,7 @@ class LLMUser(User):
         ConfigError: the prompt has another field in braces.
 
     Example:
-        >>> from toolgym.tools.chat_endpoint import ChatEndpoint
+        >>> from toolgym.tools.http.chat_endpoint import ChatEndpoint
         >>> user = LLMUser(ChatEndpoint("http://localhost:8000/v1", "user-model", request={"temperature": 0.7}))
     """
 

@@ -1,4 +1,4 @@
-"""Train the tiny policy from scratch: tokenizer, model, and the folder that ships as `rollout/tiny_policy`.
+"""Train the tiny policy from scratch: tokenizer, model, and the folder that ships as `rollout/models/tiny_policy`.
 
     python examples/tiny_policy/train.py --out FOLDER
 
@@ -33,7 +33,7 @@ from transformers import DynamicCache, GenerationConfig, Qwen2Tokenizer, Qwen3Co
 
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.tools.code_interpreter import CodeInterpreterTool
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import Message, tool
 from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.schema import ToolCall, ToolCallError, check_call
@@ -319,7 +319,7 @@ def generate(
 
 
 def save(folder: Path, model: Qwen3ForCausalLM | None, tokenizer: Qwen2Tokenizer) -> None:
-    """Write the folder that `toolgym.rollout.tiny.tiny_policy_path` names."""
+    """Write the folder that `toolgym.rollout.models.tiny.tiny_policy_path` names."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     if model is not None:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 
 from toolgym.envs.tasks.arithmetic import Problem
-from toolgym.tools.code_interpreter import CodeInterpreterTool, render_result
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool, render_result
 from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers.hermes import parse_hermes
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus

@@ -33,11 +33,11 @@ def replay_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier file at --out.")] = False,
 ) -> None:
     """Play a recorded run again. Exit status: 0 equal byte for byte, 1 different, or nothing to compare."""
+    from toolgym.rollout.models.tiny import tiny_policy_path
+    from toolgym.rollout.models.tokenizer import load_tokenizer
     from toolgym.rollout.recording.cassette import Cassette
     from toolgym.rollout.recording.replay import replay
-    from toolgym.rollout.tiny import tiny_policy_path
-    from toolgym.rollout.tokenizer import load_tokenizer
-    from toolgym.rollout.trajectory_file import TrajectoryWriter
+    from toolgym.rollout.trajectory.file import TrajectoryWriter
     from toolgym.tools.errors import ConfigError
 
     if out is not None and out.resolve() == file.resolve():

@@ -26,12 +26,12 @@ from toolgym.rollout.runner.metrics.log_to import LogTo
 from toolgym.tools.errors import ConfigError, ToolgymError
 
 if TYPE_CHECKING:
-    from toolgym.rollout.run_folder import RunFile
+    from toolgym.rollout.recording.run_folder import RunFile
     from toolgym.rollout.runner.local import Runner
     from toolgym.rollout.runner.metrics.loggers import MetricLogger
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
     from toolgym.rollout.runner.scheduler import Scheduler
-    from toolgym.rollout.trajectory import Trajectory
+    from toolgym.rollout.trajectory.trajectory import Trajectory
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -228,15 +228,15 @@ async def _main(
 ) -> int:
     from toolgym.rollout.recording.journal import JournaledEngine
     from toolgym.rollout.recording.recorder import recorded, tokenizer_fingerprint
-    from toolgym.rollout.run_folder import TRAJECTORIES, TURNS, RunFile, RunFolder, tasks_hash
-    from toolgym.rollout.runner.env_factory import EnvFactory
+    from toolgym.rollout.recording.run_folder import TRAJECTORIES, TURNS, RunFile, RunFolder, tasks_hash
+    from toolgym.rollout.runner.envs.env_factory import EnvFactory
     from toolgym.rollout.runner.local import Runner
     from toolgym.rollout.runner.metrics.loggers import logged
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
     from toolgym.rollout.runner.progress import Progress
     from toolgym.rollout.runner.resumed import EarlierRun, Resumed
     from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
-    from toolgym.rollout.trajectory import plain
+    from toolgym.rollout.trajectory.trajectory import plain
 
     errors = Console(stderr=True, highlight=False)
     async with EnvFactory.of(env_id, env_kwargs)() as probe:
@@ -348,7 +348,7 @@ def _say_what_device(engine_name: str, device: str | None, errors: Console) -> N
 @contextlib.contextmanager
 def _failures_told_once() -> Iterator[None]:
     """Keep the log's warnings of failed episodes back: the report says the same at its end."""
-    from toolgym.rollout.failures import log
+    from toolgym.rollout.trajectory.failures import log
 
     log.disabled = True
     try:
@@ -365,7 +365,7 @@ def _require_places(out: Path, record: Path | None, *, new: bool) -> None:
         record: its recording.
         new: whether what an earlier run wrote there must stay.
     """
-    from toolgym.rollout.run_folder import BATCH, EARLIER, RUN, TRAJECTORIES, TURNS
+    from toolgym.rollout.recording.run_folder import BATCH, EARLIER, RUN, TRAJECTORIES, TURNS
 
     if record is not None and record.resolve() in [
         (out / name).resolve() for name in (RUN, TRAJECTORIES, TURNS, BATCH)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from toolgym.rollout.batch.batch import Batch
-    from toolgym.rollout.run_folder import RunFile
-    from toolgym.rollout.trajectory import Trajectory
+    from toolgym.rollout.recording.run_folder import RunFile
+    from toolgym.rollout.trajectory.trajectory import Trajectory
 
 STOPPED_BY = 128
 """Exit status after a signal is this plus its number, as shells have it: 130 after Ctrl-C."""
@@ -40,7 +40,7 @@ def _make_batch(trajectories: list[Trajectory], run: RunFile, out: Path) -> tupl
     """Write the batch of trajectories. Returns it; or None, and why there is none."""
     from toolgym.rollout.batch.io import save_batch
     from toolgym.rollout.batch.make import make_batch
-    from toolgym.rollout.run_folder import BATCH
+    from toolgym.rollout.recording.run_folder import BATCH
 
     trajectories = sorted(trajectories, key=lambda one: (one.task_index, one.sample_index))
     try:
@@ -75,7 +75,7 @@ def report(
     Raises:
         RunFailedError: every episode failed at its first turn, and all in the same way.
     """
-    from toolgym.rollout.failures import FailureLog, require_one_that_played
+    from toolgym.rollout.trajectory.failures import FailureLog, require_one_that_played
 
     batch, problem = _make_batch(trajectories, run, out)  # before anything is shown: its reader may have gone away
     console = Console(highlight=False)
@@ -102,7 +102,7 @@ def report(
 def _print_files(
     console: Console, trajectories: list[Trajectory], run: RunFile, batch: Batch | None, problem: str, out: Path
 ) -> None:
-    from toolgym.rollout.run_folder import BATCH, TRAJECTORIES
+    from toolgym.rollout.recording.run_folder import BATCH, TRAJECTORIES
 
     done = f"({len(trajectories)} of {run.episodes})"
     console.print(f"trajectories  {out / TRAJECTORIES}  {done}", markup=False, soft_wrap=True)

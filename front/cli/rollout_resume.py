@@ -11,7 +11,7 @@ import typer
 from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toolgym.rollout.run_folder import RunFile
+    from toolgym.rollout.recording.run_folder import RunFile
 
 ANEW = ("engine", "device", "dtype", "tokenizer", "concurrency", "log")
 """Options that may be given anew: they say how the run is played, and not what it is."""
@@ -34,7 +34,7 @@ def take_options(ctx: typer.Context, folder: Path | None) -> Path | None:
         ConfigError: the folder holds no run that can be resumed.
     """
     if folder is not None and not ctx.resilient_parsing:
-        from toolgym.rollout.run_folder import RunFile
+        from toolgym.rollout.recording.run_folder import RunFile
 
         run = RunFile.read(folder)
         known = {one.name for one in ctx.command.params}
@@ -95,7 +95,7 @@ def kept_options(ctx: typer.Context) -> dict[str, Any]:
 
 def _kept(name: str, value: Any) -> Any:
     from toolgym.rollout.recording.cassette import redacted, scrub
-    from toolgym.rollout.trajectory import plain
+    from toolgym.rollout.trajectory.trajectory import plain
 
     if value is None:
         return None
@@ -121,7 +121,7 @@ def file_hashes(ctx: typer.Context) -> dict[str, str]:
     Raises:
         ConfigError: one cannot be read.
     """
-    from toolgym.rollout.run_folder import file_hash
+    from toolgym.rollout.recording.run_folder import file_hash
 
     return {name: file_hash(Path(ctx.params[name])) for name in FILES if ctx.params[name] is not None}
 

@@ -167,8 +167,8 @@ def openenv_command(
 
     Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage.
     """
-    from toolgym.envs.server.config import load_config
-    from toolgym.envs.server.serve import serve
+    from toolgym.envs.served.environments.config import load_config
+    from toolgym.envs.served.environments.serve import serve
     from toolgym.tools.errors import ConfigError
     from toolgym.tools.serving.settings_file import settings_file
     from toolgym.tools.serving.worker import LOG_FORMAT
@@ -242,8 +242,8 @@ def sessions_command(
     Stops on SIGTERM or Ctrl-C after what runs has finished; the sessions go on when it is started again. Exit status: 0
     it was stopped, 1 an error, 2 wrong usage.
     """
-    from toolgym.envs.sessions.config import load_config, make_backend
-    from toolgym.envs.sessions.serve import serve
+    from toolgym.envs.served.sessions.config import load_config, make_backend
+    from toolgym.envs.served.sessions.serve import serve
     from toolgym.tools.serving.settings_file import settings_file
     from toolgym.tools.serving.worker import LOG_FORMAT
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from toolgym.tools.html_view import call_text
 
 if TYPE_CHECKING:
-    from toolgym.rollout.trajectory import Trajectory
+    from toolgym.rollout.trajectory.trajectory import Trajectory
 
 _COLOURS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -29,7 +29,7 @@ def summary_table(
         seconds: wall seconds of the run.
         played: those that were played in these seconds, where an earlier run played the others.
     """
-    from toolgym.rollout.summary import summarize
+    from toolgym.rollout.trajectory.summary import summarize
 
     figures = summarize(trajectories)
     count = len(trajectories)
@@ -62,7 +62,7 @@ def summary_table(
 
 def pick_conversation(trajectories: Sequence[Trajectory]) -> Trajectory | None:
     """The conversation to show: a successful one with a tool call if there is one, else the liveliest."""
-    from toolgym.rollout.summary import succeeded
+    from toolgym.rollout.trajectory.summary import succeeded
 
     return max(
         trajectories,

@@ -19,7 +19,7 @@ from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
 from toolgym.envs.registry import make, registered
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.episode_failure import episode_failed
+from toolgym.rollout.episode.failure import episode_failed
 from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema

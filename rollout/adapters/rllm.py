@@ -14,7 +14,7 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.endpoint import run
 from toolgym.rollout.limits import EpisodeLimits
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, MissingExtraError, named_keywords, shorten
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import BatchError, ConfigError, check_seconds, require_whole_number
 

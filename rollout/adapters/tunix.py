@@ -16,8 +16,8 @@ import numpy as np
 
 from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.advantages import by_group
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.advantages.advantages import by_group
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, require_whole_number
 
 with needs("google-tunix", "The adapter for Tunix"):

@@ -34,7 +34,7 @@ from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS, aligned_field, payload_padding
 from toolgym.rollout.batch.io import PREFIX, batch_of, metadata_of
-from toolgym.rollout.trajectory import Trajectory, plain
+from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ConfigError, missing_file, missing_package
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ A row is one token sequence. Most trajectories are one sequence; one whose conte
 (`history="template"`, a context policy) is several, and each becomes a row of its own with the trajectory's reward
 and group. What an earlier sequence sampled is prompt in a later one, so no token is trained twice. `trajectory_ids`
 tells which rows belong together: statistics over trajectories, such as a group's mean reward, must count each
-trajectory once, and its advantage goes to all of its rows: `toolgym.rollout.advantages` does the first, and
+trajectory once, and its advantage goes to all of its rows: `toolgym.rollout.advantages.advantages` does the first, and
 `Batch.per_row` the second.
 """
 
@@ -30,12 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from toolgym.rollout.advantages.reward_placement import RewardPlacement
 from toolgym.rollout.batch.device import moved
 from toolgym.rollout.batch.fields import FIELDS, dtype_name, payload_padding
 from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
 from toolgym.rollout.batch.prefixes import prefix_keys
-from toolgym.rollout.reward_placement import RewardPlacement
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
 from toolgym.tools.html_view import html_table
 
@@ -70,7 +70,7 @@ class Batch:
         aligned: payloads of the policy's tokens by name, `[rows, response, ...]` in the dtype in which they came.
             Elsewhere they hold -1 where the dtype has a sign and is an integer, else 0 or False.
         reward_placement: which tokens have `token_rewards`: `turns` or `outcome`, see
-            `toolgym.rollout.reward_placement`.
+            `toolgym.rollout.advantages.reward_placement`.
     """
 
     prompts: Tensor

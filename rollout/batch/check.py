@@ -13,7 +13,7 @@ from torch import Tensor
 from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
 from toolgym.rollout.batch.row import Row, rows_of
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError
 
 BLOCK = 2**18

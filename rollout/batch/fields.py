@@ -21,7 +21,7 @@ from toolgym.rollout.batch.invariants import (
     same_trajectory,
 )
 from toolgym.rollout.batch.row import Row
-from toolgym.rollout.token_sequence import joined_payload
+from toolgym.rollout.trajectory.token_sequence import joined_payload
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Where a field has values: one for each token of the prompt, of the response, of the policy's tokens in the response

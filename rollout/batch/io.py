@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from toolgym.rollout.advantages.reward_placement import PLACEMENTS
 from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
-from toolgym.rollout.reward_placement import PLACEMENTS
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
 FORMAT_VERSION = 3

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolgym.rollout.advantages.reward_placement import RewardPlacement
 from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_rows
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
 from toolgym.rollout.batch.row import Row, rows_of
-from toolgym.rollout.failures import log
-from toolgym.rollout.reward_placement import RewardPlacement
-from toolgym.rollout.token_sequence import filled_up
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.failures import log
+from toolgym.rollout.trajectory.token_sequence import filled_up
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords, shorten
 
 
@@ -45,7 +45,8 @@ def make_batch(
             none. Each must be there for every token that the policy sampled.
         reward_placement: which tokens have `token_rewards`. `turns`: the last one of each turn has the turn's reward,
             and the trajectory's last one what the whole was given beyond that. `outcome`: the trajectory's last one
-            has all of it. See `toolgym.rollout.reward_placement` for turns without tokens or without a reward.
+            has all of it. See `toolgym.rollout.advantages.reward_placement` for turns without tokens or without a
+            reward.
 
     Raises:
         ConfigError: `trajectories` holds something else, or `reward_placement` is unknown.

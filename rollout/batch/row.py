@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toolgym.rollout.reward_placement import RewardPlacement, token_rewards
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.advantages.reward_placement import RewardPlacement, token_rewards
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Row:
         trajectory_number: number of the trajectory in the batch.
         group_number: number of the group in the batch.
         version_numbers: see `Batch`.
-        token_rewards: float64 `[response]`, see `toolgym.rollout.reward_placement`.
+        token_rewards: float64 `[response]`, see `toolgym.rollout.advantages.reward_placement`.
     """
 
     trajectory: Trajectory

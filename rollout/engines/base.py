@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 import numpy as np
 
 from toolgym.rollout.engines.tokenizer_probe import probe_ids, require_same_text
-from toolgym.rollout.token_ids import TokenIds
+from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError, EngineError, named_fields, require_whole_number
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class Engine(ABC):
             EngineError: the engine knows where its model lies only once it has started.
         """
         if self._tokenizer is None and (source := self._tokenizer_source()) is not None:
-            from toolgym.rollout.tokenizer import load_tokenizer  # needs transformers
+            from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
 
             self._tokenizer = load_tokenizer(source)
         return self._tokenizer

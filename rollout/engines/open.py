@@ -90,7 +90,7 @@ async def _open(
     if is_url and (device is not None or dtype is not None):
         raise ConfigError(f"device and dtype are for a model that is loaded here; the server {name!r} has its own")
     if isinstance(tokenizer, str | Path):
-        from toolgym.rollout.tokenizer import load_tokenizer
+        from toolgym.rollout.models.tokenizer import load_tokenizer
 
         tokenizer = await in_thread(load_tokenizer, tokenizer)
     if not is_url:
@@ -116,8 +116,8 @@ def _of_model(name: str, device: str | torch.device | None, dtype: str | torch.d
     from transformers.utils import logging as transformers_logging
 
     from toolgym.rollout.engines.embedded.transformers import TransformersEngine
-    from toolgym.rollout.hub import is_hub_name
-    from toolgym.rollout.tiny import tiny_policy_path
+    from toolgym.rollout.models.hub import is_hub_name
+    from toolgym.rollout.models.tiny import tiny_policy_path
 
     transformers_logging.disable_progress_bar()  # it would break into ours
     transformers_logging.set_verbosity_error()  # what matters is raised

@@ -40,8 +40,8 @@ from typing import IO, Any, Self
 
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode_key import EpisodeKey, current_episode
-from toolgym.rollout.locked_file import clear, open_locked, replaced
-from toolgym.rollout.trajectory import Trajectory, plain
+from toolgym.rollout.trajectory.locked_file import clear, open_locked, replaced
+from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools import errors
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.deadline import DeadlineError

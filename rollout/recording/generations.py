@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolgym.rollout.engines.base import FinishReason, Generation
-from toolgym.rollout.token_sequence import array_from_json, array_to_json
+from toolgym.rollout.trajectory.token_sequence import array_from_json, array_to_json
 
 
 def generation_to_json(generation: Generation) -> dict[str, Any]:

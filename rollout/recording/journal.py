@@ -24,9 +24,9 @@ import numpy as np
 from toolgym.rollout.engines.base import Engine, Generation, GenerationRequest
 from toolgym.rollout.engines.wrapper import EngineWrapper
 from toolgym.rollout.episode_key import EpisodeKey, current_episode
-from toolgym.rollout.locked_file import replaced
 from toolgym.rollout.recording.generations import generation_from_json, generation_to_json
-from toolgym.rollout.token_sequence import array_from_json, array_to_json
+from toolgym.rollout.trajectory.locked_file import replaced
+from toolgym.rollout.trajectory.token_sequence import array_from_json, array_to_json
 from toolgym.tools.errors import ConfigError, EngineError
 
 FORMAT = "toolgym-turns"

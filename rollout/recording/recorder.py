@@ -23,7 +23,7 @@ from toolgym.rollout.recording.tools import RecordedTool, tool_env
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.tokens.context_policies import ContextPolicy, CutToolResults, KeepToolResults
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from toolgym.rollout.recording.engine import CassetteEngine
 from toolgym.rollout.recording.recorder import REBUILT, config_from_json, tokenizer_fingerprint
 from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:

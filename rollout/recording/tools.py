@@ -11,7 +11,7 @@ from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.episode_key import current_episode
 from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, described, redacted, tool_key
 from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
-from toolgym.rollout.trajectory import plain
+from toolgym.rollout.trajectory.trajectory import plain
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import shorten
 from toolgym.wrappers.base import Wrapper

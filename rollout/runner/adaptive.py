@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from toolgym.rollout.engines.base import Engine, EngineLoad
 from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_fields, require_whole_number
 from toolgym.tools.sandbox.local.host import processors
-from toolgym.tools.seldom import Seldom
 
 LOAD_TIMEOUT = 10.0
 """Seconds that an engine gets to tell its load."""

@@ -15,7 +15,7 @@ from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
 from toolgym.rollout.runner.scheduling.tasks import Tasks
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 

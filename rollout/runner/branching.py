@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolgym.rollout.episode import Episode
+from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.job import Job
 from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.tokens.conversation import Conversation
-from toolgym.rollout.trajectory import Turn
+from toolgym.rollout.trajectory.trajectory import Turn
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.errors import ConfigError, error_text, require_whole_number, shorten
-from toolgym.tools.seldom import Seldom
 
 _log = logging.getLogger("toolgym.rollout")
 _warnings = Seldom(60.0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.runner.adaptive import Adaptive
 from toolgym.rollout.runner.branching import Branching
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number

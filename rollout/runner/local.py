@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any, Self
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.episode import Episode
-from toolgym.rollout.episode_observer import EpisodeObserver, GuardedObserver, checked_observers, observed_run
-from toolgym.rollout.episode_record import never_played
-from toolgym.rollout.failures import FailureLog
+from toolgym.rollout.episode.episode import Episode
+from toolgym.rollout.episode.observer import EpisodeObserver, GuardedObserver, checked_observers, observed_run
+from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.branching import Brancher
-from toolgym.rollout.runner.carried import CarriedEpisodes, Suspended
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import EnvPool
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_pool import EnvPool
+from toolgym.rollout.runner.envs.suspended_episodes import CarriedEpisodes, Suspended
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.metrics.spans import spans_of_run
-from toolgym.rollout.runner.run_counts import RunCounts
 from toolgym.rollout.runner.run_settings import run_settings
 from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.group import Group
@@ -35,7 +34,8 @@ from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.runner.sinks import Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.failures import FailureLog
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.loop_watch import watch_loop
 from toolgym.tools.concurrency.rate_limit import Lease
 from toolgym.tools.concurrency.settled_heap import settled_heap

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 from toolgym.rollout.runner.metrics.waiting import Wait
 from toolgym.tools.errors import missing_extra, shorten

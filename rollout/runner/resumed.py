@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.rollout.env_life import close_env
+from toolgym.rollout.episode.env_lifecycle import close_env
+from toolgym.rollout.episode.record import task_label
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.episode_record import task_label
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.scheduler import Cut, Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Trajectory, plain
-from toolgym.rollout.trajectory_file import read_trajectories
+from toolgym.rollout.trajectory.file import read_trajectories
+from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.errors import ConfigError, TemplateError, shorten
 from toolgym.tools.schema import ToolSchema
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.episode_observer import EpisodeObserver
-from toolgym.rollout.failures import require_one_that_played
+from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.runner.base import in_order
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.resumed import EarlierRun, Resumed
 from toolgym.rollout.runner.scheduler import Stragglers
@@ -23,8 +22,9 @@ from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.seeds import stream_seed
-from toolgym.rollout.trajectory import Trajectory
-from toolgym.rollout.trajectory_file import TrajectoryWriter
+from toolgym.rollout.trajectory.failures import require_one_that_played
+from toolgym.rollout.trajectory.file import TrajectoryWriter
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
 
 if TYPE_CHECKING:

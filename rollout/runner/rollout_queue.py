@@ -13,7 +13,6 @@ from typing import Any, Self, TypeVar
 
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
-from toolgym.rollout.failures import require_one_that_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
@@ -21,7 +20,8 @@ from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
 from toolgym.rollout.runner.weight_versions import WeightVersions
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.failures import require_one_that_played
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EngineError, named_keywords, require_whole_number
 

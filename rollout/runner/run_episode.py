@@ -15,16 +15,16 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.engines.callable import CallableEngine, Generate
-from toolgym.rollout.episode import Episode, RendererFactory
-from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.episode.episode import Episode, RendererFactory
+from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.episode_record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import EnvPool
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from toolgym.rollout.job import Job
-from toolgym.rollout.runner.run_counts import RunCounts
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolgym.rollout.engines.base import checked_version
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, EngineError
 
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.limits import HistoryMode
-from toolgym.rollout.token_ids import TokenIds
-from toolgym.rollout.token_sequence import Segment, TokenSequence
+from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, user
 from toolgym.tools.parsers import ParsedTurn, split_reasoning

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from toolgym.rollout.token_ids import TokenIds
-from toolgym.rollout.tokenizer import end_token_ids
+from toolgym.rollout.models.token_ids import TokenIds
+from toolgym.rollout.models.tokenizer import end_token_ids
 from toolgym.rollout.tokens.chat_template import ChatTemplate, check_message
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_analysis import TemplateFacts, analyze, delta_kind, probe_conversation

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toolgym.rollout.tokenizer import holds_tokenizer, load_tokenizer
+from toolgym.rollout.models.tokenizer import holds_tokenizer, load_tokenizer
 from toolgym.rollout.tokens.end_of_turn import PROBE_IDS, called
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder

@@ -14,9 +14,9 @@ import pytest
 from toolgym.envs import Task, ToolEnv, tool_instances
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.tools import CodeInterpreterTool, tool
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.errors import SandboxError, SandboxFileError, SandboxFileNotFoundError
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox, Retries
-from toolgym.tools.seldom import Seldom
 
 TASK = Task(({"role": "user", "content": "go"},))
 NEUTRAL = "[The sandbox failed; your program is not to blame]"

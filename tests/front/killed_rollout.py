@@ -20,8 +20,8 @@ from toolgym.cli.app import main
 from toolgym.rollout.batch import io, make
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, GenerationRequest
 from toolgym.rollout.episode_key import current_episode
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(tiny_policy_path())
 IMPORTED = (io, make)

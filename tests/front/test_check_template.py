@@ -14,7 +14,7 @@ import trl
 from typer.testing import CliRunner
 
 from toolgym.cli.app import app
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.tokens.template_check import byte_tokenizer
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from toolgym.cli.app import main
-from toolgym.rollout import load_batch, locked_file, read_trajectories
+from toolgym.rollout import load_batch, read_trajectories
 from toolgym.rollout.recording.cassette import Cassette
+from toolgym.rollout.trajectory import locked_file
 
 SHORT = ["--tasks", "3", "--group-size", "2", "--max-new-tokens", "64", "--seed", "4"]
 
@@ -272,7 +273,7 @@ def test_a_secret_is_not_written_and_asked_for_again(toolgym, tmp_path):
     arguments = [*SHORT, "--out", tmp_path, "--engine", "http://me:s3cret@127.0.0.1:9", "--env-kwargs", kwargs]
     done = toolgym("rollout", *arguments)
     assert done.returncode == 2
-    from toolgym.rollout.run_folder import RunFile
+    from toolgym.rollout.recording.run_folder import RunFile
 
     options = {"env_kwargs": json.dumps({"max_turns": 2, "api_key": "[redacted]"}), "seed": 4}
     RunFile("0", options, 6, "0").write(tmp_path)

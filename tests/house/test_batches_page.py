@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.rollout.trajectories import played
 from toolgym.rollout.batch.fields import FIELDS, SHAPES, dtype_name
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "batches.md").read_text()
 

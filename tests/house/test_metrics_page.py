@@ -8,13 +8,13 @@ from pathlib import Path
 from toolgym.envs import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.episode.observer import Phase
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.episode_observer import Phase
 from toolgym.rollout.job import Job
+from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.runner.metrics.prometheus import RunCollector
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-from toolgym.rollout.token_ids import TokenIds
-from toolgym.rollout.trajectory import Failure, Trajectory, Turn
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 VALUES = {"PERCENT": r"p50|p90|p99", "PHASE": "|".join(Phase), "REASON": "|".join(StopReason)}

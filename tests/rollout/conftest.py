@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, PauseMode
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 
 
 class ScriptedEngine(Engine):

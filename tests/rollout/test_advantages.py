@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.rollout.trajectories import played
 from toolgym.envs.types import StopReason
-from toolgym.rollout.advantages import FORMS, group_advantages
+from toolgym.rollout.advantages.advantages import FORMS, group_advantages
 from toolgym.rollout.batch.make import make_batch
-from toolgym.rollout.trajectory import Failure
+from toolgym.rollout.trajectory.trajectory import Failure
 from toolgym.tools.errors import BatchError, ConfigError, UnknownArgumentError
 
 

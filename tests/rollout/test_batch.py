@@ -17,8 +17,8 @@ from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.io import load_batch, save_batch
 from toolgym.rollout.batch.make import make_batch
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Failure, Trajectory
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, UnknownNameError
 
 PAD = 0

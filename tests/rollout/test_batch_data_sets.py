@@ -18,7 +18,7 @@ from toolgym.rollout.batch.arrow import TRAJECTORY_COLUMNS, from_parquet, to_dat
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.make import make_batch
-from toolgym.rollout.trajectory import Failure
+from toolgym.rollout.trajectory.trajectory import Failure
 from toolgym.tools.errors import BatchError, ConfigError, MissingExtraError, UnknownNameError
 
 DTYPES = (np.int16, np.uint8, np.float32, np.float16, np.bool_)

@@ -25,13 +25,13 @@ from toolgym.rollout import (
     pack,
     pack_tree,
     recorded,
-    turn_sampling,
     where_unsure,
 )
+from toolgym.rollout.episode import turn_sampling
 from toolgym.rollout.runner import branching as branching_room
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.seldom import Seldom
 
 TASKS = [Task(({"role": "user", "content": f"q{n}"},), id=str(n)) for n in range(4)]
 

@@ -25,11 +25,10 @@ from toolgym.rollout import (
     RunMetrics,
     Runner,
     SamplingParams,
-    env_life,
-    turn_sampling,
 )
 from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation
-from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.episode import env_lifecycle, turn_sampling
+from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.runner.branching import Branching, by_chance
 from toolgym.tools import tool
 from toolgym.tools.concurrency import deadline, quarantine
@@ -235,7 +234,7 @@ async def test_nothing_hangs_and_nothing_is_left(wild, exact, seed, monkeypatch)
     monkeypatch.setattr(turn_sampling, "RESUME_WAIT", (0.0, 0.0))
     monkeypatch.setattr(turn_sampling, "ABORT_GRACE", 0.05)
     monkeypatch.setattr(deadline, "CANCEL_GRACE", GRACE)
-    monkeypatch.setattr(env_life, "CLOSE_TIMEOUT", 0.1)
+    monkeypatch.setattr(env_lifecycle, "CLOSE_TIMEOUT", 0.1)
     fresh = quarantine.Quarantine()
     monkeypatch.setattr(quarantine, "QUARANTINE", fresh)
     draws = random.Random(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from toolgym.rollout.context_routing import ContextRouting
+from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.tools.errors import BatchError, EngineError
 
 

@@ -80,7 +80,7 @@ SHORTEST = ("every episode", "more groups, in order")
     "plan", [pytest.param(one, marks=() if one in SHORTEST else pytest.mark.long) for one in PLANS]
 )
 async def test_the_result_depends_on_no_clock_and_no_concurrency(seeded, plan, monkeypatch):
-    from toolgym.rollout import turn_sampling
+    from toolgym.rollout.episode import turn_sampling
 
     monkeypatch.setattr(turn_sampling, "RESUME_WAIT", (0.0, 0.0))
     results = []

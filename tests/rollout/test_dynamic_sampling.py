@@ -11,7 +11,7 @@ from tests.rollout.held_engine import Envs, config, endless, held_engine, others
 from toolgym.envs import TaskList
 from toolgym.envs.types import Blame, EpisodeFailedError, StopReason
 from toolgym.rollout import GroupPlan, RunConfig, Runner, has_signal, make_batch, recorded, replay, rollout
-from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.tools.errors import ConfigError, EngineError, EpisodeError
 
 
@@ -211,7 +211,7 @@ async def test_members_of_a_group_never_share_a_seed(held):
 
 
 async def test_members_that_share_a_seed_end_the_run(held, monkeypatch):
-    from toolgym.rollout import episode
+    from toolgym.rollout.episode import episode
 
     monkeypatch.setattr(episode, "derive_seed", lambda *_: 7)
     with pytest.raises(AssertionError, match="the group of task 0 share a sampling seed"):

@@ -8,8 +8,8 @@ from tests.rollout.held_engine import Envs, config, held_engine, tasks, until
 from toolgym.envs import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout import Runner
-from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.runner.env_pool import EnvPool
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_pool import EnvPool
 
 TASKS = [Task(({"role": "user", "content": "go"},))]
 

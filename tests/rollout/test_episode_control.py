@@ -10,12 +10,13 @@ import time
 import pytest
 
 from toolgym.envs import StopReason, Task, ToolEnv
-from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, make_batch, open_engine, turn_sampling
+from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, make_batch, open_engine
 from toolgym.rollout.engines.base import FinishReason, Generation
-from toolgym.rollout.episode import Episode
-from toolgym.rollout.episode_deadline import episode_deadline
+from toolgym.rollout.episode import turn_sampling
+from toolgym.rollout.episode.deadline import episode_deadline
+from toolgym.rollout.episode.episode import Episode
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
 from toolgym.rollout.tokens.context_policies import ContextPolicy
 from toolgym.rollout.tokens.renderer import ChatRenderer

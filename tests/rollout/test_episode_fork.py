@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from toolgym.envs import StopReason, Task, ToolEnv
-from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, turn_sampling
-from toolgym.rollout.episode import Episode
+from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams
+from toolgym.rollout.episode import turn_sampling
+from toolgym.rollout.episode.episode import Episode
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession

@@ -6,7 +6,7 @@ import pytest
 
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import RunConfig, Runner, rollout
-from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.tools.errors import ConfigError
 
 

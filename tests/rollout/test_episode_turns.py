@@ -9,10 +9,11 @@ import torch
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, turn_sampling
+from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.episode import turn_sampling
 from toolgym.rollout.seeds import derive_seed
-from toolgym.rollout.token_sequence import Segment
+from toolgym.rollout.trajectory.token_sequence import Segment
 from toolgym.tools import tool
 from toolgym.tools.errors import BatchError, ConfigError, EngineError
 

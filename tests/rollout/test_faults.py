@@ -14,10 +14,10 @@ from tests.rollout.answering_server import answering
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, SGLangServer
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.concurrency import deadline, loop_watch, quarantine
-from toolgym.tools.seldom import Seldom
+from toolgym.tools.concurrency.log_throttle import Seldom
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 GRACE = 0.2

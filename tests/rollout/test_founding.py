@@ -1,7 +1,7 @@
 """Two tests of the founding document, by their names: what a request is made of, and an end where tokens run out; and
 the episode that it shows.
 
-Its others are in `tests/tools/test_sandbox_tool.py` and `tests/tools/concurrency/test_cluster_rate_limit.py`.
+Its others are in `tests/tools/library/test_sandbox_tool.py` and `tests/tools/concurrency/test_cluster_rate_limit.py`.
 """
 
 from __future__ import annotations

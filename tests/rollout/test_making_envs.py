@@ -11,7 +11,7 @@ import pytest
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, run_episode
-from toolgym.rollout.runner.env_pool import EnvPool
+from toolgym.rollout.runner.envs.env_pool import EnvPool
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.errors import EpisodeError
 

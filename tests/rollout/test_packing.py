@@ -19,8 +19,8 @@ from toolgym.rollout.batch.fields import FIELDS
 from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.batch.packing import PACKED, Packed, pack
 from toolgym.rollout.batch.tree import pack_tree
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.token_sequence import Segment, TokenSequence
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, ConfigError
 
 

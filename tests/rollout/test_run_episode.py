@@ -23,7 +23,7 @@ from toolgym.rollout import (
     tiny_policy_path,
 )
 from toolgym.rollout.engines import FinishReason
-from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 TASK = Task(({"role": "user", "content": "What is 2*3?"},), ground_truth="6", id="six")

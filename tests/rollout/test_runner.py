@@ -22,7 +22,7 @@ from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, make_batch, rollout
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.seeds import derive_seed
-from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
+from toolgym.rollout.trajectory.file import TrajectoryWriter, read_trajectories
 from toolgym.tools import BaseTool, CodeInterpreterTool, ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, SandboxError, TemplateError, UnknownNameError
 from toolgym.tools.sandbox import ProcessSandbox

@@ -15,8 +15,8 @@ from tests.rollout.held_engine import PARTIAL, Envs, config, endless, held_engin
 from toolgym.envs import ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, GroupPlan, Runner, group_advantages, make_batch, rollout
-from toolgym.rollout.advantages import FORMS
-from toolgym.rollout.trajectory import Peer, Trajectory
+from toolgym.rollout.advantages.advantages import FORMS
+from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
 
@@ -135,7 +135,7 @@ async def test_a_run_that_wants_a_number_of_groups_begins_no_more_than_it_needs(
 
 
 async def test_stragglers_that_ignore_their_end_are_left_behind_in_time(scripted_engine, tokenizer, held, monkeypatch):
-    from toolgym.rollout import turn_sampling
+    from toolgym.rollout.episode import turn_sampling
     from toolgym.tools.concurrency import deadline
 
     monkeypatch.setattr(turn_sampling, "ABORT_GRACE", 0.1)

@@ -9,9 +9,9 @@ import unicodedata
 import pytest
 
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.tools.code_interpreter import CodeInterpreterTool
+from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.tools.errors import EngineError
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, system, tool, user
 from toolgym.tools.parsers.hermes import parse_hermes
 
@@ -70,7 +70,7 @@ def test_every_file_is_under_five_megabytes():
 
 def test_finding_the_folder_imports_no_torch():
     code = (
-        "import sys; from toolgym.rollout.tiny import tiny_policy_path; print(tiny_policy_path())\n"
+        "import sys; from toolgym.rollout.models.tiny import tiny_policy_path; print(tiny_policy_path())\n"
         "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules), sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
@@ -82,7 +82,7 @@ def test_a_missing_file_is_named(tmp_path, monkeypatch):
         if path.name != "model.safetensors":
             (tmp_path / "tiny_policy").mkdir(exist_ok=True)
             (tmp_path / "tiny_policy" / path.name).write_bytes(b"")
-    monkeypatch.setattr("toolgym.rollout.tiny.__file__", str(tmp_path / "tiny.py"))
+    monkeypatch.setattr("toolgym.rollout.models.tiny.__file__", str(tmp_path / "tiny.py"))
     with pytest.raises(EngineError, match=r"model\.safetensors is missing"):
         tiny_policy_path()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from toolgym.rollout import SamplingParams
-from toolgym.rollout.token_ids import TokenIds
+from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools.errors import ConfigError
 
 

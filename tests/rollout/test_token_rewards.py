@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.rollout.trajectories import played
+from toolgym.rollout.advantages.reward_placement import token_rewards
 from toolgym.rollout.batch.check import check_batch
 from toolgym.rollout.batch.io import load_batch, metadata_of, save_batch
 from toolgym.rollout.batch.make import make_batch
-from toolgym.rollout.reward_placement import token_rewards
 from toolgym.tools.errors import BatchError, ConfigError
 
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgym.envs.types import StopReason, ToolCallRecord
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Failure, Trajectory, Turn
-from toolgym.rollout.trajectory_file import TrajectoryWriter, read_trajectories
+from toolgym.rollout.trajectory.file import TrajectoryWriter, read_trajectories
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 STORED = Path(__file__).parent / "stored"

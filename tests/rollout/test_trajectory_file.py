@@ -13,7 +13,9 @@ from dataclasses import replace
 import pytest
 
 from tests.rollout.trajectories import played
-from toolgym.rollout import TrajectoryWriter, locked_file, read_trajectories, trajectory_file
+from toolgym.rollout import TrajectoryWriter, read_trajectories
+from toolgym.rollout.trajectory import file as trajectory_file
+from toolgym.rollout.trajectory import locked_file
 from toolgym.tools.errors import ConfigError
 
 HOLDER = """

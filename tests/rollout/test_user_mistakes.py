@@ -27,7 +27,7 @@ from toolgym.rollout import (
     summarize,
     tiny_policy_path,
 )
-from toolgym.rollout.episode_observer import checked_observers
+from toolgym.rollout.episode.observer import checked_observers
 from toolgym.rollout.runner.sinks import checked_sinks
 from toolgym.tools import ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, UnknownArgumentError

@@ -29,7 +29,7 @@ from toolgym.rollout import (
     token_rewards,
 )
 from toolgym.rollout.engines.base import PauseMode
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tokenizer import load_tokenizer
 
 
 class Listening(TransformersEngine):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from toolgym.envs.types import StopReason
-from toolgym.rollout.token_sequence import Segment, TokenSequence
-from toolgym.rollout.trajectory import Trajectory, Turn
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 
 
 def played(sequences, reward=None, name="t", group="g"):

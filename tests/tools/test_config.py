@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tools.test_gsm8k import VERLS_FILE
+from tests.tools.library.test_gsm8k import VERLS_FILE
 from toolgym.tools import CodeInterpreterTool, from_config
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
@@ -51,7 +51,7 @@ def test_null_enums_as_verls_own_files_have_them(tmp_path):
 
 
 def test_the_tools_that_verl_had_are_ours(tmp_path):
-    text = VERLS_FILE.replace("toolgym.tools.gsm8k.Gsm8kRewardTool", "verl.tools.gsm8k_tool.Gsm8kTool")
+    text = VERLS_FILE.replace("toolgym.tools.library.gsm8k.Gsm8kRewardTool", "verl.tools.gsm8k_tool.Gsm8kTool")
     [made] = from_config(write(tmp_path, text))
     assert type(made).__name__ == "Gsm8kRewardTool"
     assert made.tool_schema.description == "A tool for calculating the reward of gsm8k."

@@ -45,7 +45,7 @@ def test_transformers_takes_it():
     assert schema["description"] == convert.tool_schema.description
     assert schema["parameters"]["required"] == ["amount"]
     assert schema["parameters"]["properties"]["amount"] == {"type": "number", "description": "the distance"}
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "rollout/tiny_policy")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "rollout/models/tiny_policy")
     chat = [{"role": "user", "content": "How far?"}]
     text = tokenizer.apply_chat_template(chat, tools=[convert, look_up], tokenize=False)
     assert '"name": "convert"' in text
@@ -76,7 +76,7 @@ TRAINING = """
     from toolgym.envs.tasks.arithmetic import ArithmeticTasks
     from toolgym.tools import tool
 
-    policy = "rollout/tiny_policy"
+    policy = "rollout/models/tiny_policy"
     tokenizer = AutoTokenizer.from_pretrained(policy)
     tokenizer.response_template = qwen3_template  # TRL knows that of some templates; this one writes calls as Qwen's
     task = ArithmeticTasks().sample(random.Random(0))

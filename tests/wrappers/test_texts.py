@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.result_text import cut_tokens
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import assistant
 from toolgym.tools.parsers import ParsedTurn

@@ -145,7 +145,7 @@ def own_deadline() -> Iterator[None]:
 
 class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
     """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, for the reasons
-    of `toolgym.tools.assigned.assigned`."""
+    of `toolgym.tools.concurrency.assigned.assigned`."""
 
     __slots__ = ("_around", "_token")
 

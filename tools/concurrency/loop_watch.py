@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.concurrency.loop_lag import Lag, LoopLag
-from toolgym.tools.seldom import Seldom
 
 BLOCKED_AFTER = 1.0
 """Seconds that an event loop may be blocked before the log says so."""

@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from toolgym.tools.assigned import assigned
+from toolgym.tools.concurrency.assigned import assigned
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 
 UNLIMITED = LocalRateLimiter(sys.maxsize)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import tenacity
 
 from toolgym.tools.errors import ConfigError, ToolgymError
-from toolgym.tools.retry_count import count_retry
+from toolgym.tools.http.retry_count import count_retry
 
 T = TypeVar("T")
 

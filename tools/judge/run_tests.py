@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.base import ToolResult
-from toolgym.tools.code_interpreter import SANDBOX_FAILED, CodeInterpreterConfig, open_sandbox
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, SandboxError, shorten
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict, check_tolerance
 from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import read_tests
+from toolgym.tools.library.code_interpreter import SANDBOX_FAILED, CodeInterpreterConfig
 from toolgym.tools.sandbox.base import Sandbox
+from toolgym.tools.sandbox.open import open_sandbox
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.stateful import StatefulTool, ToolSession
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from toolgym.tools.seldom import Seldom
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from toolgym.envs.server.catalog import Place, ServedEnv, load_env
-from toolgym.envs.server.session import EnvSession, FailedError, NoSessionError, Timeouts
-from toolgym.envs.server.sessions import Sessions
+from toolgym.envs.served.environments.catalog import Place, ServedEnv, load_env
+from toolgym.envs.served.environments.session import EnvSession, FailedError, NoSessionError, Timeouts
+from toolgym.envs.served.environments.sessions import Sessions
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.versions import needs

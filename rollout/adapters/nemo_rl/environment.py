@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from toolgym.envs.server.catalog import Place, ServedEnv, load_env
-from toolgym.envs.server.session import EnvSession, FailedError, Timeouts
-from toolgym.envs.server.sessions import Sessions
+from toolgym.envs.served.environments.catalog import Place, ServedEnv, load_env
+from toolgym.envs.served.environments.session import EnvSession, FailedError, Timeouts
+from toolgym.envs.served.environments.sessions import Sessions
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields, shorten
 from toolgym.tools.message import Message, user

@@ -16,20 +16,20 @@ from toolgym.envs.base import require_growing_context
 from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF, to_generator_output
 from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.context_routing import ContextRouting
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
-from toolgym.rollout.env_life import close_env
-from toolgym.rollout.episode_config import require_one_sequence
+from toolgym.rollout.episode.config import require_one_sequence
+from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.context_routing import ContextRouting
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, EngineError, named_keywords, shorten

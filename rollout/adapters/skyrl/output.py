@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.context_routing import ContextRouting
+from toolgym.rollout.advantages.reward_placement import token_rewards
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
-from toolgym.rollout.reward_placement import token_rewards
-from toolgym.rollout.token_sequence import TokenSequence, joined_payload
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.context_routing import ContextRouting
+from toolgym.rollout.trajectory.token_sequence import TokenSequence, joined_payload
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from toolgym.rollout.engines.base import FinishReason, Generation, GenerationReq
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.sglang.messages import read_generation
-from toolgym.rollout.env_life import close_env
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.episode.env_lifecycle import close_env
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.tools.errors import shorten
 

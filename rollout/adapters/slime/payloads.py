@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from toolgym.rollout.context_routing import ContextRouting
 from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
-from toolgym.rollout.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.context_routing import ContextRouting
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
 from toolgym.tools.errors import BatchError, EngineError
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]

@@ -15,8 +15,8 @@ import numpy as np
 
 from toolgym.rollout.adapters.slime.payloads import Payloads, top_p_of
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords, require_whole_number
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.adapters.tinker.contract import chz, types
 from toolgym.rollout.adapters.tinker.env import ToolgymEnv, require_usable
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, require_whole_number
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from toolgym.rollout.adapters.tinker.contract import TokensWithLogprobs, tinker, types
 from toolgym.rollout.adapters.tinker.env import stop_metric
-from toolgym.rollout.advantages import by_group
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.advantages.advantages import by_group
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 
 
 def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError
 
 REWARD = "toolgym_reward"

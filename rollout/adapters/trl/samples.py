@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.trajectory import Trajectory, require_trajectories
-from toolgym.rollout.turn_messages import turn_places
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.turn_messages import turn_places
 from toolgym.tools.errors import BatchError
 
 if TYPE_CHECKING:

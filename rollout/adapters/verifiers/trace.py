@@ -18,9 +18,9 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.verifiers.harness import ToolgymHarnessConfig
 from toolgym.rollout.adapters.verifiers.taskset import REWARD, ToolgymData, ToolgymTask, typed_message
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.token_sequence import Segment, TokenSequence, joined_payload
-from toolgym.rollout.trajectory import Trajectory, Turn, require_trajectories
-from toolgym.rollout.turn_messages import turn_places
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence, joined_payload
+from toolgym.rollout.trajectory.trajectory import Trajectory, Turn, require_trajectories
+from toolgym.rollout.trajectory.turn_messages import turn_places
 from toolgym.tools.errors import BatchError
 
 with needs("verifiers", "Traces for verifiers"):

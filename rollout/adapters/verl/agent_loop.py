@@ -20,12 +20,12 @@ from toolgym.rollout.adapters.verl.rows import Row, counts, metrics, rows_of
 from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import SamplingParams
-from toolgym.rollout.episode import RendererFactory
-from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.episode.episode import RendererFactory
 from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
 

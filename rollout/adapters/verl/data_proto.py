@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
 if TYPE_CHECKING:

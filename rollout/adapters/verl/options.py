@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number

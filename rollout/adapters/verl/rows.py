@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolgym.rollout.token_sequence import TokenSequence
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 

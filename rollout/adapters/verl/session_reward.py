@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from toolgym.envs.sessions.client import SessionClient
+from toolgym.envs.served.sessions.client import SessionClient
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, RemoteSessionError, shorten
 

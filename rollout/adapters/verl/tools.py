@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from toolgym import tools
 from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.rollout.adapters.versions import needs
-from toolgym.tools.gsm8k import Gsm8kRewardTool
+from toolgym.tools.library.gsm8k import Gsm8kRewardTool
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 
 with needs("verl", "A tool of verl"):

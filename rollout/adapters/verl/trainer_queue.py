@@ -9,7 +9,7 @@ import torch
 
 from toolgym.rollout.adapters.transfer_queue import QueueRow
 from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of, versions_of
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
 def queue_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from toolgym.rollout.hub import require_on_hub, why_not_loaded
+from toolgym.rollout.models.hub import require_on_hub, why_not_loaded
 from toolgym.tools.errors import ConfigError, missing_extra, nearest
 
 try:

@@ -75,7 +75,7 @@ class TransformersEngine(Engine):
     Example:
         >>> import asyncio
         >>> from toolgym.rollout.engines import SamplingParams
-        >>> from toolgym.rollout.tiny import tiny_policy_path
+        >>> from toolgym.rollout.models.tiny import tiny_policy_path
         >>> async def main():
         ...     async with TransformersEngine(tiny_policy_path()) as engine:
         ...         return await engine.generate([84, 111], SamplingParams(max_new_tokens=8), request_id="a")

@@ -11,8 +11,8 @@ rows of the last time.
 `sampling_mask`: int32 `[tokens, kept]`, the ids among which each token was sampled, after top-k, top-p and min-p, in no
 particular order; -1 fills up rows with fewer. `kept` is `top_k` (1 at temperature 0), or more where equally probable
 ids stand at the border. It may thus differ from one generation to the next; where generations are joined, rows are
-filled up with -1 to the widest (`FILLERS` in `toolgym.rollout.token_sequence`). SGLang wants a finite `top_k` of at
-most `--sampling-mask-max-tokens`.
+filled up with -1 to the widest (`FILLERS` in `toolgym.rollout.trajectory.token_sequence`). SGLang wants a finite
+`top_k` of at most `--sampling-mask-max-tokens`.
 
 Sources: SGLang 0.5.23, `GenerateReqInput` in `managers/io_struct.py`, `_maybe_collect_routed_experts` in
 `managers/scheduler_components/batch_result_processor.py`, `sampling/sampling_mask.py`, and what servers were seen to

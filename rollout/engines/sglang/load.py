@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.rollout.engines.base import EngineLoad
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.errors import EngineError, shorten
-from toolgym.tools.seldom import Seldom
 
 TIMEOUT = 5.0
 """Seconds that a replica gets to say how busy it is."""

@@ -7,7 +7,7 @@ from collections import Counter
 
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.runner.metrics.sketch import Sketch
-from toolgym.rollout.trajectory import Trajectory, Turn
+from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 from toolgym.tools.schema import CallProblem
 
 MOST_NAMES = 100

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from toolgym.rollout.runner.metrics.log_to import LogTo
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-from toolgym.rollout.trajectory import Trajectory, plain
+from toolgym.rollout.trajectory.trajectory import Trajectory, plain
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, error_text, missing_package

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.metrics.clock import RunClock
 from toolgym.rollout.runner.metrics.counts import EventCounts
@@ -18,9 +18,9 @@ from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolgym.rollout.engines.base import Generation, SamplingParams
-    from toolgym.rollout.token_ids import TokenIds
+    from toolgym.rollout.models.token_ids import TokenIds
     from toolgym.rollout.tokens.conversation import Conversation
-    from toolgym.rollout.trajectory import Trajectory, Turn
+    from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 
 
 class RunMetrics(EpisodeObserver):

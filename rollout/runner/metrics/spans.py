@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.job import Job
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from toolgym.envs.types import ToolCallRecord
     from toolgym.rollout.engines.base import Generation, SamplingParams
-    from toolgym.rollout.token_ids import TokenIds
+    from toolgym.rollout.models.token_ids import TokenIds
     from toolgym.rollout.tokens.conversation import Conversation
-    from toolgym.rollout.trajectory import Trajectory, Turn
+    from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 
 
 def spans_of_run(env_id: str, model: str, provider: str) -> Sequence[EpisodeObserver]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from toolgym.rollout.episode_observer import Phase
+from toolgym.rollout.episode.observer import Phase
 from toolgym.rollout.job import Job
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import cloudpickle
 
 from toolgym.envs.types import StopReason
-from toolgym.rollout.episode_observer import EpisodeObserver
-from toolgym.rollout.episode_record import never_played
-from toolgym.rollout.failures import FailureLog
+from toolgym.rollout.episode.observer import EpisodeObserver
+from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.ray.cluster import WorkerLostError
@@ -25,7 +24,8 @@ from toolgym.rollout.runner.ray.worker import Reply
 from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, Worker, WorkerPool
 from toolgym.rollout.runner.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.stream import BoundedStream
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.failures import FailureLog
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ClusterError, ConfigError, EngineError, error_text
 
 UNRESPONSIVE = 120.0

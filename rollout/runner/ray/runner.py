@@ -16,22 +16,22 @@ import cloudpickle
 
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.episode_observer import EpisodeObserver, checked_observers, observed_run
+from toolgym.rollout.episode.observer import EpisodeObserver, checked_observers, observed_run
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.ray.cluster import check_options, connect, nodes
 from toolgym.rollout.runner.ray.packing import Decoder
 from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun
 from toolgym.rollout.runner.ray.sandboxes import SandboxServers
 from toolgym.rollout.runner.ray.worker import MakeEngine, WorkerSetup
 from toolgym.rollout.runner.ray.worker_pool import WorkerPool
-from toolgym.rollout.runner.run_counts import RunCounts
 from toolgym.rollout.runner.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.runner.sinks import Sink, checked_sinks, write_to_all
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number
 
@@ -271,7 +271,7 @@ def _ray_engine(actors: Sequence[Any], tokenizer: Any) -> Engine:
     from toolgym.rollout.runner.ray.engine import RayEngine
 
     if isinstance(tokenizer, str | Path):
-        from toolgym.rollout.tokenizer import load_tokenizer
+        from toolgym.rollout.models.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(tokenizer)
     return RayEngine(*actors, tokenizer=tokenizer)

@@ -17,8 +17,8 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from toolgym.rollout.runner.ray.cluster import WorkerLostError, call, kill, nodes
-from toolgym.tools.code_interpreter import TOKEN_VARIABLE, URLS_VARIABLE
 from toolgym.tools.errors import ClusterError, ConfigError, error_text
+from toolgym.tools.sandbox.open import TOKEN_VARIABLE, URLS_VARIABLE
 
 PROGRAM = "toolgym.rollout.runner.ray.sandbox_server"
 

@@ -24,15 +24,15 @@ import cloudpickle
 
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.engines.open import open_engine
-from toolgym.rollout.env_life import CLOSE_TIMEOUT
-from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT
+from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.env_factory import EnvFactory
+from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.ray.packing import Packer, Tools, portable
 from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError
 
@@ -136,7 +136,7 @@ class RolloutWorker:
             assert self._engine is not None
             given = self._setup.tokenizer
             if isinstance(given, str | Path):
-                from toolgym.rollout.tokenizer import load_tokenizer  # needs transformers
+                from toolgym.rollout.models.tokenizer import load_tokenizer  # needs transformers
 
                 given = load_tokenizer(given)
             observers = tuple(self._setup.observers()) if self._setup.observers is not None else ()

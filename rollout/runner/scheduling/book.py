@@ -11,10 +11,10 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.scheduling.group import Group
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import EpisodeError
 
 

@@ -8,7 +8,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout.altered import altered
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.job import Job
-from toolgym.rollout.trajectory import Peer, Trajectory
+from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 
 
 class Group:

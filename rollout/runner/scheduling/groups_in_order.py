@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.scheduler import Scheduler
 from toolgym.rollout.runner.scheduling.book import GroupBook
 from toolgym.rollout.runner.scheduling.rewards import GroupRewards, Observe
 from toolgym.rollout.runner.scheduling.tasks import Tasks
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
 class GroupsInOrder(Scheduler):

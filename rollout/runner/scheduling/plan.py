@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from toolgym.rollout.runner.scheduler import Stragglers
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 
 Keep = Callable[[Sequence[Trajectory]], bool]

@@ -9,14 +9,14 @@ from itertools import groupby
 
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.run_counts import RunCounts
+from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.book import GroupBook
 from toolgym.rollout.runner.scheduling.group import Group
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
 from toolgym.rollout.runner.scheduling.rewards import GroupRewards, Observe
 from toolgym.rollout.runner.scheduling.tasks import Tasks
-from toolgym.rollout.trajectory import Peer, Trajectory
+from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 
 _log = logging.getLogger("toolgym.rollout")
 

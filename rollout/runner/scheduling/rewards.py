@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 Observe = Callable[[Task, Sequence[float]], None]
 """As `TaskSource.observe`: takes a task and the rewards of its group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams, TransformersEngine, rollout, tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tokenizer import load_tokenizer
 
 
 class Listening(TransformersEngine):

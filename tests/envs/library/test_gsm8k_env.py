@@ -11,7 +11,7 @@ import toolgym
 from toolgym.envs import StopReason, load_tasks
 from toolgym.envs.library.gsm8k import gsm8k_tasks
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.gsm8k import Gsm8kRewardTool
+from toolgym.tools.library.gsm8k import Gsm8kRewardTool
 
 ROW = {
     "data_source": "openai/gsm8k",

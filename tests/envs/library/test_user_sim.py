@@ -14,9 +14,9 @@ from toolgym.envs import EpisodeFailedError, StopReason, Task
 from toolgym.envs.library.orders import OrderTasks
 from toolgym.envs.users import InteractionUser, LLMUser, User, UserReply, UserSession
 from toolgym.testing import check_env
-from toolgym.tools.chat_endpoint import ChatEndpoint
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, ForkNotSupportedError, UnknownNameError
+from toolgym.tools.http.chat_endpoint import ChatEndpoint
 from toolgym.tools.message import assistant, system, user
 
 TASK = Task((user("Guess my town."),), ground_truth="Oslo", row={})

@@ -13,7 +13,7 @@ from toolgym.envs import StopReason
 from toolgym.envs.rewards import exact, numeric
 from toolgym.envs.rewards.answer import marked_answer
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.final_answer import score_final_answer
+from toolgym.tools.library.final_answer import score_final_answer
 
 
 @pytest.mark.parametrize(

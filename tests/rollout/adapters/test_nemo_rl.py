@@ -85,7 +85,7 @@ async def test_what_reads_like_a_control_token_is_none(environment, processor, t
 
 
 async def test_a_failed_episode_stops_the_training_or_has_the_reward_that_was_set(environment, processor, tokenizer):
-    from toolgym.envs.server.session import FailedError
+    from toolgym.envs.served.environments.session import FailedError
 
     data = [processor(ROW, None, tokenizer, None, 0)]
     slow = lambda seen: CALL.format("import time; time.sleep(9)")  # noqa: E731

@@ -8,9 +8,9 @@ import inspect
 import numpy as np
 import pytest
 
-from tests.envs.sessions.counting import serving
-from tests.envs.sessions.test_session_client import down
-from toolgym.envs.sessions.client import SessionClient
+from tests.envs.served.sessions.counting import serving
+from tests.envs.served.sessions.test_session_client import down
+from toolgym.envs.served.sessions.client import SessionClient
 from toolgym.rollout.adapters.verl import session_reward
 from toolgym.rollout.adapters.verl.session_reward import (
     compute_score,

@@ -20,7 +20,7 @@ from toolgym.rollout import (
     Turn,
     run_episode,
 )
-from toolgym.rollout.episode_config import EpisodeConfig
+from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.tools.errors import BatchError, ConfigError
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")

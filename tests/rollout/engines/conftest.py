@@ -31,7 +31,7 @@ from toolgym.rollout.engines import (
     SGLangServer,
     TransformersEngine,
 )
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.testing import EngineSubject
 from toolgym.tools.errors import ConfigError
 

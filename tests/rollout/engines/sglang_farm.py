@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 
 from tests.processes import end_with_the_tests
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("TOOLGYM_SGLANG_VENV", ROOT / ".sglang-venv")) / "bin" / "python"

@@ -29,7 +29,7 @@ from toolgym.rollout.engines import (
     SamplingParams,
 )
 from toolgym.rollout.engines.openai.messages import LogprobsMode
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.testing import EngineSubject, EngineSuite
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 

@@ -26,7 +26,7 @@ from toolgym.rollout.engines import (
     SGLangServer,
 )
 from toolgym.rollout.engines.sglang.weights import join_weights_update_group
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.sglang

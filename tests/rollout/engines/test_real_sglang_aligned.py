@@ -14,8 +14,8 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, SGLangServer
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError
 
 pytestmark = pytest.mark.sglang

@@ -45,7 +45,7 @@ if os.environ.get("TOOLGYM_SGLANG_IN_PROCESS") != "1":
 
 else:
     from toolgym.rollout.engines import PauseMode, SamplingParams, SGLangEngine
-    from toolgym.rollout.tiny import tiny_policy_path
+    from toolgym.rollout.models.tiny import tiny_policy_path
     from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 
     LONG = SamplingParams(max_new_tokens=1500)

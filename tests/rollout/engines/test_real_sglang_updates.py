@@ -14,7 +14,7 @@ import torch
 
 from tests.rollout.engines.test_real_sglang import gap, load
 from toolgym.rollout.engines import Generation, PauseMode, SamplingParams, SGLangServer
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 
 pytestmark = pytest.mark.sglang
 

@@ -15,8 +15,8 @@ from tests.rollout.engines.http_server import serving
 from toolgym.envs import ArithmeticTasks
 from toolgym.rollout import Runner, run_episode
 from toolgym.rollout.engines import Engine, OpenAICompatible, SGLangServer
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError
 
 

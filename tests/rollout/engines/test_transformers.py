@@ -29,8 +29,8 @@ from transformers import (
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode, SamplingParams, TransformersEngine
 from toolgym.rollout.engines.embedded.sampling import SamplingColumns, sample
 from toolgym.rollout.engines.weights import check_weights
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError, EngineError
 
 SHORT = SamplingParams(max_new_tokens=8)

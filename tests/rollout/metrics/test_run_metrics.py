@@ -26,9 +26,9 @@ from toolgym.rollout import (
     at_turns,
 )
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase, observed_run
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.episode_observer import EpisodeObserver, Phase, observed_run
-from toolgym.rollout.token_ids import TokenIds
+from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools import tool
 from toolgym.tools.concurrency.deadline import own_deadline
 from toolgym.tools.errors import ConfigError
@@ -287,7 +287,7 @@ def test_names_are_what_every_logger_takes(scripted):
 def test_made_up_names_do_not_fill_the_memory():
     from toolgym.envs.types import ToolCallRecord
     from toolgym.rollout.runner.metrics.counts import MOST_NAMES, OTHER, EventCounts
-    from toolgym.rollout.trajectory import Turn
+    from toolgym.rollout.trajectory.trajectory import Turn
 
     counts = EventCounts()
     for number in range(3 * MOST_NAMES):

@@ -12,8 +12,8 @@ from pathlib import Path
 from toolgym.envs import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.engines.base import Engine, EngineLoad, FinishReason, Generation, PauseMode
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.tools import CodeInterpreterTool
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import EngineError

@@ -16,7 +16,7 @@ from tests.ray_cluster import cluster, until
 from tests.rollout.ray.parts import Instant, Slow, make_coding_env, make_env, task
 from toolgym.rollout import EpisodeLimits, GroupPlan, RunConfig, Runner
 from toolgym.rollout.engines.base import EngineLoad, PauseMode, SamplingParams
-from toolgym.rollout.episode_observer import EpisodeObserver
+from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.runner.branching import Branching, at_turns
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 

@@ -232,7 +232,7 @@ async def test_an_engine_that_overran_its_deadline_does_not_take_the_time_again(
     async def without_deadline(coroutine, seconds):
         return await coroutine
 
-    monkeypatch.setattr("toolgym.rollout.episode.with_deadline", without_deadline)
+    monkeypatch.setattr("toolgym.rollout.episode.episode.with_deadline", without_deadline)
     async with asyncio.timeout(60):
         assert (await replay(path, tokenizer)).equal
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from toolgym.rollout import RecordingEngine, RunConfig, SamplingParams, replay, tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.recorder import tokenizer_fingerprint
 from toolgym.rollout.recording.replay import first_difference
-from toolgym.rollout.tokenizer import load_tokenizer
 from toolgym.tools.errors import ConfigError
 
 SAMPLING = SamplingParams(max_new_tokens=96)
@@ -25,7 +25,7 @@ def forbid(monkeypatch):
     for target in (
         "toolgym.rollout.engines.embedded.transformers.TransformersEngine.start",
         "toolgym.rollout.engines.embedded.transformers.TransformersEngine._generate",
-        "toolgym.tools.code_interpreter.CodeInterpreterTool.__init__",
+        "toolgym.tools.library.code_interpreter.CodeInterpreterTool.__init__",
         "toolgym.tools.sandbox.shared.SharedSandbox.__init__",
         "toolgym.tools.sandbox.shared.SharedSandbox.run",
         "toolgym.tools.sandbox.shared.SharedSandbox.session",

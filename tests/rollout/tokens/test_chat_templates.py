@@ -20,8 +20,8 @@ from tokenizers import processors
 
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import byte_tokenizer
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import TemplateError
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, system, tool, user
 from toolgym.tools.schema import ToolSchema
 

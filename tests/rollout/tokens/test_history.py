@@ -25,9 +25,9 @@ from toolgym.rollout import (
     SamplingParams,
     Summarize,
     make_batch,
-    turn_sampling,
 )
 from toolgym.rollout.engines.base import FinishReason
+from toolgym.rollout.episode import turn_sampling
 from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.safe_encoder import SafeEncoder
 from toolgym.rollout.tokens.template_check import byte_tokenizer

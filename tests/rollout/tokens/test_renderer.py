@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer, SafeEncoder
-from toolgym.tools.code_interpreter import CodeInterpreterTool
 from toolgym.tools.errors import ConfigError, TemplateError, UnknownNameError
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.message import assistant, system, tool, user
 from toolgym.tools.parsers import parse_hermes
 

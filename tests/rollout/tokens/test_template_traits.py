@@ -17,8 +17,8 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout import RunConfig, Runner, SamplingParams
 from toolgym.rollout.engines.base import FinishReason
-from toolgym.rollout.tiny import tiny_policy_path
-from toolgym.rollout.tokenizer import end_token_ids, load_tokenizer
+from toolgym.rollout.models.tiny import tiny_policy_path
+from toolgym.rollout.models.tokenizer import end_token_ids, load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.template_check import Status, byte_tokenizer, check_template
 from toolgym.tools import tool as as_tool

@@ -13,9 +13,9 @@ import pytest
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import BaseTool, StatefulTool, ToolResult, ToolSchema, ToolSession
 from toolgym.tools.concurrency import loop_watch, quarantine
+from toolgym.tools.concurrency.log_throttle import Seldom
 from toolgym.tools.concurrency.loop_lag import Lag, LoopLag
 from toolgym.tools.concurrency.loop_watch import current_watch, watch_loop
-from toolgym.tools.seldom import Seldom
 
 CALL = '<tool_call>{"name": "sums", "arguments": {}}</tool_call>'
 TASK = Task(({"role": "user", "content": "go"},))

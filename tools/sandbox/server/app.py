@@ -47,7 +47,7 @@ from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.transport import answer
 
-EVALUATION = "toolgym.tools.judge.server.api"
+EVALUATION = "toolgym.tools.integrations.sandbox_fusion.api"
 """Where SandboxFusion's evaluation endpoints are answered: a higher room, which judges with this server's sandbox."""
 
 PACK = (

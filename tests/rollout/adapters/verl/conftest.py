@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rollout.adapters.verl.fakes import ROW, FakeServers
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 256, 160
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.rollout.adapters.golden import assert_golden, golden, policy, response_row, trajectory
 from tests.rollout.adapters.verl.fakes import ROW
-from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.tools.errors import ConfigError
 
 pytest.importorskip("verl")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from toolgym.envs import ArithmeticTasks, write_tasks
-from toolgym.rollout.tiny import tiny_policy_path
+from toolgym.rollout.models.tiny import tiny_policy_path
 
 pytest.importorskip("verl")
 

@@ -32,7 +32,7 @@ def test_it_imports_nothing_heavy():
         "ray",
         "verl",
         "transformers",
-        "toolgym.rollout.episode",
+        "toolgym.rollout.episode.episode",
         "toolgym.rollout.adapters.verl.rows",
     )
     done = run(f"import toolgym.rollout.adapters.verl.plugin, sys; print([m for m in {heavy!r} if m in sys.modules])")

@@ -16,7 +16,7 @@ from tests.rollout.adapters.golden import (
 )
 from toolgym.envs.types import StopReason
 from toolgym.rollout.adapters.verl.rows import rows_of
-from toolgym.rollout.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.tools.errors import ConfigError
 
 BOUNDS = {"prompt_length": 8, "response_length": 12, "pad_token_id": 99}

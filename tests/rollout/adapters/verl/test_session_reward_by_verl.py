@@ -11,8 +11,8 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from tests.envs.sessions.counting import serving
-from toolgym.envs.sessions.client import SessionClient
+from tests.envs.served.sessions.counting import serving
+from toolgym.envs.served.sessions.client import SessionClient
 
 
 @pytest.mark.parametrize("name", ["compute_score", "compute_score_async"])

@@ -1,0 +1,236 @@
+"""`BFCLEnv`: a user makes several requests, each of which needs calls of functions that keep state."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from toolgym.envs.actions import read_action
+from toolgym.envs.base import Action
+from toolgym.envs.families.bfcl import package
+from toolgym.envs.families.bfcl.apis import Apis, functions
+from toolgym.envs.families.bfcl.check import calls_by_turn, check
+from toolgym.envs.responses import End
+from toolgym.envs.rewards.base import Outcome, Score
+from toolgym.envs.tasks.sources import TaskSource, require_task
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.tool_instances import ToolInstances
+from toolgym.envs.types import ResetInfo, StopReason, ToolCallRecord
+from toolgym.tools.base import BaseTool
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_seed, require_whole_number
+from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call, user
+from toolgym.tools.parsers import ParsedTurn
+from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
+
+Category = Literal["multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"]
+
+STEPS_PER_TURN = 20
+"""Turns with calls that BFCL lets a model take for each turn of the user (its `MAXIMUM_STEP_LIMIT`)."""
+
+
+class BFCLEnv(ToolEnv):
+    """An env of BFCL's executable multi-turn tasks.
+
+    Args:
+        category: which of the four sets; `BFCL/CATEGORY-v0` gives it.
+        wheel: the wheel of `bfcl-eval`, or the folder that it was unpacked in. None: the installed package.
+        tasks: some of the tasks of the category, such as rows that were saved: the id of each is that of its entry.
+            None: all 200.
+        steps_per_turn: turns with calls that the policy may take for each turn of the user; then the episode is cut.
+        max_turns: turns of the policy in all.
+        env_kwargs: the other arguments of `ToolEnv`.
+
+    A turn without calls ends the policy's work on what the user asked for, and the user's next message follows. The
+    functions are the tools; each episode has objects of its own, which carry the calls out one after another. In
+    `multi_turn_miss_func` a function is missing until the user says that it was added, with its documentation; the
+    tools of the prompt stay those of the beginning.
+
+    The reward is 1 where `bfcl-eval`'s own `multi_turn_checker` finds, after each turn of the user, the state that the
+    known calls lead to, and their results among those of the policy; else 0, and `score/ERROR` says what it found.
+
+    Raises:
+        MissingExtraError: `bfcl-eval` is not installed, and no wheel was given.
+        UnknownNameError: there is no such category or wheel; names the nearest one.
+        ConfigError: another argument is of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        category: Category,
+        *,
+        wheel: str | Path | None = None,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        steps_per_turn: int = STEPS_PER_TURN,
+        max_turns: int = 1000,
+        **env_kwargs: Any,
+    ) -> None:
+        if category not in get_args(Category):
+            known = get_args(Category)
+            raise UnknownNameError(
+                f"BFCL's executable sets are {', '.join(known)}, got {category!r}{nearest(str(category), known)}"
+            )
+        require_whole_number("steps_per_turn", steps_per_turn, at_least=1)
+        package.require_package(wheel)
+        self._entries = package.entries(category)
+        env_kwargs.setdefault("scorer", _score)
+        env_kwargs.setdefault("max_parallel_calls", 64)
+        source = [_task(one) for one in self._entries.values()] if tasks is None else tasks
+        super().__init__([], source, max_turns=max_turns, **env_kwargs)
+        self._most_turns, self._steps_per_turn = self.max_turns, steps_per_turn
+        self._decorations: tuple[Callable[[BaseTool], BaseTool], ...] = ()
+        self._entry: Mapping[str, Any] = {}
+        self._apis: Apis | None = None
+        self._prompt_schemas: list[ToolSchema] = []
+        self._user_turn = 0
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        """The functions that the episode began with; none before the first one."""
+        return [*self._prompt_schemas]
+
+    def decorate_tools(self, decorate: Callable[[BaseTool], BaseTool]) -> None:
+        super().decorate_tools(decorate)
+        self._decorations = (*self._decorations, decorate)  # each episode has tools of its own
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        require_seed(seed)
+        if seed is not None:
+            self._rng = random.Random(seed)
+        given = dict(options) if isinstance(options, Mapping) else {}
+        task = given.get("task")
+        if task is None:
+            task = given["task"] = require_task(self.tasks.sample(self._rng))
+        if isinstance(task, Task) and isinstance(options, Mapping | None):  # else the next line says what is wrong
+            self._begin(task)
+        return await super().reset(options=given if isinstance(options, Mapping | None) else options)
+
+    def respond(self, turn: ParsedTurn) -> list[Message] | End:
+        self._user_turn += 1
+        messages = self._entry["question"]
+        if self._user_turn == len(messages):
+            return End()
+        self._limit_steps(self.turns)
+        added = self._entry.get("missed_function", {}).get(str(self._user_turn), [])
+        if not added:
+            return [user(one["content"]) for one in messages[self._user_turn]]
+        assert self._apis is not None
+        self._schemas = {**self._schemas, **{name: self._apis.schemas[name] for name in added}}
+        docs = json.dumps([self._schemas[name].openai for name in added])
+        return [user(package.added_functions_prompt().format(functions=docs))]
+
+    async def fork(self) -> Self:
+        twin = await super().fork()
+        assert self.task is not None
+        assert self._instances is not None
+        try:
+            twin._bind(copy.deepcopy(self._apis))
+            timeouts = self.tool_timeout, self.queue_timeout, self.score_timeout
+            twin._instances = ToolInstances(twin.tools, self.task, twin._cut, *timeouts)
+            await twin._instances.open()
+        except BaseException:  # cancelled or not, the twin is freed
+            await twin.close()
+            raise
+        return twin
+
+    def gold_actions(self) -> list[Action] | None:
+        """For each turn of the user the known calls in one message, and a turn without calls."""
+        if self._apis is None:
+            return None
+        actions: list[Action] = []
+        for place, calls in enumerate(self._entry["ground_truth"]):
+            made = [self._gold_call(call, f"gold_{place}_{number}") for number, call in enumerate(calls)]
+            if made:
+                actions.append(assistant("", made))
+            actions.append(assistant("Done."))
+        return actions
+
+    # ------------------------------------------------------------------ one episode
+
+    def _begin(self, task: Task) -> None:
+        entry = self._entries.get(task.id)
+        if entry is None:
+            raise ConfigError(
+                f"task {task.id!r} is none of this set: the id of a task (`extra_info.index` of its row) must be "
+                f"one of BFCL's, such as {next(iter(self._entries))!r}"
+            )
+        self._entry, self._user_turn = entry, 0
+        self._bind(Apis(entry))
+        held_back = {name for names in entry.get("missed_function", {}).values() for name in names}
+        assert self._apis is not None
+        self._schemas = {name: one for name, one in self._apis.schemas.items() if name not in held_back}
+        self._prompt_schemas = list(self._schemas.values())
+        self._limit_steps(0)
+
+    def _bind(self, apis: Apis | None) -> None:
+        """Let the tools be those of these objects."""
+        assert apis is not None
+        self._apis = apis
+        made = functions(apis)
+        for decorate in self._decorations:
+            made = [decorate(one) for one in made]
+        self.tools = {one.name: one for one in made}
+
+    def _limit_steps(self, turns: int) -> None:
+        """Cut the episode where the policy still calls functions after so many turns more."""
+        self.max_turns = min(self._most_turns, turns + self._steps_per_turn + 1)
+
+    def _read(self, action: Action) -> tuple[ParsedTurn, list[ToolCall | ToolCallError]]:
+        """Return the turn and its calls.
+
+        As in BFCL, a call is carried out whatever its arguments are, also of a function that is yet to be added: the
+        known solutions have such calls, and their errors are results that are compared.
+        """
+        turn = read_action(action, self._parse, calls_seen=self._calls_seen)
+        known = {name: _any_arguments(name) for name in self.tools}
+        checked = [check_call(one, known) if isinstance(one, ToolCall) else one for one in turn.requests]
+        return turn, [self._limit(one) for one in checked]
+
+    async def _answers(
+        self, instances: ToolInstances, requests: Sequence[ToolCall | ToolCallError]
+    ) -> list[ToolCallRecord]:
+        """Answer the requests one after another: each works on the state that the one before left."""
+        return [await instances.answer(request) for request in requests]
+
+    def _gold_call(self, text: str, id: str) -> MessageToolCall:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        assert self._apis is not None
+        values = [ast.literal_eval(one) for one in call.args]
+        named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        arguments = inspect.signature(self._apis.function(call.func.id)).bind(*values, **named).arguments
+        return tool_call(call.func.id, dict(arguments), id=id)
+
+
+@functools.cache
+def _any_arguments(name: str) -> ToolSchema:
+    return ToolSchema(name)
+
+
+def _task(entry: Mapping[str, Any]) -> Task:
+    return Task.from_row(
+        {
+            "data_source": f"bfcl/{entry['id'].rpartition('_')[0]}",
+            "prompt": entry["question"][0],
+            "reward_model": {"style": "rule", "ground_truth": entry["ground_truth"]},
+            "extra_info": {"index": entry["id"]},
+        }
+    )
+
+
+async def _score(outcome: Outcome) -> Score:
+    if outcome.stop_reason is not StopReason.ANSWERED:
+        return Score(0.0)
+    entry = package.entries(outcome.task.id.rpartition("_")[0])[outcome.task.id]
+    return await in_thread(check, entry, calls_by_turn(outcome))

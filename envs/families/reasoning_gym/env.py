@@ -1,0 +1,122 @@
+"""`ReasoningGymEnv`: one question of a generator of reasoning-gym, scored by the generator."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.base import Action
+from toolgym.envs.families.reasoning_gym.answer_check import may_be_scored
+from toolgym.envs.families.reasoning_gym.generator import Generator
+from toolgym.envs.families.reasoning_gym.tasks import ReasoningGymTasks, entry_of
+from toolgym.envs.rewards.base import Outcome, Score
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.errors import ConfigError, check_seconds
+from toolgym.tools.library.code_interpreter import CodeInterpreterTool
+from toolgym.tools.library.final_answer import without_thinking
+from toolgym.tools.message import Message
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReasoningGymEnv(ToolEnv):
+    """An env whose policy answers one question of a generator of reasoning-gym.
+
+    Args:
+        generator: the generator's name; `ReasoningGym/NAME-v0` gives it.
+        seed: what all tasks depend on; see `ReasoningGymTasks` for this and the next three.
+        size: how many tasks there are.
+        level: the level of the generator's curriculum, or a level for some of its attributes.
+        config: further options of the generator.
+        tasks: tasks of `ReasoningGymTasks`, such as a source of another level or rows that were saved, instead of those
+            that the four arguments above describe.
+        code_interpreter: whether the policy has a code interpreter.
+        tool_config: options of the code interpreter, see `toolgym.tools.CodeInterpreterConfig`.
+        score_timeout: wall seconds that the generator's scorer gets; the episode fails where it takes longer.
+        env_kwargs: the other arguments of `ToolEnv`.
+
+    The answer is what stands in the last `<answer>...</answer>` of the last turn, outside of `<think>` blocks. The
+    reward is what the generator's own `score_answer` says of it, mostly from 0 to 1, and 0 where there is none.
+    `score/refused` is 1 for an answer that a scorer would run as code and that is no plain formula; `score/unreadable`
+    where the scorer raised.
+
+    Raises:
+        ConfigError: the generator refuses an argument, `tasks` comes with one of the four arguments, or `tool_config`
+            without `code_interpreter`.
+        MissingExtraError: reasoning-gym is not installed.
+    """
+
+    def __init__(
+        self,
+        generator: str,
+        *,
+        seed: int | None = None,
+        size: int | None = None,
+        level: int | Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | None = None,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        code_interpreter: bool = False,
+        tool_config: Mapping[str, Any] | None = None,
+        score_timeout: float = 30.0,
+        **env_kwargs: Any,
+    ) -> None:
+        described: dict[str, Any] = {"seed": seed, "size": size, "level": level, "config": config}
+        given = {name: value for name, value in described.items() if value is not None}
+        if tasks is not None and given:
+            raise ConfigError(f"give tasks, or {', '.join(given)}: tasks say which generator made them")
+        if tool_config is not None and not code_interpreter:
+            raise ConfigError("tool_config is for the code interpreter: give code_interpreter=True as well")
+        check_seconds(score_timeout=score_timeout)
+        tools = [CodeInterpreterTool(tool_config)] if code_interpreter else []
+        env_kwargs.setdefault("scorer", _Scorer(score_timeout))
+        source = tasks if tasks is not None else ReasoningGymTasks(generator, **given)
+        super().__init__(tools, source, owns_tools=tools, **env_kwargs)
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        messages, info = await super().reset(seed=seed, options=options)
+        entry_of(info["task"])  # a row of another kind is an error now, and not at the end
+        return messages, info
+
+    def gold_actions(self) -> list[Action] | None:
+        """The known answer; None for the generators that know none."""
+        if self.task is None or self.task.ground_truth is None:
+            return None
+        return [f"<answer>{self.task.ground_truth}</answer>"]
+
+
+class _Scorer:
+    """The scorer of every generator: a task says which one is its own."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+
+    async def __call__(self, outcome: Outcome) -> Score:
+        answer = _answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
+        if answer is None:
+            return Score(0.0)
+        generator, entry = entry_of(outcome.task)
+        name = str(entry["metadata"].get("source_dataset", generator.name))  # a composite generator's part
+        if not may_be_scored(name, answer):
+            return Score(0.0, {"refused": 1.0})
+        return await with_deadline(in_thread(_score, generator, answer, entry), self._timeout)
+
+
+def _answer(text: str) -> str | None:
+    found = _ANSWER.findall(without_thinking(text))
+    return found[-1].strip() if found else None
+
+
+def _score(generator: Generator, answer: str, entry: Mapping[str, Any]) -> Score:
+    try:
+        return Score(generator.score(answer, copy.deepcopy(entry)))  # the next task may be made of the same entry
+    except Exception:  # noqa: BLE001  several scorers raise for answers of another form than they expect
+        return Score(0.0, {"unreadable": 1.0})

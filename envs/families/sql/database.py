@@ -1,0 +1,301 @@
+"""`Database`: a connection to SQLite that runs one query at a time, within limits.
+
+What a query may do is decided by SQLite's authorizer, which sees every table, function and pragma of a statement before
+it runs: without it `ATTACH`, `VACUUM INTO` and `load_extension` reach other files.
+
+SQLite looks at the clock between its instructions, not within a function, and some functions compute for long on one
+value: `printf('%.*c', 900000000, 'x')`. A statement that calls another function than those known to be quick runs in a
+process of its own, which is killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote
+
+from toolgym.tools.errors import ConfigError, ToolgymError
+
+Row = tuple[Any, ...]
+
+MAX_VALUE_BYTES = 1_000_000
+"""Bytes of one text or blob, also of those that a query makes."""
+
+MAX_RESULT_BYTES = 64_000_000
+"""Bytes of all texts and blobs of one result."""
+
+MORE_PAGES = 16_384
+"""Pages, mostly of 4 kB, by which a copy may grow, and which temporary tables may have."""
+
+_STEPS = 10_000
+"""Instructions of SQLite's machine between two looks at the clock."""
+
+_START = 10.0
+"""Wall seconds beyond its deadline that a process for one statement gets to start, and to be sent the database."""
+
+_PROGRAM = "from toolgym.envs.families.sql.database import answer; answer()"
+_QUICK = frozenset(
+    "abs avg ceil ceiling changes char coalesce count cume_dist date datetime dense_rank exp first_value floor "  # noqa: SIM905
+    "group_concat hex ifnull iif julianday lag last_value lead length like ln log log10 log2 lower max min mod "
+    "nth_value ntile nullif percent_rank pow power quote random rank round row_number sign sqrt strftime substr "
+    "substring sum time total typeof unicode upper zeroblob".split()
+)
+_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_NEVER = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
+_PRAGMAS = frozenset(
+    {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info", "index_xinfo"}
+)
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_COLUMN: 500,
+}
+
+
+class QueryError(ToolgymError, ValueError):
+    """The query is wrong, refused or too slow; the policy reads the text.
+
+    Attributes:
+        timeout: whether it was too slow.
+    """
+
+    def __init__(self, text: str, timeout: bool = False) -> None:
+        super().__init__(text, timeout)  # both, for pickle
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Result(NamedTuple):
+    """What a query gave.
+
+    Attributes:
+        columns: the names of its columns; none for a statement that gives no rows.
+        rows: the rows, as many as were asked for.
+        more: whether there are further ones.
+    """
+
+    columns: list[str]
+    rows: list[Row]
+    more: bool
+
+
+class Database:
+    """A connection. `open_file` and `from_script` make one. Its methods block, and may be called from any thread.
+
+    Args:
+        connection: the connection, which is its own from now on.
+        read_only: whether queries may only read.
+        path: its file, where it is one.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, read_only: bool, path: Path | None = None) -> None:
+        self.read_only = read_only
+        self._path = path
+        self._alone = False  # whether this process runs one statement and may be killed
+        self._refused = False
+        self._connection = connection
+        self._lock = threading.Lock()
+        connection.text_factory = lambda data: data.decode("utf-8", errors="replace")
+        connection.isolation_level = None  # what the policy writes about transactions is what happens
+        for limit, value in _LIMITS.items():
+            connection.setlimit(limit, value)
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+        else:
+            self._most = {
+                name: connection.execute(f"PRAGMA {name}.page_count").fetchone()[0] + MORE_PAGES
+                for name in ("main", "temp")
+            }
+            self._bound_pages()
+        connection.set_authorizer(self._authorize)
+
+    @classmethod
+    def open_file(cls, path: Path, *, read_only: bool) -> Self:
+        """Open a file to read it, or a copy of it in memory that may be changed.
+
+        Raises:
+            ConfigError: it is no database of SQLite.
+        """
+        try:
+            source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
+            source.execute("SELECT count(*) FROM sqlite_master")
+            if read_only:
+                return cls(source, read_only=True, path=path)
+            copied = sqlite3.connect(":memory:", check_same_thread=False)
+            source.backup(copied)
+            source.close()
+            return cls(copied, read_only=False)
+        except sqlite3.Error as error:
+            raise ConfigError(f"cannot read {str(path)!r} as a database of SQLite: {error}") from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, read_only: bool) -> Self:
+        """Open a copy of what `dump` gave, in memory."""
+        connection = sqlite3.connect(":memory:", check_same_thread=False)
+        connection.deserialize(data)
+        return cls(connection, read_only=read_only)
+
+    def dump(self) -> bytes:
+        """All of the database, as a file would hold it."""
+        with self._lock:
+            self._connection.set_authorizer(None)
+            try:
+                return self._connection.serialize()
+            finally:
+                self._connection.set_authorizer(self._authorize)
+
+    def schema(self) -> str:
+        """The statements that make the tables and views, as they were written."""
+        found = self.query("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'view')")
+        return "\n".join(f"{sql.strip()};" for (sql,) in found.rows)
+
+    def query(self, sql: str, *, max_rows: int = 100_000, timeout: float = 10.0) -> Result:
+        """Run one statement.
+
+        Args:
+            sql: the statement.
+            max_rows: rows that are returned.
+            timeout: wall seconds that it may take.
+
+        Raises:
+            QueryError: it is wrong, refused or too slow, or its result is larger than `MAX_RESULT_BYTES`.
+        """
+        with self._lock:
+            self._refused = False
+            try:
+                return self._run(sql, max_rows, timeout)
+            except QueryError:
+                if not self._refused:
+                    raise
+            try:
+                return self._run_alone(sql, max_rows, timeout)
+            except sqlite3.Error as error:
+                raise QueryError(str(error)) from error
+            finally:
+                self._connection.set_authorizer(self._authorize)
+
+    def _run(self, sql: str, max_rows: int, timeout: float) -> Result:
+        deadline = time.monotonic() + timeout
+        self._connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql)
+            rows = _fetched(cursor, max_rows + 1)
+            columns = [one[0] for one in cursor.description or ()]
+        except sqlite3.OperationalError as error:
+            if str(error) == "interrupted":
+                raise _too_slow(timeout) from error
+            raise QueryError(str(error)) from error
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+            raise QueryError(self._said(str(error))) from error
+        finally:
+            cursor.close()
+        return Result(columns, rows[:max_rows], len(rows) > max_rows)
+
+    def _run_alone(self, sql: str, max_rows: int, timeout: float) -> Result:
+        """Run a statement in a process of its own. It sees no temporary tables."""
+        if self._connection.in_transaction:
+            raise QueryError("this statement calls a function that may be slow: end the transaction first")
+        self._connection.set_authorizer(None)
+        database = self._path or self._connection.serialize()
+        request = pickle.dumps((database, None if self.read_only else self._most, sql, max_rows, timeout))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", _PROGRAM]
+        try:
+            ended = subprocess.run(
+                command, input=request, capture_output=True, timeout=timeout + _START, env=environment, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _too_slow(timeout) from error
+        if ended.returncode == -signal.SIGALRM:
+            raise _too_slow(timeout)
+        if ended.returncode:
+            raise QueryError("the query ended its process")
+        result, data = pickle.loads(ended.stdout)  # it ran SQLite and no code of the policy
+        if isinstance(result, QueryError):
+            raise result
+        if not self.read_only and data != database:
+            self._connection.deserialize(data)
+            self._bound_pages()
+        return Result(*result)
+
+    def _bound_pages(self) -> None:
+        for name, pages in self._most.items():
+            self._connection.execute(f"PRAGMA {name}.max_page_count = {pages}")
+
+    def close(self) -> None:
+        """Close the connection; a query that runs is stopped."""
+        self._connection.interrupt()
+        if self._lock.acquire(timeout=1.0):  # a function of SQLite that ignores it keeps the connection to its end
+            try:
+                self._connection.close()
+            finally:
+                self._lock.release()
+
+    def _said(self, text: str) -> str:
+        if text.startswith(("not authorized", "access to")):
+            return f"{text}: {'the database is read-only' if self.read_only else 'this statement is not allowed'}"
+        return text
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: object) -> int:
+        if action == sqlite3.SQLITE_PRAGMA:
+            allowed = (first or "").lower() in _PRAGMAS
+        elif action == sqlite3.SQLITE_FUNCTION:
+            name = (second or "").lower()
+            allowed = name in _QUICK or (self._alone and name not in ("load_extension", "fts3_tokenizer"))
+            self._refused |= not allowed
+        else:
+            allowed = action in _READS if self.read_only else action not in _NEVER
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def answer() -> None:
+    """Run one statement: the program of a process that may be killed. The request is on standard input."""
+    source, most, sql, max_rows, timeout = pickle.loads(sys.stdin.buffer.read())
+    signal.alarm(math.ceil(timeout) + 1)  # it ends the process, whatever SQLite does
+    make = Database.open_file if isinstance(source, Path) else Database.from_bytes
+    database = make(source, read_only=most is None)
+    if most is not None:
+        database._connection.set_authorizer(None)
+        database._most = most
+        database._bound_pages()
+        database._connection.set_authorizer(database._authorize)
+    database._alone = True
+    try:
+        reply: tuple[Any, bytes] = (
+            tuple(database._run(sql, max_rows, timeout)),
+            b"" if most is None else database.dump(),
+        )
+    except QueryError as error:
+        reply = (error, b"")
+    sys.stdout.buffer.write(pickle.dumps(reply))
+
+
+def _too_slow(timeout: float) -> QueryError:
+    return QueryError(f"the query was stopped after {timeout:g} seconds", timeout=True)
+
+
+def _fetched(cursor: sqlite3.Cursor, most: int) -> list[Row]:
+    rows: list[Row] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size > MAX_RESULT_BYTES:
+            raise QueryError(f"the result is larger than {MAX_RESULT_BYTES // 1_000_000} MB")
+        if len(rows) == most:
+            break
+    return rows

@@ -1,0 +1,228 @@
+"""`SQLEnv`: a question on a database, answered with a query, and scored by what the query gives."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from toolgym.envs.base import Action
+from toolgym.envs.families.sql.compare import bird_same, is_ordered, same_rows, spider_query, spider_same
+from toolgym.envs.families.sql.database import QueryError, Result
+from toolgym.envs.families.sql.databases import Databases, embedded
+from toolgym.envs.families.sql.tool import SqlTool
+from toolgym.envs.rewards.base import Outcome, Score
+from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.sources import TaskList, TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
+from toolgym.tools.library.final_answer import without_thinking
+from toolgym.tools.message import Message, assistant, system, tool_call, user
+
+SYSTEM_PROMPT = (
+    "Answer the question with one SQLite query. Try queries with the tool `sql` first. "
+    "End with the query, and nothing behind it, in a block that begins with ```sql and ends with ```."
+)
+
+MOST_ROWS = 100_000
+"""Rows of two results that are compared."""
+
+GRACE = 10.0
+"""Wall seconds that scoring gets beside its two queries."""
+
+Match: TypeAlias = Literal["rows", "bird", "spider"]
+_BLOCK = re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+class SQLEnv(ToolEnv):
+    """An env whose policy answers a question on a database with a query.
+
+    Args:
+        tasks: tasks whose ground truth is the known query, and whose `tools_kwargs["sql"]["create_kwargs"]["db_id"]`
+            names the database. None: those of `questions`.
+        questions: rows as Spider and BIRD have them (`db_id`, `question`, `query` or `SQL`, and BIRD's `evidence`), or
+            a file of such rows. None: the 36 questions that toolgym brings.
+        db_root: the folder of the databases; see `Databases`. None: the three that toolgym brings.
+        read_only: whether the tool may only read. Otherwise each episode changes a copy in memory, which scoring does
+            not see.
+        query_timeout: wall seconds for a query of the policy.
+        max_rows: rows of a result that the policy reads.
+        score_timeout: wall seconds for the known query and for the answer, each. An answer that takes longer is wrong.
+        match: how results are compared: by `rows`, as said below; as `bird` does (the same set of rows); or as `spider`
+            does (columns in any order, without DISTINCT), on this one database. See docs/envs/sql.md.
+        env_kwargs: the other arguments of `ToolEnv`.
+
+    The answer is the last block that begins with three backticks and `sql` in the last turn, outside of `<think>`
+    blocks. The reward is 1 where it gives what the known query gives: the same rows, in the same order where the known
+    query orders them; else 0. `score/ran` says whether the answer is a query that could be run.
+
+    Raises:
+        UnknownNameError: there is no such folder, file or database; names the nearest one.
+        ConfigError: another argument is of the wrong kind, or a question lacks something.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[Task] | None = None,
+        *,
+        questions: str | Path | Iterable[Mapping[str, Any]] | None = None,
+        db_root: str | Path | None = None,
+        read_only: bool = True,
+        query_timeout: float = 5.0,
+        max_rows: int = 50,
+        score_timeout: float = 30.0,
+        match: Match = "rows",
+        **env_kwargs: Any,
+    ) -> None:
+        if tasks is not None and questions is not None:
+            raise ConfigError("give tasks or questions, not both")
+        check_seconds(query_timeout=query_timeout, score_timeout=score_timeout)
+        require_whole_number("max_rows", max_rows, at_least=1)
+        if match not in get_args(Match):
+            known = get_args(Match)
+            raise UnknownNameError(f"there is no match {match!r}{nearest(str(match), known)}; give {', '.join(known)}")
+        databases = Databases(db_root)
+        if tasks is None:
+            if questions is None and db_root is not None:
+                raise ConfigError("db_root is given without questions= or tasks= on its databases")
+            tasks = sql_tasks(embedded()[1] if questions is None else questions, databases)
+        tool = SqlTool(databases, read_only=read_only, timeout=query_timeout, max_rows=max_rows)
+        env_kwargs.setdefault("scorer", functools.partial(_score, databases, score_timeout, match))
+        super().__init__([tool], tasks, owns_tools=[tool], **env_kwargs)
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        messages, info = await super().reset(seed=seed, options=options)
+        _database_of(info["task"])
+        return messages, info
+
+    def gold_actions(self) -> list[Action] | None:
+        """The known query, first as a call and then as the answer."""
+        if self.task is None:
+            return None
+        query = str(self.task.ground_truth)
+        return [assistant("", [tool_call("sql", {"query": query})]), f"```sql\n{query}\n```"]
+
+
+def sql_tasks(questions: str | Path | Iterable[Mapping[str, Any]], databases: Databases) -> TaskList:
+    """Questions on databases as tasks, each with the schema of its database.
+
+    Args:
+        questions: rows, or a file of them; see `SQLEnv`.
+        databases: where their databases are.
+
+    Raises:
+        UnknownNameError: there is no such file or database; names the nearest one.
+        ConfigError: a row lacks its question, query or database; names the row.
+    """
+
+    @functools.cache
+    def schema(db_id: str) -> str:
+        database = databases.open(db_id)
+        try:
+            return database.schema()
+        finally:
+            database.close()
+
+    plain = load_tasks(questions, columns={"prompt": "question"})
+    return TaskList([_task(one, place, schema) for place, one in enumerate(plain.tasks)])
+
+
+def _task(plain: Task, place: int, schema: Any) -> Task:
+    given = plain.extra_info
+    query = given.get("query") or given.get("SQL")
+    db_id = given.get("db_id")
+    if not isinstance(query, str) or not isinstance(db_id, str):
+        raise ConfigError(
+            f"question {place + 1} needs `db_id` and `query` (or `SQL`), got the columns {', '.join(given)}"
+        )
+    question = plain.messages[0]["content"]
+    hint = f"\nHint: {given['evidence']}" if given.get("evidence") else ""
+    prompt = f"The database:\n{schema(db_id)}\n\nQuestion: {question}{hint}"
+    return Task.from_row(
+        {
+            "data_source": f"sql/{db_id}",
+            "prompt": [dict(system(SYSTEM_PROMPT)), dict(user(prompt))],
+            "reward_model": {"style": "rule", "ground_truth": query},
+            "extra_info": {
+                "index": f"{db_id}-{place}",
+                "need_tools_kwargs": True,
+                "tools_kwargs": {"sql": {"create_kwargs": {"db_id": db_id}}},
+            },
+        }
+    )
+
+
+def _database_of(task: Task) -> str:
+    """The name of a task's database.
+
+    Raises:
+        ConfigError: the task names none, or has no known query.
+    """
+    db_id = (task.tools_kwargs.get("sql", {}).get("create_kwargs") or {}).get("db_id")
+    if not isinstance(db_id, str) or not isinstance(task.ground_truth, str):
+        raise ConfigError(
+            f"task {task.id!r} needs its database, tools_kwargs['sql']['create_kwargs']['db_id'], and the known query "
+            f"as its ground truth; got {db_id!r} and {task.ground_truth!r}. `questions=` makes tasks of Spider's and "
+            "BIRD's rows"
+        )
+    return db_id
+
+
+async def _score(databases: Databases, timeout: float, match: str, outcome: Outcome) -> Score:
+    query = _answer(outcome.final_text) if outcome.stop_reason is StopReason.ANSWERED else None
+    if query is None:
+        return Score(0.0, {"ran": 0.0})
+    try:
+        compare = functools.partial(_compare, databases, timeout, match)
+        return await with_deadline(in_thread(compare, outcome.task, query), 2 * timeout + GRACE)
+    except DeadlineError as error:
+        if error.queued:
+            raise
+        return Score(0.0, {"ran": 0.0})  # a function of SQLite that looks at no clock
+
+
+def _answer(text: str) -> str | None:
+    found = _BLOCK.findall(without_thinking(text))
+    return found[-1].strip() if found else None
+
+
+def _compare(databases: Databases, timeout: float, match: str, task: Task, query: str) -> Score:
+    known = str(task.ground_truth)
+    database = databases.open(_database_of(task))
+    as_run = spider_query if match == "spider" else str
+    try:
+        try:
+            expected = _whole(database.query(as_run(known), max_rows=MOST_ROWS, timeout=timeout))
+        except QueryError as error:
+            raise ConfigError(f"the known query of task {task.id!r} does not run: {error}") from error
+        most = MOST_ROWS if match == "bird" else len(expected.rows)
+        try:
+            result = database.query(as_run(query), max_rows=most, timeout=timeout)
+        except QueryError:
+            return Score(0.0, {"ran": 0.0})
+    finally:
+        database.close()
+    return Score(float(not result.more and _same(match, known, expected, result)), {"ran": 1.0})
+
+
+def _same(match: str, known: str, expected: Result, given: Result) -> bool:
+    if match == "bird":
+        return bird_same(expected.rows, given.rows)
+    if match == "spider":
+        return spider_same(expected.rows, given.rows, known)
+    alike = len(given.columns) == len(expected.columns)
+    return alike and same_rows(expected.rows, given.rows, ordered=is_ordered(known))
+
+
+def _whole(result: Result) -> Result:
+    if result.more:
+        raise ConfigError(f"a known query gives more than the {MOST_ROWS} rows that are compared")
+    return result

@@ -1,0 +1,211 @@
+"""`SWEDevEnv`: repair a repository with a shell and an editor; hidden tests decide."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from toolgym.envs.base import Action
+from toolgym.envs.families.swe.task import RepositoryTask, load_repository_tasks
+from toolgym.envs.families.swe.verdict import TestReport
+from toolgym.envs.families.swe.workspace import FOLDER, OPEN_TIMEOUT, TEST_TIMEOUT, RepositoryWorkspace
+from toolgym.envs.rewards.base import Outcome, Score, outcome_scorer
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.tools.base import BaseTool
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded
+from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds, error_text
+from toolgym.tools.function import ToolFunction, as_tool
+from toolgym.tools.library.bash import BashTool
+from toolgym.tools.library.editor import EditorTool
+from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call
+from toolgym.tools.sandbox.base import Sandbox
+from toolgym.tools.sessions.tool_scope import tool_scope
+from toolgym.tools.sessions.workspace import Workspace
+
+MAX_TURNS = 30
+"""Turns of the policy by default."""
+
+
+class SWEDevEnv(ToolEnv):
+    """An env whose policy works in the folder of a repository with `bash` and `editor`. A turn without calls ends it.
+
+    The reward is the share of the `fail_to_pass` tests that pass, if all `pass_to_pass` tests do, else 0; also where
+    the turns were used up. Tests that cannot be run through no fault of the policy fail the episode
+    (`EpisodeFailedError`). The components of the score are `f2p` and `p2p` (shares), `resolved` and `tampered`; see
+    `TestReport` for the latter.
+
+    Args:
+        tasks: repository tasks, a file of them (see `load_repository_tasks`), or tasks whose rows hold them (see
+            `RepositoryTask.from_task`). None: the embedded ones.
+        sandbox: where the repository and its tests are; it stays the caller's to close. None: see `tool_config`.
+        tool_config: options of both tools that say where they run, see
+            `toolgym.tools.sessions.workspace.WorkspaceOptions`.
+        bash_config: further options of `bash`, see `toolgym.tools.BashConfig`.
+        editor_config: further options of `editor`, see `toolgym.tools.EditorConfig`.
+        tools: further tools. They stay the caller's to close.
+        strict: whether only the repair of all counts: 1 where all tests pass, else 0.
+        test_timeout: wall seconds that the hidden tests get. What does not end until then has failed.
+        session_options: further options of the sessions, such as `disk_mb` and `inodes` for large repositories; see
+            `toolgym.tools.sandbox.SessionOptions`.
+        env_kwargs: the other arguments of `ToolEnv`, such as `max_turns`.
+
+    Raises:
+        ConfigError: an option or a task cannot be used.
+        SandboxUnsupportedError: the sandbox has no sessions.
+    """
+
+    def __init__(
+        self,
+        tasks: str | Path | TaskSource | Sequence[Task] | Sequence[RepositoryTask] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+        tool_config: Mapping[str, Any] | None = None,
+        bash_config: Mapping[str, Any] | None = None,
+        editor_config: Mapping[str, Any] | None = None,
+        tools: Sequence[BaseTool | ToolFunction[..., Any]] = (),
+        strict: bool = False,
+        test_timeout: float = TEST_TIMEOUT,
+        session_options: Mapping[str, Any] | None = None,
+        **env_kwargs: Any,
+    ) -> None:
+        if sandbox is not None and tool_config is not None:
+            raise ConfigError("give sandbox, or tool_config, which says where to make one; not both")
+        check_seconds(test_timeout=test_timeout)
+        shared = Workspace(sandbox) if sandbox is not None else None
+        where = {**(tool_config or {}), "folder": FOLDER}
+        bash = BashTool({**where, **(bash_config or {})}, sandbox=shared)
+        editor = EditorTool({**where, **(editor_config or {})}, sandbox=shared)
+        self._workspace = bash.sandbox
+        self._strict, self._test_timeout = strict, test_timeout
+        self._session_options = dict(session_options or {})
+        self._repository: RepositoryWorkspace | None = None
+        self._own_scorer = "scorer" not in env_kwargs
+        env_kwargs.setdefault("scorer", self._judge)
+        env_kwargs.setdefault("max_turns", MAX_TURNS)
+        env_kwargs.setdefault("score_timeout", 2 * OPEN_TIMEOUT + test_timeout + 60)
+        own: list[BaseTool] = [bash, editor]
+        super().__init__([*own, *map(as_tool, tools)], _source(tasks), owns_tools=own, **env_kwargs)
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        messages, info = await super().reset(seed=seed, options=options)
+        assert self._instances is not None
+        assert self.task is not None
+        try:
+            with tool_scope(self._instances.scope):
+                self._repository = await RepositoryWorkspace.open(
+                    RepositoryTask.from_task(self.task), self._workspace, session_options=self._session_options
+                )
+        except BaseException as error:  # cancelled or not, the tools are freed
+            self._over = True
+            await self._release()
+            if isinstance(error, SandboxError | DeadlineError):
+                text = f"the repository cannot be opened: {error_text(error)}"
+                raise EpisodeFailedError(StopReason.SANDBOX_FAILED, text) from error
+            raise
+        return messages, info
+
+    async def fork(self) -> Self:
+        """As `ToolEnv.fork`; the twin has a copy of the repository."""
+        if self._repository is None:
+            raise EpisodeError("fork needs an episode under way; call `await env.reset()` first")
+        twin = await super().fork()
+        twin._repository = None
+        try:
+            assert twin._instances is not None
+            with tool_scope(twin._instances.scope):
+                twin._repository = await self._repository.fork()
+        except BaseException:  # the twin's tools are freed, cancelled or not
+            await twin.close()
+            raise
+        if self._own_scorer:
+            twin._scorer = outcome_scorer(twin._judge)
+        return twin
+
+    def gold_actions(self) -> list[Action] | None:
+        """The files of the gold patch, written by the tools, and a last turn without calls; None: there is no patch."""
+        if self.task is None:
+            return None
+        return gold_turns(RepositoryTask.from_task(self.task))
+
+    def hidden_texts(self) -> list[str]:
+        """The lines of the hidden tests that no file of the repository shows."""
+        if self.task is None:
+            return []
+        task = RepositoryTask.from_task(self.task)
+        shown, hidden = _text(task.files), _text(task.test_files)
+        return [line for line in hidden.splitlines() if line.strip() not in shown]
+
+    async def run_tests(self) -> TestReport:
+        """Run the hidden tests on the repository as it is now. No policy may read what they print.
+
+        Raises:
+            EpisodeError: no episode is under way.
+        """
+        if self._repository is None:
+            raise EpisodeError("run_tests needs an episode under way; call `await env.reset()` first")
+        return await self._repository.run_tests(self._test_timeout)
+
+    async def _judge(self, outcome: Outcome) -> Score:
+        """Score an episode by its hidden tests.
+
+        Raises:
+            EpisodeFailedError: they cannot be run.
+        """
+        report = await self.run_tests()
+        if report.infra_error is not None:
+            if any(record.metrics.get("session_ended") for record in outcome.tool_calls):
+                # The policy itself ended its session.
+                return Score(0.0, {"f2p": 0.0, "p2p": 0.0, "resolved": 0.0, "tampered": 0.0})
+            raise EpisodeFailedError(StopReason.SANDBOX_FAILED, f"the tests could not be run: {report.infra_error}")
+        f2p = report.f2p_count / report.f2p_total
+        p2p = report.p2p_count / report.p2p_total if report.p2p_total else 1.0
+        resolved = float(report.resolved)
+        value = resolved if self._strict else f2p if p2p == 1.0 else 0.0
+        return Score(value, {"f2p": f2p, "p2p": p2p, "resolved": resolved, "tampered": float(report.tampered)})
+
+    async def _release(self) -> None:
+        repository, self._repository = self._repository, None
+        try:
+            await super()._release()
+        finally:
+            if repository is not None:
+                await shielded(repository.close())
+
+
+def gold_turns(task: RepositoryTask) -> list[Action] | None:
+    """Return the files of the gold patch, written by the tools, and a last turn without calls; None: no patch."""
+    if not task.gold_patch:
+        return None
+    calls: list[MessageToolCall] = []
+    for name, data in task.gold_files().items():
+        if data is None:
+            call = tool_call("bash", {"command": f"rm -- {shlex.quote(name)}"}, id=f"call_{len(calls)}")
+        else:
+            text = data.decode("utf-8", "replace")  # a patch of text alone
+            write = {"command": "create", "path": name, "file_text": text}
+            call = tool_call("editor", write, id=f"call_{len(calls)}")
+        calls.append(call)
+    turns: list[Action] = [assistant("", [call]) for call in calls]
+    return [*turns, assistant("The report is dealt with.")]
+
+
+def _text(files: Mapping[str, str | bytes]) -> str:
+    """The contents of all files."""
+    return "\n".join(one if isinstance(one, str) else one.decode("utf-8", "replace") for one in files.values())
+
+
+def _source(tasks: Any) -> TaskSource | Sequence[Task]:
+    if tasks is None or isinstance(tasks, str | Path):
+        tasks = load_repository_tasks(tasks)
+    if isinstance(tasks, TaskSource):
+        return tasks
+    if not isinstance(tasks, Sequence):
+        raise ConfigError(f"tasks must be a file, a TaskSource or a list of tasks, got {type(tasks).__name__}")
+    return [one.to_task() if isinstance(one, RepositoryTask) else one for one in tasks]

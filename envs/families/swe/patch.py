@@ -1,0 +1,268 @@
+"""`apply_patch`: what files become by a unified diff, as `git diff` and `diff -u` write it.
+
+It is stricter than `patch` and more lenient than `git apply`: the context must be there to the letter, but where it
+stands, and the line counts in a hunk's header, may be wrong, as models often get them wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from toolgym.envs.families.swe.tree import Changes, Node
+from toolgym.tools.errors import ToolgymError
+from toolgym.tools.sandbox.names import OptionError, check_name
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_MODE = re.compile(r"(?:new file mode|new mode) 100(\d{3})")
+
+
+class PatchError(ToolgymError, ValueError):
+    """A diff cannot be applied. Says which file and where; the policy reads it."""
+
+
+@dataclass
+class _Hunk:
+    """One change of a file: the old lines and the new ones, each with its line end."""
+
+    start: int
+    old: list[bytes] = field(default_factory=list)
+    new: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class _FilePatch:
+    """What a diff says about one file."""
+
+    old: str | None = None
+    new: str | None = None
+    mode: int | None = None
+    copies: bool = False
+    hunks: list[_Hunk] = field(default_factory=list)
+
+
+def patched_names(diff: str | bytes) -> set[str]:
+    """Return the names of the files that a diff reads or writes.
+
+    Raises:
+        PatchError: it is no diff.
+    """
+    return {name for one in _parse(diff) for name in (one.old, one.new) if name is not None}
+
+
+def apply_patch(read: Callable[[str], Node | None], diff: str | bytes) -> Changes:
+    """Return what files become by a diff: all of it, or an error.
+
+    Args:
+        read: from a file's name to the file; None where there is none.
+        diff: one or more files, with or without Git's extended headers. Names begin with `a/` and `b/`, or are plain.
+
+    Raises:
+        PatchError: it is no diff, it does not fit the files, or it is about a binary file or a name outside.
+    """
+    made: Changes = {}
+
+    def current(name: str) -> Node | None:
+        return made[name] if name in made else read(name)
+
+    for one in _parse(diff):
+        old = None if one.old is None else current(one.old)
+        if one.old is not None and old is None:
+            raise PatchError(f"{one.old}: there is no such file")
+        if old is not None and old.link:
+            raise PatchError(f"{one.old}: it is a symbolic link, which a patch cannot change")
+        if one.new is not None and one.new != one.old and current(one.new) is not None:
+            raise PatchError(f"{one.new}: the file exists already")
+        data = _patched(one.new or one.old or "", b"" if old is None else old.data, one.hunks)
+        if one.old is not None and one.old != one.new and not one.copies:
+            made[one.old] = None
+        if one.new is not None:
+            made[one.new] = Node(data, one.mode or (0o644 if old is None else old.mode))
+    return made
+
+
+def _patched(name: str, data: bytes, hunks: Sequence[_Hunk]) -> bytes:
+    lines = data.splitlines(keepends=True) if b"\r" not in data else _split(data)
+    done: list[bytes] = []
+    at = shift = 0
+    for number, hunk in enumerate(hunks, start=1):
+        found = _find(lines, hunk.old, at, max(at, hunk.start + shift))
+        if found is None:
+            raise PatchError(
+                f"{name}: hunk {number} of {len(hunks)} does not apply: the lines that it expects around line "
+                f"{hunk.start + 1} are not there"
+            )
+        if not hunk.old and lines and hunk.start == 0 and found == 0 and data and number == 1:
+            found = 0
+        done += [*lines[at:found], *hunk.new]
+        at, shift = found + len(hunk.old), found - hunk.start
+    return b"".join([*done, *lines[at:]])
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Lines that end with a line feed; a carriage return belongs to its line."""
+    parts = data.split(b"\n")
+    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _find(lines: Sequence[bytes], wanted: Sequence[bytes], least: int, guess: int) -> int | None:
+    """Return the place nearest to `guess`, and not before `least`, where the wanted lines stand."""
+    last = len(lines) - len(wanted)
+    if not wanted:
+        return min(guess, len(lines))
+    for distance in range(max(last - guess, guess - least) + 1):
+        for place in (guess - distance, guess + distance):
+            if least <= place <= last and lines[place : place + len(wanted)] == list(wanted):
+                return place
+    return None
+
+
+# ---------------------------------------------------------------------- reading a diff
+
+
+def _parse(diff: str | bytes) -> list[_FilePatch]:
+    data = diff.encode("utf-8", "surrogateescape") if isinstance(diff, str) else diff
+    lines = _split(data)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines[-1] += b"\n"
+    found: list[_FilePatch] = []
+    at = 0
+    while at < len(lines):
+        text = _text(lines[at])
+        if text.startswith("diff --git "):
+            one, at = _git_header(lines, at)
+        elif text.startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith(b"+++ "):
+            one = _FilePatch()
+        elif _HUNK.match(text):
+            raise PatchError(f"line {at + 1} of the diff: a hunk before any '--- ' and '+++ ' lines")
+        else:
+            at += 1
+            continue
+        at = _body(lines, at, one)
+        found.append(one)
+    if not found:
+        raise PatchError("it is no unified diff: it has no '--- ' and '+++ ' lines")
+    for one in found:
+        _check(one)
+    return found
+
+
+def _git_header(lines: Sequence[bytes], at: int) -> tuple[_FilePatch, int]:
+    """Read the extended header of `git diff`; return the file and the line behind."""
+    one = _FilePatch()
+    names = re.fullmatch(r"diff --git (\"?a/.+?\"?) (\"?b/.+\"?)", _text(lines[at]))
+    if names:
+        one.old, one.new = _name(names[1]), _name(names[2])
+    at += 1
+    while at < len(lines):
+        text = _text(lines[at])
+        if text.startswith(("--- ", "diff --git ", "@@ ")):
+            break
+        if text.startswith(("GIT binary patch", "Binary files ")):
+            raise PatchError(f"{one.new or 'a file'}: binary patches are not supported")
+        if text.startswith(("new file mode 120", "old mode 120")):
+            raise PatchError(f"{one.new or 'a file'}: patches of symbolic links are not supported")
+        if mode := _MODE.match(text):
+            one.mode = int(mode[1], 8)
+        if text.startswith("new file mode"):
+            one.old = None
+        elif text.startswith("deleted file mode"):
+            one.new = None
+        elif text.startswith(("rename from ", "copy from ")):
+            one.old, one.copies = _plain(text.split(" from ", 1)[1]), text.startswith("copy")
+        elif text.startswith(("rename to ", "copy to ")):
+            one.new = _plain(text.split(" to ", 1)[1])
+        elif not text.startswith(("index ", "similarity ", "dissimilarity ", "old mode", "new mode")) and text:
+            break
+        at += 1
+    return one, at
+
+
+def _body(lines: Sequence[bytes], at: int, one: _FilePatch) -> int:
+    """Read the names and hunks of a file; return the line behind."""
+    if at + 1 < len(lines) and lines[at].startswith(b"--- ") and lines[at + 1].startswith(b"+++ "):
+        one.old, one.new = _name(_text(lines[at])[4:]), _name(_text(lines[at + 1])[4:])
+        at += 2
+    while at < len(lines) and (header := _HUNK.match(_text(lines[at]))):
+        at = _hunk(lines, at + 1, one, header)
+    return at
+
+
+def _hunk(lines: Sequence[bytes], at: int, one: _FilePatch, header: re.Match[str]) -> int:
+    counts = [int(header[place] or 1) if header[place] != "0" else 0 for place in (2, 4)]
+    # A hunk without old lines stands behind the line that its header names.
+    hunk = _Hunk(max(0, int(header[1]) - (1 if counts[0] else 0)))
+    while at < len(lines):
+        line = lines[at]
+        complete = len(hunk.old) >= counts[0] and len(hunk.new) >= counts[1]
+        if line.startswith(b"\\"):
+            _drop_line_end(hunk, lines[at - 1])
+        elif complete and _begins_a_file(lines, at):
+            break
+        elif line[:1] in (b" ", b"-", b"+"):
+            if line[:1] != b"+":
+                hunk.old.append(line[1:])
+            if line[:1] != b"-":
+                hunk.new.append(line[1:])
+        elif line in (b"\n", b"\r\n") and not complete:  # an empty line of context whose space was lost
+            hunk.old.append(line)
+            hunk.new.append(line)
+        else:
+            break
+        at += 1
+    one.hunks.append(hunk)
+    return at
+
+
+def _begins_a_file(lines: Sequence[bytes], at: int) -> bool:
+    return lines[at].startswith(b"--- ") and at + 1 < len(lines) and lines[at + 1].startswith(b"+++ ")
+
+
+def _drop_line_end(hunk: _Hunk, before: bytes) -> None:
+    """The line before has no line feed in the file."""
+    if before[:1] != b"+" and hunk.old:
+        hunk.old[-1] = hunk.old[-1].removesuffix(b"\n")
+    if before[:1] != b"-" and hunk.new:
+        hunk.new[-1] = hunk.new[-1].removesuffix(b"\n")
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+
+
+def _plain(text: str) -> str:
+    """A name, without the quotes and escapes that Git puts around unusual ones."""
+    if not (text.startswith('"') and text.endswith('"') and len(text) > 1):
+        return text
+    raw = b"".join(_unescaped(text[1:-1]))
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _unescaped(text: str) -> Iterator[bytes]:
+    escapes = {"n": b"\n", "t": b"\t", "r": b"\r", '"': b'"', "\\": b"\\"}
+    for part in re.findall(r"\\[0-7]{3}|\\.|[^\\]+", text):
+        if part.startswith("\\"):
+            yield bytes([int(part[1:], 8)]) if len(part) == 4 else escapes.get(part[1], part[1].encode())
+        else:
+            yield part.encode("utf-8", "surrogateescape")
+
+
+def _name(text: str) -> str | None:
+    name = _plain(text if text.startswith('"') else text.partition("\t")[0].rstrip())
+    if name == "/dev/null":
+        return None
+    return name[2:] if name.startswith(("a/", "b/")) else name
+
+
+def _check(one: _FilePatch) -> None:
+    if one.old is None and one.new is None:
+        raise PatchError("a file of the diff has no name")
+    for name in (one.old, one.new):
+        try:
+            if name is not None:
+                check_name(name)
+        except OptionError as error:
+            raise PatchError(str(error)) from None
+        if name is not None and ".git" in name.split("/"):
+            raise PatchError(f"{name}: a patch cannot change Git's own files")

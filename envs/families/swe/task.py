@@ -1,0 +1,364 @@
+"""`RepositoryTask`: a repository, what is wrong with it, and the tests that say whether it was repaired."""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
+from toolgym.envs.families.swe.tree import Node, Tree, changed, read_repository, without_history
+from toolgym.envs.library.embedded import DATA
+from toolgym.envs.tasks.task import Task
+from toolgym.tools.errors import ConfigError, missing_file, shorten
+from toolgym.tools.message import user
+from toolgym.tools.sandbox.names import check_files
+
+EMBEDDED = DATA / "swe.jsonl"
+"""Tasks on three small repositories, which come with the library."""
+
+SOURCE = "toolgym/swe"
+"""`Task.source` of these tasks."""
+
+ROW_KEY = "repository_task"
+"""Key of `Task.extra_info` with the row of a `RepositoryTask`."""
+
+TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
+"""Names of files that belong to the tests wherever they lie."""
+
+PROMPT = """\
+The folder `{folder}` holds a repository. Repair what the following report describes.
+
+{problem}
+
+Change the files in the folder. Its tests run with `{command}` there. Hidden tests decide whether the repair is right; \
+changes to existing tests do not count. Say in a turn without tool calls that you are done."""
+
+
+@dataclass(frozen=True)
+class RepositoryTask:
+    """A repository to repair.
+
+    Attributes:
+        instance_id: unique in its source.
+        problem_statement: what is wrong, as the policy reads it.
+        files: the repository before, by relative names; text is kept as its UTF-8 bytes.
+        test_files: hidden tests, likewise. They are put in place for scoring alone, and replace files of their names.
+        test_command: how tests run in the repository: `python -m unittest ...`, `pytest ...`, or any other command with
+            `{test}` in it, which is run for each test and exits with 0 where that passes.
+        fail_to_pass: ids of tests that fail before and pass once repaired, as the test runner names them.
+        pass_to_pass: ids of tests that pass before and must go on to.
+        gold_patch: the known solution, a unified diff; empty where none is known.
+        executable: names of the files that are programs.
+        links: symbolic links of the repository, from name to target.
+
+    Raises:
+        ConfigError: a value cannot be used; names it.
+    """
+
+    instance_id: str
+    problem_statement: str
+    files: Mapping[str, str | bytes]
+    test_files: Mapping[str, str | bytes]
+    test_command: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    gold_patch: str = ""
+    executable: frozenset[str] = frozenset()
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("instance_id", "problem_statement", "test_command"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                raise ConfigError(f"{name} of a repository task must be a text that is not empty, got {value!r}")
+        for name in ("files", "test_files"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(one, str | bytes) for one in value.values()):
+                raise ConfigError(
+                    f"{name} of {self.instance_id!r} must map names to text or bytes, got {_short(value)}"
+                )
+            check_files([*value, *(self.links if name == "files" else ())])
+            object.__setattr__(self, name, {key: _bytes(data) for key, data in value.items()})
+        if not self.files:
+            raise ConfigError(f"{self.instance_id!r} has no files")
+        for name in ("fail_to_pass", "pass_to_pass"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
+                raise ConfigError(f"{name} of {self.instance_id!r} must be a tuple of test ids, got {_short(value)}")
+        if not self.fail_to_pass:
+            raise ConfigError(f"{self.instance_id!r} has no fail_to_pass tests, so that no change would earn a reward")
+        both = sorted({*self.fail_to_pass} & {*self.pass_to_pass})
+        if both:
+            raise ConfigError(f"{self.instance_id!r}: the test {both[0]!r} is both in fail_to_pass and in pass_to_pass")
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The repository before, without any history."""
+        nodes = {
+            name: Node(_bytes(data), 0o755 if name in self.executable else 0o644) for name, data in self.files.items()
+        }
+        links = {name: Node(target.encode(), 0o777, link=True) for name, target in self.links.items()}
+        return without_history({**nodes, **links})
+
+    @property
+    def hidden(self) -> Tree:
+        """The hidden tests."""
+        return {name: Node(_bytes(data)) for name, data in self.test_files.items()}
+
+    def gold_files(self) -> dict[str, bytes | None]:
+        """The files that the gold patch changes, as they are with it; None: it deletes the file.
+
+        Raises:
+            ConfigError: there is no gold patch, or it does not apply.
+        """
+        if not self.gold_patch:
+            raise ConfigError(f"{self.instance_id!r} has no gold_patch")
+        try:
+            made = apply_patch(self.tree.get, self.gold_patch)
+        except PatchError as error:
+            raise ConfigError(f"{self.instance_id!r}: gold_patch does not apply: {error}") from error
+        return {name: None if node is None else node.data for name, node in made.items()}
+
+    def is_test(self, name: str) -> bool:
+        """Whether a file belongs to the tests, so that what the policy does to it does not count.
+
+        These are the hidden tests, the folders called `test` or `tests` that they lie in, `conftest.py`, and what is
+        named as tests are. A file that the gold patch changes is none of them, unless it is a hidden test itself.
+        """
+        if name in self.test_files:
+            return True
+        if name in self._gold_names:
+            return False
+        last = name.rpartition("/")[2]
+        return any(fnmatch.fnmatchcase(last, one) for one in TEST_FILES) or any(
+            name.startswith(f"{folder}/") for folder in _test_folders(self.test_files)
+        )
+
+    @cached_property
+    def _gold_names(self) -> set[str]:
+        try:
+            return patched_names(self.gold_patch) if self.gold_patch else set()
+        except PatchError as error:
+            raise ConfigError(f"{self.instance_id!r}: gold_patch cannot be read: {error}") from error
+
+    # ------------------------------------------------------------------ rows
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], *, folder: str | Path = ".") -> RepositoryTask:
+        """Read a row of JSON.
+
+        The names are those of the attributes, or those of SWE-bench: `FAIL_TO_PASS` and `PASS_TO_PASS` (lists, or lists
+        as JSON texts), `patch`, and `test_patch` (a diff) in place of `test_files`. Files are texts, or
+        `{"base64": ...}`. In place of `files`, `repository` may name a folder or a tar archive.
+
+        Args:
+            row: the row.
+            folder: what a relative `repository` is relative to.
+
+        Raises:
+            ConfigError: the row has another shape, or `test_patch` does not apply.
+            UnknownNameError: there is no such repository.
+        """
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"a row of a repository task must be a mapping, got {_short(row)}")
+        id = _text(row, "instance_id")
+        if ("files" in row) == ("repository" in row):
+            raise ConfigError(f"{id!r}: give either 'files' or 'repository', a folder or a tar archive")
+        if "files" in row:
+            tree = {name: Node(data) for name, data in _files(row, "files").items()}
+            programs, links = frozenset(row.get("executable") or ()), dict(row.get("links") or {})
+        else:
+            read = read_repository(Path(folder) / _text(row, "repository"))
+            links = {name: node.data.decode("utf-8", "surrogateescape") for name, node in read.items() if node.link}
+            programs = frozenset(name for name, node in read.items() if node.mode & 0o100 and not node.link)
+            tree = {name: node for name, node in read.items() if not node.link}
+        return cls(
+            instance_id=id,
+            problem_statement=_text(row, "problem_statement"),
+            files={name: node.data for name, node in tree.items()},
+            test_files=_tests(row, tree),
+            test_command=_text(row, "test_command"),
+            fail_to_pass=_ids(row, "fail_to_pass"),
+            pass_to_pass=_ids(row, "pass_to_pass"),
+            gold_patch=row.get("gold_patch") or row.get("patch") or "",
+            executable=programs,
+            links=links,
+        )
+
+    def to_row(self) -> dict[str, Any]:
+        """The task as a row of JSON, its files included; `from_row` reads an equal task."""
+        row: dict[str, Any] = {
+            "instance_id": self.instance_id,
+            "problem_statement": self.problem_statement,
+            "files": {name: _json(data) for name, data in self.files.items()},
+            "test_files": {name: _json(data) for name, data in self.test_files.items()},
+            "test_command": self.test_command,
+            "fail_to_pass": list(self.fail_to_pass),
+            "pass_to_pass": list(self.pass_to_pass),
+            "gold_patch": self.gold_patch,
+        }
+        if self.executable:
+            row["executable"] = sorted(self.executable)
+        if self.links:
+            row["links"] = dict(self.links)
+        return row
+
+    def to_task(self, folder: str = "repo") -> Task:
+        """The task of an env: a prompt that says what to do in which folder. The ground truth is the id alone.
+
+        The row keeps what `from_task` reads. It holds the hidden tests and the solution, and no policy reads it.
+        """
+        text = PROMPT.format(folder=folder, problem=self.problem_statement.strip(), command=self.test_command)
+        messages = [user(text)]
+        row = {
+            "data_source": SOURCE,
+            "prompt": messages,
+            "reward_model": {"style": "rule", "ground_truth": self.instance_id},
+            "extra_info": {"index": self.instance_id, ROW_KEY: self.to_row()},
+        }
+        return Task.from_row(row)
+
+    @classmethod
+    def from_task(cls, task: Task, *, folder: str | Path = ".") -> RepositoryTask:
+        """Read the task that a row in verl's shape holds as `extra_info.repository_task`, a mapping or a JSON text.
+
+        Raises:
+            ConfigError: it holds none, or one of another shape.
+        """
+        row = task.extra_info.get(ROW_KEY)
+        if row is None:
+            raise ConfigError(
+                f"the task {task.id!r} has no extra_info[{ROW_KEY!r}], the row of a RepositoryTask; a file of "
+                "such rows goes to the env as it is: tasks=FILE"
+            )
+        if isinstance(row, str):
+            row = _loads(row, f"extra_info[{ROW_KEY!r}] of {task.id!r}")
+        # Arrow fills what a row does not have with None, when it unites rows.
+        return cls.from_row({name: value for name, value in row.items() if value is not None}, folder=folder)
+
+
+def load_repository_tasks(source: str | Path | Iterable[Mapping[str, Any]] | None = None) -> list[RepositoryTask]:
+    """Read tasks.
+
+    Args:
+        source: a file of JSON Lines, or rows; see `RepositoryTask.from_row`. A relative `repository` of a file's rows
+            is relative to the file. None: the embedded tasks.
+
+    Raises:
+        UnknownNameError: there is no such file or repository; names the nearest one.
+        ConfigError: a row cannot be used (names it), two have one id, or there are none.
+    """
+    path = EMBEDDED if source is None else Path(source) if isinstance(source, str | Path) else None
+    folder = Path() if path is None else path.absolute().parent
+    tasks: dict[str, RepositoryTask] = {}
+    rows = enumerate(source, start=1) if path is None and not isinstance(source, str | Path | None) else _lines(path)
+    for number, row in rows:
+        where = f"row {number}" if path is None else f"{path}, line {number}"
+        try:
+            task = RepositoryTask.from_row(row, folder=folder)
+        except ConfigError as error:
+            raise type(error)(f"{where}: {error}") from error
+        if task.instance_id in tasks:
+            raise ConfigError(f"{where}: there is another task with the instance_id {task.instance_id!r}")
+        tasks[task.instance_id] = task
+    if not tasks:
+        raise ConfigError(f"{'the rows hold' if path is None else f'{path} holds'} no tasks")
+    return [*tasks.values()]
+
+
+def _lines(path: Path | None) -> Iterable[tuple[int, Any]]:
+    assert path is not None
+    if not path.is_file():
+        raise missing_file("task file", path)
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _loads(line, f"{path}, line {number}")
+
+
+def _loads(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: it is no JSON: {error}") from error
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name!r} must be a text that is not empty, got {_short(value)}")
+    return value
+
+
+def _files(row: Mapping[str, Any], name: str) -> dict[str, bytes]:
+    value = row.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name!r} must map names to texts, got {_short(value)}")
+    found = {}
+    for key, data in value.items():
+        if isinstance(data, Mapping) and isinstance(data.get("base64"), str):
+            try:
+                data = base64.b64decode(data["base64"], validate=True)
+            except ValueError as error:
+                raise ConfigError(f"{name}[{key!r}] is no base64: {error}") from error
+        if data is None:
+            continue  # Arrow fills the names of other rows with None
+        if not isinstance(data, str | bytes):
+            raise ConfigError(f"{name}[{key!r}] must be a text or {{'base64': ...}}, got {_short(data)}")
+        found[key] = _bytes(data)
+    return found
+
+
+def _tests(row: Mapping[str, Any], tree: Tree) -> dict[str, bytes]:
+    diff = row.get("test_patch")
+    if not diff:
+        return _files(row, "test_files")
+    if row.get("test_files"):
+        raise ConfigError("give either 'test_files' or 'test_patch', not both")
+    try:
+        made = apply_patch(tree.get, diff)
+    except PatchError as error:
+        raise ConfigError(f"'test_patch' does not apply: {error}") from error
+    after = changed(tree, made)
+    return {name: after[name].data for name in made if name in after}
+
+
+def _ids(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = row.get(name, row.get(name.upper()))
+    if isinstance(value, str):
+        value = _loads(value, f"{name!r}")
+    if not isinstance(value, Sequence | None) or not all(isinstance(one, str) for one in value or ()):
+        raise ConfigError(f"{name!r} must be a list of test ids, got {_short(value)}")
+    return tuple(value or ())
+
+
+def _test_folders(names: Iterable[str]) -> set[str]:
+    """Folders called `test` or `tests` that files lie in."""
+    found = set()
+    for name in names:
+        parts = name.split("/")[:-1]
+        found |= {"/".join(parts[: at + 1]) for at, part in enumerate(parts) if part in ("test", "tests")}
+    return found
+
+
+def _bytes(data: str | bytes) -> bytes:
+    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+
+
+def _json(data: str | bytes) -> str | dict[str, str]:
+    if isinstance(data, bytes):
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(data).decode()}
+    return data
+
+
+def _short(value: object) -> str:
+    return shorten(repr(value), 120)

@@ -1,0 +1,283 @@
+"""The verdict: hidden tests beside what the policy left, in a session that the policy has never seen."""
+
+from __future__ import annotations
+
+import configparser
+import itertools
+import json
+import secrets
+import shlex
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolgym.envs.families.swe.task import RepositoryTask
+from toolgym.envs.families.swe.tree import Changes, Node, Tree, changed, is_compiled, is_history
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Session
+
+TEST_PROGRAM = (Path(__file__).parent / "test_program.py").read_text(encoding="utf-8")
+
+OUTPUT_CHARS = 20_000
+"""Characters of the tests' output that a report keeps: its end."""
+
+SLACK = 30.0
+"""Seconds beyond the deadline of the tests until the sandbox must have said how they ended."""
+
+_CONFIGS = {
+    "pytest.ini": "pytest",
+    ".pytest.ini": "pytest",
+    "pyproject.toml": "tool.pytest.ini_options",
+    "tox.ini": "pytest",
+    "setup.cfg": "tool:pytest",
+}
+"""Files that pytest reads its options from, in its order, and the section
+(https://docs.pytest.org/en/stable/reference/customize.html)."""
+
+
+@dataclass(frozen=True)
+class TestReport:
+    """How the hidden tests ended.
+
+    Attributes:
+        f2p_count: tests of `fail_to_pass` that passed.
+        f2p_total: how many there are.
+        p2p_count: tests of `pass_to_pass` that passed.
+        p2p_total: how many there are.
+        output: the end of what was printed. It quotes hidden tests: no policy may read it.
+        infra_error: why there is no verdict; None: there is one. The counts are 0 then and mean nothing.
+        tampered: tests passed that cannot pass, or words about them came that were not due: something in the
+            repository changed what a test is, or forged how it ended. None counts.
+        outcomes: how each test ended, by id; one that is missing did not run to its end.
+        seconds: wall seconds that the tests took.
+    """
+
+    __test__ = False  # it is no test of pytest's
+
+    f2p_count: int
+    f2p_total: int
+    p2p_count: int
+    p2p_total: int
+    output: str = ""
+    infra_error: str | None = None
+    tampered: bool = False
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> set[str]:
+        """The tests that passed."""
+        return {test for test, how in self.outcomes.items() if how == "passed"}
+
+    @property
+    def resolved(self) -> bool:
+        """Whether all tests passed."""
+        return self.infra_error is None and self.f2p_count == self.f2p_total and self.p2p_count == self.p2p_total
+
+
+def repository_to_judge(task: RepositoryTask, made: Changes) -> Tree:
+    """Return the files that the tests see: the policy's, but the tests as they were, and the hidden ones."""
+    counted = {name: node for name, node in made.items() if _counts(task, name)}
+    return changed(changed(task.tree, counted), task.hidden)
+
+
+def _counts(task: RepositoryTask, name: str) -> bool:
+    return not (is_history(name) or is_compiled(name) or task.is_test(name) or _shadows(task, name))
+
+
+def _shadows(task: RepositoryTask, name: str) -> bool:
+    """Whether Python might import a new file in place of a hidden test, or of a folder that it lies in.
+
+    Such are `tests.py` beside `tests/`, a link in place of that folder, and `tests/test_x.so` or a folder
+    `tests/test_x/` beside `tests/test_x.py`.
+    """
+    if name in task.tree:
+        return False
+    for test in task.test_files:
+        module = test.removesuffix(".py")
+        folder, _, last = name.rpartition("/")
+        stem = f"{folder}/{last.partition('.')[0]}" if folder else last.partition(".")[0]
+        if stem == module or module.startswith(f"{stem}/") or name.startswith(f"{module}/"):
+            return True
+    return False
+
+
+async def judge(task: RepositoryTask, session: Session, folder: str, tree: Tree, timeout: float) -> TestReport:
+    """Run the hidden tests in a session that holds the files already.
+
+    Raises:
+        ConfigError: `test_command` cannot be used.
+        SandboxError: the session cannot run programs, or fails.
+    """
+    if "{test}" in task.test_command:
+        return await _run_each(task, session, folder, timeout)
+    token, control = secrets.token_hex(8), f"control_{secrets.token_hex(8)}"
+    request = {**_request(task, tree), "token": token, "control": control, "folder": folder}
+    if request["kind"] == "pytest":
+        name, data = _pytest_config(task.tree, control)
+        await session.write_file(f"{folder}/{name}", data)
+        request["config"] = name
+    run = await session.exec(["python3", "-I", "-c", TEST_PROGRAM], stdin=f"{json.dumps(request)}\n", timeout=timeout)
+    outcomes, forged = _outcomes(run.stdout, token, request["tests"], control)
+    started = outcomes.pop(None, "")
+    if run.status is ExecutionStatus.SANDBOX_ERROR or started != "started":
+        return no_verdict(task, started or run.message or run.stderr[-2000:] or f"the tests ended: {run.status}", run)
+    controls = {test: how for test, how in outcomes.items() if control in test}
+    tampered = forged or "passed" in controls.values()
+    counted = {test: how for test, how in outcomes.items() if test not in controls}
+    return _report(task, {} if tampered else counted, run.stderr, run.duration, tampered=tampered)
+
+
+def no_verdict(task: RepositoryTask, why: str, run: ExecResult | None = None) -> TestReport:
+    """Return the report of tests that could not be run, through no fault of the policy."""
+    output = run.stderr[-OUTPUT_CHARS:] if run is not None else ""
+    return TestReport(0, len(task.fail_to_pass), 0, len(task.pass_to_pass), output, infra_error=why)
+
+
+def no_repository(task: RepositoryTask, why: str) -> TestReport:
+    """Return the report of a repository that the policy left in a state in which no file of it can be read."""
+    return TestReport(0, len(task.fail_to_pass), 0, len(task.pass_to_pass), why)
+
+
+def tampered_report(task: RepositoryTask, report: TestReport) -> TestReport:
+    """Return the report without what passed."""
+    return _report(task, {}, report.output, report.seconds, tampered=True)
+
+
+async def _run_each(task: RepositoryTask, session: Session, folder: str, timeout: float) -> TestReport:
+    """Run a command for each test: what it exits with is the outcome."""
+    outcomes: dict[str, str] = {}
+    output: list[str] = []
+    started = time.monotonic()
+    for test in [*task.fail_to_pass, *task.pass_to_pass]:
+        left = timeout - (time.monotonic() - started)
+        if left <= 0:
+            break
+        command = task.test_command.replace("{test}", shlex.quote(test))
+        run = await session.exec(command, cwd=folder, timeout=left)
+        if run.status is ExecutionStatus.SANDBOX_ERROR:
+            return no_verdict(task, run.message or "the sandbox failed", run)
+        outcomes[test] = "passed" if run.ok else "failed"
+        output += [f"{test}: {run.status}\n", run.stdout, run.stderr]
+    return _report(task, outcomes, "".join(output), time.monotonic() - started)
+
+
+def _report(
+    task: RepositoryTask, outcomes: Mapping[str, str], output: str, seconds: float, *, tampered: bool = False
+) -> TestReport:
+    def passed(tests: Sequence[str]) -> int:
+        return sum(outcomes.get(test) == "passed" for test in tests)
+
+    return TestReport(
+        f2p_count=passed(task.fail_to_pass),
+        f2p_total=len(task.fail_to_pass),
+        p2p_count=passed(task.pass_to_pass),
+        p2p_total=len(task.pass_to_pass),
+        output=output[-OUTPUT_CHARS:],
+        tampered=tampered,
+        outcomes=outcomes,
+        seconds=seconds,
+    )
+
+
+def _outcomes(stdout: str, token: str, tests: Sequence[str], control: str) -> tuple[dict[Any, str], bool]:
+    """Return how each test ended (None stands for the program itself), and whether words about them were forged.
+
+    The policy's code runs in the process that reports, and can find what it reports with. So every word must be due: a
+    test that was asked for begins once, and after that ends once.
+    """
+    found: dict[Any, str] = {}
+    begun: set[str] = set()
+    forged = False
+    for line in stdout.splitlines():
+        head, _, rest = line.partition(" ")
+        if not secrets.compare_digest(head.encode(), token.encode()):
+            continue
+        try:
+            test, outcome = json.loads(rest)
+        except ValueError:  # the middle of too much output was dropped
+            continue
+        if isinstance(test, int) and 0 <= test < len(tests):
+            test = tests[test]
+        elif test is not None and not (isinstance(test, str) and control in test):
+            forged = True
+            continue
+        if outcome == "began" and test not in begun and test is not None:
+            begun.add(test)
+        elif test in found or (test is not None and test not in begun):
+            forged = True
+        else:
+            found[test] = outcome
+    return found, forged
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def _request(task: RepositoryTask, tree: Tree) -> dict[str, Any]:
+    """Return what the test program needs to know of the command."""
+    try:
+        words = shlex.split(task.test_command)
+    except ValueError as error:
+        raise ConfigError(f"{task.instance_id!r}: test_command cannot be read: {error}") from error
+    if words[:2] in (["python", "-m"], ["python3", "-m"]):
+        words = words[2:]
+    tests = [*task.fail_to_pass, *task.pass_to_pass]
+    if words[:1] == ["unittest"]:
+        return {"kind": "unittest", "tests": tests, "paths": _unittest_paths(words[1:])}
+    if words[:1] == ["pytest"]:
+        options = _pytest_options(words[1:], {test.partition("::")[0] for test in tests}, tree)
+        return {"kind": "pytest", "tests": tests, "paths": ["."], "options": options}
+    raise ConfigError(
+        f"test_command of {task.instance_id!r} must be 'python -m unittest ...' or 'pytest ...', or have '{{test}}' in "
+        f"it for the id of one test, got {task.test_command!r}"
+    )
+
+
+def _unittest_paths(words: Sequence[str]) -> list[str]:
+    """Return the folders on Python's path: where discovery puts the top of the modules' names, and the repository."""
+    found = dict(itertools.pairwise(words))
+    top = found.get("-t", found.get("--top-level-directory", found.get("-s", found.get("--start-directory"))))
+    return [*dict.fromkeys([top or ".", "."])]
+
+
+def _pytest_options(words: Sequence[str], files: set[str], tree: Tree) -> list[str]:
+    """Return the options of a pytest command, without files and folders of the repository, which the tests name."""
+    folders = {name[:at] for name in tree for at, char in enumerate(name) if char == "/"}
+    return [
+        word
+        for word in words
+        if word.partition("::")[0].rstrip("/") not in folders | files and word not in tree and word != "."
+    ]
+
+
+def _pytest_config(tree: Tree, name: str) -> tuple[str, bytes]:
+    """Return the configuration of pytest that the repository began with, under a name of its own.
+
+    What the policy wrote there might load a plugin of its own.
+    """
+    for config, section in _CONFIGS.items():
+        node = tree.get(config)
+        if node is not None and _has_section(config, node, section):
+            return f"{name}{config[config.rindex('.') :]}", node.data
+    return f"{name}.ini", b"[pytest]\n"
+
+
+def _has_section(config: str, node: Node, section: str) -> bool:
+    text = node.data.decode("utf-8", "replace")
+    if config.endswith("pytest.ini"):
+        return True
+    if config.endswith(".toml"):
+        try:
+            return "ini_options" in tomllib.loads(text).get("tool", {}).get("pytest", {})
+        except tomllib.TOMLDecodeError:
+            return False
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return False
+    return parser.has_section(section)

@@ -1,0 +1,348 @@
+"""`RepositoryWorkspace`: a repository in a sandbox session, where a policy works on it; and the verdict on its work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, cast
+
+from toolgym.envs.families.swe.failing_tests import failing_tests
+from toolgym.envs.families.swe.patch import PatchError, apply_patch, patched_names
+from toolgym.envs.families.swe.task import RepositoryTask
+from toolgym.envs.families.swe.tree import (
+    Changes,
+    Node,
+    Tree,
+    changes,
+    is_compiled,
+    is_history,
+    link_stays_inside,
+    pack,
+    unpack,
+)
+from toolgym.envs.families.swe.verdict import (
+    SLACK,
+    TestReport,
+    judge,
+    no_repository,
+    no_verdict,
+    repository_to_judge,
+    tampered_report,
+)
+from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import (
+    SandboxError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxNotADirectoryError,
+    error_text,
+)
+from toolgym.tools.sandbox.base import ExecResult, Sandbox, Session
+from toolgym.tools.sandbox.files import FileInfo, Row
+from toolgym.tools.sandbox.names import OptionError, check_name
+from toolgym.tools.sessions.tool_scope import tool_scope
+
+FOLDER = "repo"
+"""The repository's folder, below that of the session."""
+
+OPEN_TIMEOUT = 120.0
+"""Seconds until the repository must be in its session, and until a snapshot must be made."""
+
+TEST_TIMEOUT = 300.0
+"""Seconds that the hidden tests get."""
+
+LEAST = 10.0
+"""Seconds that hidden tests which must fail get at least, where the others took nearly all of the time."""
+
+SMALL = 8 * 1024 * 1024
+"""Bytes of a repository that is read whole for a snapshot. Of a larger one, files whose size and time of change are as
+they were count as unchanged; two changes within one tick of the clock look like one."""
+
+_GIT = """\
+command -v git >/dev/null || exit 0
+export GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z'
+git -c init.defaultBranch=main init -q --template= --separate-git-dir="$PWD/../.repo.git" . &&
+git config user.name user && git config user.email user@localhost && git config core.fileMode true &&
+git config commit.gpgSign false && git config gc.auto 0 && git add -A -f &&
+git commit -q --allow-empty -m 'The beginning'
+"""
+"""Makes a history of one commit: what the repository was before. It holds nothing that came later."""
+
+
+class RepositoryWorkspace(AsyncCloseable):
+    """A repository in a session of a sandbox. Made by `open`; one call at a time.
+
+    Attributes:
+        task: the task.
+        session: the session that the policy works in. Programs of the policy may have forged what is in it.
+        folder: the repository's folder in it.
+    """
+
+    folder = FOLDER
+
+    def __init__(
+        self,
+        task: RepositoryTask,
+        sandbox: Sandbox,
+        session: Session,
+        times: Mapping[str, FileInfo],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.task, self.session = task, session
+        self._sandbox, self._times, self._options = sandbox, times, options
+
+    @classmethod
+    async def open(
+        cls,
+        task: RepositoryTask,
+        sandbox: Sandbox,
+        *,
+        snapshot: bytes | None = None,
+        session_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Open a session with the repository in it.
+
+        Where there is a Git in the sandbox, the repository has a history of one commit, its beginning.
+
+        Args:
+            task: the repository and its tests.
+            sandbox: where; it stays the caller's to close.
+            snapshot: go on from this one, which `snapshot` made of the same task.
+            session_options: further options of the session and of that of the tests, such as `disk_mb` and `inodes`;
+                see `toolgym.tools.sandbox.SessionOptions`.
+
+        Raises:
+            ConfigError: the snapshot is none, or an option cannot be used.
+            SandboxError: the sandbox has no sessions that run programs, or cannot open one now.
+            DeadlineError: that took too long.
+        """
+        options = dict(session_options or {})
+
+        async def opening() -> Self:
+            session = await _open(sandbox, task.tree, options)
+            try:
+                await _begin_history(session)
+                times = {one.name: one for one in await session.walk(FOLDER)}
+                made = cls(task, sandbox, session, times, options)
+                if snapshot is not None:
+                    await made._apply(unpack(snapshot))
+            except BaseException:  # cancelled or not, the session is closed
+                await shielded(session.close())
+                raise
+            return made
+
+        return await with_deadline(opening(), OPEN_TIMEOUT)
+
+    async def exec(self, command: str | Sequence[str], timeout: float = 60.0) -> ExecResult:
+        """Run a command in the repository's folder; see `Session.exec`."""
+        return await self.session.exec(command, cwd=self.folder, timeout=timeout)
+
+    async def read_file(self, name: str) -> bytes:
+        """Read a file of the repository; see `Session.read_file`."""
+        return await self.session.read_file(f"{self.folder}/{name}")
+
+    async def write_file(self, name: str, data: bytes | str) -> None:
+        """Write a file of the repository; see `Session.write_file`."""
+        await self.session.write_file(f"{self.folder}/{name}", data.encode() if isinstance(data, str) else data)
+
+    async def apply_patch(self, diff: str) -> str:
+        """Apply a unified diff to the repository, all of it or nothing.
+
+        Returns:
+            A message for the policy: which files changed, or why it does not apply.
+
+        Raises:
+            SandboxError: the session is gone.
+        """
+        try:
+            found: dict[str, Node] = {}
+            for name in patched_names(diff):
+                node = await self._node(name)
+                if node is not None:
+                    found[name] = node
+            made = apply_patch(found.get, diff)
+            await self._apply(made)
+        except PatchError as error:
+            return f"The patch was not applied: {error}"
+        except SandboxFileError as error:
+            return f"The patch could not be written: {error}"
+        lines = [f"{_verb(name, node, found)} {name}" for name, node in sorted(made.items())]
+        return "The patch was applied:\n" + "\n".join(lines)
+
+    async def run_tests(self, timeout: float = TEST_TIMEOUT) -> TestReport:
+        """Run the hidden tests on the repository as it is now, in a session of their own.
+
+        Nothing of the policy's session comes along but the files of the repository that are no tests. What passes runs
+        once more so that it must fail. What this verdict holds against is in `docs/envs/swe_dev.md`.
+
+        Raises:
+            ConfigError: `test_command` of the task cannot be used.
+        """
+        try:
+            made = await with_deadline(self.changes(), OPEN_TIMEOUT)
+            return await with_deadline(self._judge(made, timeout), OPEN_TIMEOUT + timeout + 2 * LEAST + SLACK)
+        except SandboxFileError as error:  # the policy made it so
+            return no_repository(self.task, error_text(error))
+        except (SandboxError, DeadlineError) as error:
+            return no_verdict(self.task, error_text(error))
+
+    async def _judge(self, made: Changes, timeout: float) -> TestReport:
+        tree = repository_to_judge(self.task, made)
+        report = await self._run(tree, timeout)
+        if not report.f2p_count or report.p2p_count < report.p2p_total:
+            return report  # it is worth nothing, forged or not
+        left = timeout - report.seconds
+        failing = await self._run_failing(tree, report.passed, left)
+        if failing.infra_error is not None:
+            return failing
+        if failing.passed:  # also beside the first repository: then it is a test that nothing can fail
+            first = repository_to_judge(self.task, {})
+            untouched = await self._run_failing(first, failing.passed, left - failing.seconds)
+            if untouched.infra_error is not None:
+                return untouched
+            if untouched.passed == failing.passed:
+                return report
+        return tampered_report(self.task, report) if failing.passed or failing.tampered else report
+
+    async def _run_failing(self, tree: Tree, tests: set[str], timeout: float) -> TestReport:
+        """Run the tests so that they must fail, and report those of `tests` alone that can be made to."""
+        changed, must_fail = await in_thread(failing_tests, self.task, tree, tests)
+        report = await self._run(changed, max(timeout, LEAST))
+        return replace(report, outcomes={test: how for test, how in report.outcomes.items() if test in must_fail})
+
+    async def _run(self, tree: Tree, timeout: float) -> TestReport:
+        with tool_scope(None):  # of its own, also where the tools of an episode share one
+            session = await _open(self._sandbox, tree, self._options)
+        try:
+            return await judge(self.task, session, self.folder, tree, timeout)
+        finally:
+            await shielded(session.close())
+
+    async def changes(self) -> Changes:
+        """Return what changed in the repository since its beginning.
+
+        Compiled Python and Git's own files are left out, and so is what has a name that is no text.
+
+        Raises:
+            SandboxFileError: the folder cannot be listed.
+            SandboxError: the session is gone.
+        """
+        before = self.task.tree
+        try:
+            found = await self.session.walk(self.folder)
+        except SandboxFileNotFoundError:
+            found = []
+        listed = {one.name: one for one in found if _is_kept(one.name)}
+        whole = sum(one.size for one in listed.values() if one.kind == "file") <= SMALL
+        after: Tree = {}
+        doubtful: list[FileInfo] = []
+        for name, one in listed.items():
+            if one.kind == "link" and one.target is not None:
+                after[name] = Node(one.target.encode("utf-8", "surrogateescape"), 0o777, link=True)
+            elif one.kind == "file" and name in before and not whole and self._times.get(name) == one:
+                after[name] = before[name]
+            elif one.kind == "file":
+                doubtful.append(one)
+        contents = await self.session.read_files(self.folder, doubtful)
+        for one in doubtful:
+            if one.name in contents:
+                after[one.name] = Node(contents[one.name], 0o755 if one.mode & 0o100 else 0o644)
+        return changes(before, after)
+
+    async def snapshot(self) -> bytes:
+        """Return what changed in the repository since its beginning, as a tar.gz; `open` goes on from it.
+
+        Raises:
+            SandboxError: the session is gone.
+            DeadlineError: it took too long.
+        """
+        return pack(await with_deadline(self.changes(), OPEN_TIMEOUT))
+
+    async def fork(self) -> RepositoryWorkspace:
+        """Return an independent workspace in the same state, which the caller closes as well.
+
+        Raises:
+            SessionForkError: sessions of this sandbox cannot be forked.
+            SandboxError: as `Session.fork`.
+        """
+        return type(self)(self.task, self._sandbox, await self.session.fork(), self._times, self._options)
+
+    async def close(self) -> None:
+        """Close the session. Closing twice is fine."""
+        await shielded(self.session.close())
+
+    async def _node(self, name: str) -> Node | None:
+        place = f"{self.folder}/{name}"
+        try:
+            found = await self.session.stat(place)
+            if found.kind == "link":
+                return Node((found.target or "").encode("utf-8", "surrogateescape"), 0o777, link=True)
+            return Node(await self.session.read_file(place), 0o755 if found.mode & 0o100 else 0o644)
+        except (SandboxFileNotFoundError, SandboxNotADirectoryError):
+            return None
+
+    async def _is_in_the_way(self, name: str, node: Node) -> bool:
+        """Whether something stands there that is not written over: a folder, or anything in place of a link."""
+        try:
+            found = await self.session.stat(f"{self.folder}/{name}")
+            return node.link or found.kind != "file"
+        except (SandboxFileNotFoundError, SandboxNotADirectoryError):
+            return False
+
+    async def _apply(self, made: Changes) -> None:
+        for name in [name for name, node in made.items() if node is None]:
+            if await self.session.exists(f"{self.folder}/{name}"):
+                await self.session.remove(f"{self.folder}/{name}")
+        new = {name: node for name, node in made.items() if node is not None}
+        for name, node in new.items():
+            if await self._is_in_the_way(name, node):
+                await self.session.remove(f"{self.folder}/{name}", recursive=True)
+        await self.session.write_rows(self.folder, *_rows(new))
+
+
+def _is_kept(name: str) -> bool:
+    """Whether a file can be part of a repository's changes."""
+    try:
+        return not is_history(check_name(name)) and not is_compiled(name)
+    except OptionError:
+        return False
+
+
+async def _open(sandbox: Sandbox, tree: Tree, options: Mapping[str, Any]) -> Session:
+    """Open a session with a repository in it."""
+    plain = {f"{FOLDER}/{name}": node.data for name, node in tree.items() if not node.link}
+    session = await sandbox.session(files=plain, **cast(Any, options))
+    try:
+        special = {name: node for name, node in tree.items() if node.link or node.mode != 0o644}
+        if special:
+            await session.write_rows(FOLDER, *_rows(special))
+    except BaseException:  # as above
+        await shielded(session.close())
+        raise
+    return session
+
+
+async def _begin_history(session: Session) -> None:
+    run = await session.exec(["sh", "-c", _GIT], cwd=FOLDER, timeout=OPEN_TIMEOUT)
+    if not run.ok:
+        raise SandboxError(f"the repository's first commit failed: {run.message or run.stderr[-500:]}")
+
+
+def _rows(nodes: Tree) -> tuple[list[Row], list[bytes]]:
+    """Return rows that make the files and links, with the folders that they lie in; and the files' contents."""
+    folders = {name[:at]: None for name in sorted(nodes) for at, char in enumerate(name) if char == "/"}
+    rows = [Row(folder, "folder", 0o755, 0) for folder in folders]
+    contents = []
+    for name, node in sorted(nodes.items()):
+        if node.link and link_stays_inside(name, node):
+            rows.append(Row(name, "link", 0o777, node.data.decode("utf-8", "surrogateescape")))
+        elif not node.link:
+            rows.append(Row(name, "file", node.mode, len(node.data)))
+            contents.append(node.data)
+    return rows, contents
+
+
+def _verb(name: str, node: Node | None, before: Mapping[str, Node]) -> str:
+    return "deleted" if node is None else "changed" if name in before else "created"

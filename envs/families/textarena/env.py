@@ -1,0 +1,33 @@
+"""`textarena_env`: a game of TextArena for one player, by TextArena's id of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolgym.envs.families.textarena.games import GAMES
+from toolgym.envs.foreign.env import ForeignEnv
+from toolgym.envs.foreign.wrap import wrap
+from toolgym.tools.errors import UnknownNameError, missing_extra, nearest
+
+
+def textarena_env(game: str, **wrap_kwargs: Any) -> ForeignEnv:
+    """Return the env of a game.
+
+    Args:
+        game: TextArena's id of it; `TextArena/NAME-v0` gives it.
+        wrap_kwargs: the arguments of `toolgym.envs.wrap`, such as `max_turns` and `system_prompt`.
+
+    Raises:
+        UnknownNameError: it is none of `GAMES`, or there is no such argument; names the nearest one.
+        MissingExtraError: TextArena is not installed.
+    """
+    if game not in GAMES:
+        raise UnknownNameError(
+            f"toolgym has no TextArena game {game!r}{nearest(str(game), GAMES)}; "
+            "`toolgym.envs.wrap(lambda: textarena.make(...))` takes any"
+        )
+    try:
+        import textarena
+    except ImportError as error:
+        raise missing_extra("textarena", f"The TextArena game {game!r}", error) from error
+    return wrap(lambda: textarena.make(game), project="textarena", **wrap_kwargs)

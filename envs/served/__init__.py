@@ -1,0 +1,1 @@
+"""Environments behind an address, for trainers that have a URL."""

@@ -1,0 +1,367 @@
+"""One session: an env and its episode, with deadlines, for one client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.served.environments.calls import Calls
+from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, Place, ServedEnv
+from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import EpisodeError, ToolgymError
+from toolgym.tools.message import Message
+from toolgym.tools.parsers.base import ParsedTurn
+from toolgym.tools.schema import ToolCall, ToolSchema
+from toolgym.tools.serving.admission import BusyError, Gate
+
+MAX_WAITING = 32
+"""Calls that may wait for one session."""
+
+CLOSE_DEADLINE = 10.0
+"""Seconds for an env to close."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("toolgym.envs.served.environments")
+
+
+class NoSessionError(ToolgymError):
+    """There is no session of that name (any more)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no session {name[:80]!r}: it was never opened, was closed, or was idle for too long")
+
+
+class FailedError(ToolgymError):
+    """The episode failed and is over; its reward is unknown. Says no more to clients than the reason.
+
+    Args:
+        stop_reason: the failure.
+        mark: what the server's log calls this error.
+    """
+
+    def __init__(self, stop_reason: StopReason, mark: str) -> None:
+        super().__init__(
+            f"the episode failed ({stop_reason}) and has no reward; the policy is not to blame. The server's log says "
+            f"more: error {mark}"
+        )
+        self.stop_reason = stop_reason
+
+
+class Timeouts(NamedTuple):
+    """Wall seconds for an env's calls.
+
+    Attributes:
+        reset: for a reset.
+        step: for a step.
+        queue: for waiting: for the calls before it in the same session, and for permits.
+    """
+
+    reset: float
+    step: float
+    queue: float
+
+
+@dataclass
+class EpisodeState:
+    """How an episode stands.
+
+    Attributes:
+        id: its name.
+        place: its task, where the client chose one.
+        steps: steps so far.
+        calls: tool calls so far.
+        reward: the sum of its rewards so far.
+        stop_reason: why it is over; None while it goes on.
+        messages: what it began with.
+        tools: what the policy may call.
+        info: what `reset` gave besides.
+    """
+
+    id: str
+    place: Place | None
+    messages: list[Message]
+    tools: list[ToolSchema]
+    info: ResetInfo
+    steps: int = 0
+    calls: int = 0
+    reward: float = 0.0
+    stop_reason: StopReason | None = None
+
+
+class ToolTurn(NamedTuple):
+    """A tool call as one turn.
+
+    Attributes:
+        text: what the model reads.
+        is_error: whether the call went wrong.
+        result: the step; None for a call that could not be made into a turn, which costs none.
+    """
+
+    text: str
+    is_error: bool
+    result: StepResult | None
+
+
+class EnvSession:
+    """An env of one client. Its calls run one after the other.
+
+    A reset or step that raises, overruns its deadline or is cancelled ends the episode and the env: what state that is
+    in is not known. The next reset makes another one.
+
+    Args:
+        name: its name.
+        served: the env.
+        timeouts: deadlines.
+        gate: what resets and steps hold a slot of.
+
+    Attributes:
+        used: when it was last used, on the monotonic clock.
+        episode: how the episode stands; None before the first reset.
+        attached: WebSockets that use it.
+        calls: its calls that outlive their connection.
+    """
+
+    def __init__(self, name: str, served: ServedEnv, timeouts: Timeouts, gate: Gate) -> None:
+        self.name, self.served = name, served
+        self.used = time.monotonic()
+        self.episode: EpisodeState | None = None
+        self.attached = 0
+        self.calls = Calls()
+        self._timeouts, self._gate = timeouts, gate
+        self._env: BaseEnv | None = None
+        self._lock = asyncio.Lock()
+        self._pending = 0
+        self._running: asyncio.Task[Any] | None = None
+        """The task that awaits a call of the env now."""
+        self._interrupted = False
+        """Whether `close` cancelled it."""
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way, or a WebSocket uses it."""
+        return bool(self._pending or self.attached)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def tools(self) -> list[ToolSchema]:
+        """The tools for clients that can only call tools: those of the policy, and the answer tool."""
+        return self.served.callable_tools if self.episode is None else self.served.with_answer(self.episode.tools)
+
+    async def reset(
+        self, *, seed: int | None = None, place: Place | None = None, episode_id: str | None = None
+    ) -> EpisodeState:
+        """Begin an episode.
+
+        Args:
+            seed: makes it reproducible.
+            place: its task; None: the env draws one.
+            episode_id: its name; None: a new one.
+
+        Raises:
+            FailedError: the env could not be made or reset.
+            BusyError: there was no slot, or too many calls wait for this session.
+            NoSessionError: the session was closed.
+        """
+        options: dict[str, Any] | None = None
+        if place is not None and place.task is not None:
+            options = {"task": place.task}
+        elif place is not None and seed is None:
+            seed = place.index
+        async with self._turn(), self._gate.slot():
+            self.episode = None
+            if self._env is None:
+                self._env = self._make()
+            call = self._env.reset(seed=seed, options=options)
+            messages, info = await self._run(call, self._timeouts.reset, StopReason.RESET_FAILED)
+            self.episode = EpisodeState(episode_id or str(uuid.uuid4()), place, messages, self._env.tool_schemas, info)
+            return self.episode
+
+    async def step(self, action: Action, *, calls: int = 0, timeout: float | None = None) -> StepResult:
+        """Take one turn.
+
+        Args:
+            action: the turn.
+            calls: tool calls in it, where they have ids already.
+            timeout: wall seconds; no more than the server's.
+
+        Raises:
+            EpisodeError: no episode is under way.
+            FailedError: the episode failed.
+            BusyError: there was no slot, or too many calls wait for this session.
+            NoSessionError: the session was closed.
+        """
+        async with self._turn():
+            return await self._step(action, calls, timeout)
+
+    async def truncate(self, reason: StopReason, action: Action | None = None) -> StepResult:
+        """End the episode at a limit of its client's; see `BaseEnv.truncate`.
+
+        Raises: as `step`.
+        """
+        async with self._turn():
+            return await self._step(action, 0, None, reason)
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolTurn:
+        """Call one tool as a turn of its own; the answer tool says its text as a turn without calls.
+
+        Args:
+            name: the tool's name.
+            arguments: its arguments.
+            timeout: wall seconds; no more than the server's.
+
+        Raises: as `step`.
+        """
+        async with self._turn():
+            episode = self._under_way()
+            answer = self.served.answer_tool
+            if answer is not None and name == answer.name:
+                if problems := answer.problems(arguments):
+                    return ToolTurn(f"Wrong arguments for tool {name!r}: " + " ".join(problems), True, None)
+                text = arguments[ANSWER_ARGUMENT]
+                return _tool_turn(await self._step(ParsedTurn(text, text, [], []), 0, timeout))
+            call = ToolCall(f"call_{episode.calls}", name, arguments)
+            return _tool_turn(await self._step(ParsedTurn("", "", [call], []), 1, timeout))
+
+    async def close(self) -> None:
+        """Cancel what runs, and close the env."""
+        self._closed = True
+        await self.calls.close()
+        if self._running is not None and not self._interrupted:
+            self._interrupted = self._running.cancel()
+        async with self._lock:
+            await self._drop()
+
+    # ------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for the calls before, and hold the session while the block lasts."""
+        if self._closed:
+            raise NoSessionError(self.name)
+        if self._pending > MAX_WAITING:
+            raise BusyError(f"{MAX_WAITING} calls wait for this session: no more are taken", 1)
+        self._pending += 1
+        try:
+            if self._lock.locked():
+                await self._wait()
+            else:
+                await self._lock.acquire()  # at once
+            try:
+                if self._closed:
+                    raise NoSessionError(self.name)
+                yield
+            finally:
+                self._lock.release()
+        finally:
+            self._pending -= 1
+            self.used = time.monotonic()
+
+    async def _wait(self) -> None:
+        """Take the lock once the calls before have ended."""
+        try:
+            async with asyncio.timeout(self._timeouts.queue):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise BusyError(f"the session was busy for {self._timeouts.queue:g} s", 1) from None
+
+    def _make(self) -> BaseEnv:
+        try:
+            return self.served.make()
+        except Exception as error:
+            raise self._failed(StopReason.ENV_CREATE_FAILED, error) from error
+
+    def _under_way(self) -> EpisodeState:
+        if self.episode is None:
+            raise EpisodeError("no episode is under way; reset first")
+        if self.episode.stop_reason is not None:
+            raise EpisodeError(f"the episode is over ({self.episode.stop_reason}); reset to begin another")
+        return self.episode
+
+    async def _step(
+        self, action: Action | None, calls: int, timeout: float | None, limit: StopReason | None = None
+    ) -> StepResult:
+        episode = self._under_way()
+        assert self._env is not None
+        seconds = self._timeouts.step if timeout is None else min(timeout, self._timeouts.step)
+        async with self._gate.slot():
+            if limit is not None:
+                call = self._env.truncate(limit, action)
+            else:
+                assert action is not None
+                call = self._env.step(action)
+            result = await self._run(call, seconds, StopReason.ENV_FAILED)
+        reason = result.stop_reason
+        broken = reason if reason is not None and reason.failed else None
+        if broken is not None or not math.isfinite(result.reward):
+            broken = broken or StopReason.ENV_FAILED
+            await self._drop()
+            raise self._failed(broken, EpisodeFailedError(broken, f"the env gave the reward {result.reward}"))
+        episode.steps += action is not None
+        episode.calls += calls
+        episode.reward += result.reward
+        episode.stop_reason = reason
+        return result
+
+    async def _run(self, call: Coroutine[Any, Any, T], seconds: float, otherwise: StopReason) -> T:
+        """Await a call of the env. Where it raises, the env is closed and the episode has failed."""
+        task = self._running = asyncio.current_task()
+        try:
+            return await with_deadline(call, seconds, queue=self._timeouts.queue)
+        except BaseException as error:
+            self._running = None
+            await shielded(self._drop())
+            if isinstance(error, asyncio.CancelledError) and self._interrupted:
+                self._interrupted = False
+                if task is not None and not task.uncancel():  # `close` cancelled it, and nothing else did
+                    raise NoSessionError(self.name) from None
+            if not isinstance(error, Exception):
+                raise
+            reason = StopReason.ENV_TIMEOUT if isinstance(error, DeadlineError) else otherwise
+            if isinstance(error, EpisodeFailedError):
+                reason = error.stop_reason
+            raise self._failed(reason, error) from error
+        finally:
+            self._running = None
+
+    def _failed(self, reason: StopReason, error: Exception) -> FailedError:
+        if self.episode is not None:
+            self.episode.stop_reason = reason
+        mark = uuid.uuid4().hex[:12]
+        _log.error("error %s: an episode of %s ended with %s", mark, self.served.id, reason, exc_info=error)
+        return FailedError(reason, mark)
+
+    async def _drop(self) -> None:
+        """Close the env, if there is one."""
+        env, self._env = self._env, None
+        if self.episode is not None and self.episode.stop_reason is None:
+            self.episode.stop_reason = StopReason.ABORTED
+        if env is None:
+            return
+        try:
+            await with_deadline(env.close(), CLOSE_DEADLINE)
+        except Exception:  # noqa: BLE001  the client is to learn about its episode, not about this
+            _log.exception("an env of %s could not be closed", self.served.id)
+
+
+def _tool_turn(result: StepResult) -> ToolTurn:
+    """Return what the model reads after a turn with one call, or with an answer."""
+    records = result.info.get("tool_calls") or ()
+    text = "\n".join(message["content"] for message in result.obs)
+    if not text and result.done:
+        text = f"The episode is over: {result.stop_reason}."
+    return ToolTurn(text, any(record.status != "ok" for record in records), result)

@@ -1,0 +1,170 @@
+"""How a turn's text is read as actions in a repository: commands, programs and patches, in the order of the turn.
+
+| in the turn | what is done |
+| --- | --- |
+| tool calls in the Hermes format: `bash` and `editor`, those of `SWEDev-v0` | as there: a shell that keeps its folder |
+| a tool call `apply_patch` with `patch` | the patch is applied |
+| a fenced block of `bash`, `sh` or `shell` | it is run as a script of bash |
+| a fenced block of `python` | it is run as a program |
+| a fenced block of `diff` or `patch`, or a turn that is a unified diff itself | the patch is applied |
+| else: a fenced block without a label | it is a patch, a program of Python, or else a script of bash |
+| else: a turn that is a program of Python itself | it is run as a program |
+
+What stands inside of `<think>...</think>` is not read. A turn that has a tool call is read for tool calls alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any, Literal, NamedTuple
+
+from toolgym.tools.library.bash import BashTool
+from toolgym.tools.library.editor import EditorTool
+from toolgym.tools.parsers.hermes import parse_hermes
+from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
+
+_SHELL = ("bash", "sh", "shell")
+_PATCH = ("diff", "patch")
+
+_CODE = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Assign,
+    ast.AugAssign,
+    ast.For,
+    ast.While,
+    ast.With,
+    ast.Try,
+)
+_FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<kind>[^\s`]*)[^`]*")
+_DIFF = re.compile(r"^(?:diff --git .*|--- \S.*\n\+\+\+ \S.*\n@@ .*)", re.M)
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.S)
+
+HOW_TO_ACT = (
+    "To run commands, write a block that begins with ```bash and ends with ```; they run in that folder. To change "
+    "files, write a unified diff in a ```diff block. You read what came of it, and may go on. A turn without a block "
+    "ends your work."
+)
+"""The instructions for a policy without tools: it acts by what it writes."""
+
+NO_ACTION = (
+    "No action was found in your turn, so nothing was done. To run a command, write a block that begins with ```bash "
+    "and ends with ```; to change files, a unified diff in a ```diff block."
+)
+"""The reply to a turn without any action."""
+
+
+class RepositoryAction(NamedTuple):
+    """One thing to do.
+
+    Attributes:
+        kind: `shell`, `python` or `patch`; `bash` or `editor` for a call of that tool; `wrong` for one that cannot be
+            carried out.
+        text: the script, the program or the patch; of a wrong one, what the policy reads about it.
+        arguments: those of a call of a tool.
+    """
+
+    kind: Literal["shell", "python", "patch", "bash", "editor", "wrong"]
+    text: str
+    arguments: dict[str, Any] = {}  # noqa: RUF012  never changed
+
+
+TOOLS = [BashTool.default_schema, EditorTool.default_schema]
+"""The tools of a session, as `SWEDev-v0` has them in process."""
+
+_PATCH_SCHEMA = ToolSchema(
+    "apply_patch",
+    "Change files of the repository.",
+    {"type": "object", "properties": {"patch": {"type": "string"}}, "required": ["patch"]},
+)
+_SCHEMAS = {one.name: one for one in (*TOOLS, _PATCH_SCHEMA)}
+
+
+def read_actions(content: str) -> list[RepositoryAction]:
+    """Return what a turn asks for, in its order; nothing where it asks for nothing. No text makes this raise."""
+    requests = parse_hermes(content).requests
+    if requests:
+        return [_of_call(one) for one in requests]
+    # Turns come with or without their opening tag: the prompt may have held it.
+    text = _THINKING.sub("", content) if "<think>" in content else content.rpartition("</think>")[2]
+    found = [_of_block(kind, block) for kind, block in fenced_blocks(text)]
+    actions = [one for one in found if one is not None]
+    if actions:
+        return actions
+    plain = [block for kind, block in fenced_blocks(text) if not kind and block.strip()]
+    if plain:
+        return [_of_text(block) or RepositoryAction("shell", block) for block in plain]
+    action = _of_text(_without_special_tokens(text))
+    return [action] if action is not None else []
+
+
+def bare_program(text: str) -> str | None:
+    r"""Return a turn that is a program of Python as a whole, without a fence; None: it is something else, as prose is.
+
+    >>> bare_program("x = 1; print(x)")
+    'x = 1; print(x)\n'
+    >>> bare_program("Done")
+    """
+    program = _without_special_tokens(text).rstrip() + "\n"
+    try:
+        body = ast.parse(program).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    # Words may be Python too: `Done`, `not yet`, `Answer: 42`.
+    code = any(
+        isinstance(one, _CODE) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)) for one in body
+    )
+    return program if code else None
+
+
+def _of_text(text: str) -> RepositoryAction | None:
+    patch = _DIFF.search(text)
+    if patch is not None:
+        return RepositoryAction("patch", text[patch.start() :])
+    program = bare_program(text)
+    return None if program is None else RepositoryAction("python", program)
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """Return the kind (in lower case) and the text of each fenced block of Markdown; one that is not closed is none."""
+    found = []
+    fence, kind = "", ""
+    block: list[str] = []
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        if not fence:
+            opened = _FENCE.fullmatch(line)
+            if opened is not None:
+                fence, kind, block = opened["fence"], opened["kind"].lower(), []
+        elif len(bare) >= len(fence) and set(bare) == {fence[0]}:
+            found.append((kind, "".join(block)))
+            fence = ""
+        else:
+            block.append(line)
+    return found
+
+
+def _of_call(request: ToolCall | ToolCallError) -> RepositoryAction:
+    checked = check_call(request, _SCHEMAS) if isinstance(request, ToolCall) else request
+    if isinstance(checked, ToolCallError):
+        return RepositoryAction("wrong", checked.message)
+    if checked.name == "apply_patch":
+        return RepositoryAction("patch", str(checked.arguments["patch"]))
+    return RepositoryAction("bash" if checked.name == "bash" else "editor", checked.name, checked.arguments)
+
+
+def _of_block(kind: str, text: str) -> RepositoryAction | None:
+    if kind in _SHELL:
+        return RepositoryAction("shell", text)
+    if kind in ("python", "py", "python3"):
+        return RepositoryAction("python", text)
+    return RepositoryAction("patch", text) if kind in _PATCH else None
+
+
+def _without_special_tokens(text: str) -> str:
+    """Return a text without the end-of-turn token that some trainers leave in a turn."""
+    return re.sub(r"\s*(?:<\|[^|>\n]*\|>\s*)+\Z", "\n", text)

@@ -1,0 +1,225 @@
+"""The session server's service: its paths, and which client a request is of."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+from aiohttp import web
+
+from toolgym.envs.served.sessions.backend import SessionBackend
+from toolgym.envs.served.sessions.config import SessionServerConfig, read_clients
+from toolgym.envs.served.sessions.protocol import (
+    ActionRequest,
+    ActionResponse,
+    RewardResponse,
+    SessionRequest,
+    StartRequest,
+    StartResponse,
+)
+from toolgym.envs.served.sessions.session import BackendError, FinishedError, Limits, NoSessionError
+from toolgym.envs.served.sessions.sessions import Sessions
+from toolgym.envs.served.sessions.store import Store, StoreError
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import UnknownNameError
+from toolgym.tools.serving.admission import BusyError, Gate
+from toolgym.tools.serving.app import HttpApp
+from toolgym.tools.serving.json_bodies import parse
+from toolgym.tools.serving.metrics import Metrics
+from toolgym.tools.serving.peers import Peers
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.transport import RefusedError, Token, answer
+
+METRICS_PREFIX = "toolgym_sessions"
+"""Beginning of the names of all figures."""
+
+JSON = "application/json"
+
+Answer = Callable[[Call, str], Awaitable[web.Response]]
+"""Answers a call of a client, given by its name."""
+
+
+class SessionApp(HttpApp):
+    """The service over one backend.
+
+    Args:
+        backend: makes the sessions; the caller closes it.
+        store: where they are stored; the caller closes it.
+        config: settings.
+        version: version of the library.
+
+    Attributes:
+        sessions: all sessions.
+    """
+
+    title = "toolgym sessions"
+    summary = "veRL's multi-turn sandbox protocol."
+
+    def __init__(
+        self, backend: SessionBackend, store: Store, config: SessionServerConfig, *, version: str = ""
+    ) -> None:
+        gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
+        metrics = Metrics(METRICS_PREFIX)
+        super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
+        self._token = self._clients = ClientTokens(read_clients(config))
+        self._max_requests = config.max_requests_per_client
+        self._requests: collections.Counter[str] = collections.Counter()
+        limits = Limits(
+            config.start_timeout,
+            config.action_timeout,
+            config.reward_timeout,
+            config.queue_timeout,
+            config.max_content_chars,
+        )
+        self.sessions = Sessions(
+            backend,
+            store,
+            limits,
+            gate,
+            max_open=config.max_sessions,
+            max_per_client=config.max_sessions_per_client,
+            idle_timeout=config.session_idle_timeout,
+            reward_timeout=config.reward_timeout_after_postprocess,
+        )
+        metrics.gauge("sessions", "Open sessions.", lambda: self.sessions.open)
+        metrics.gauge("live_sessions", "Sessions that hold something of the backend.", lambda: self.sessions.live)
+        metrics.gauge("finished_sessions", "Sessions kept for their rewards.", lambda: self.sessions.finished)
+        self.add_routes(self._table())
+
+    async def start(self) -> None:
+        """Find the sessions of the server before, and begin to delete idle ones."""
+        await self.sessions.start()
+
+    async def close(self) -> None:
+        """End all calls, and free what the sessions hold. They stay stored."""
+        self.drain()
+        await self.sessions.close()
+        await super().close()
+
+    def error_answer(self, error: Exception) -> web.Response | None:
+        """Answer what is wrong about a session or its task, or what failed below it."""
+        if isinstance(error, NoSessionError):
+            return answer({"detail": "there is no such session", "reason": "no_session"}, 404)
+        if isinstance(error, UnknownNameError):
+            return answer({"detail": str(error), "reason": "no_task"}, 404)
+        if isinstance(error, FinishedError):
+            return answer({"detail": str(error), "reason": "finished"}, 409)
+        if isinstance(error, BackendError):
+            return answer({"detail": str(error), "reason": error.reason}, 500)
+        if isinstance(error, StoreError):
+            return answer({"detail": "the server's database failed", "reason": "store_failed"}, 500)
+        return None
+
+    async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Delete a new session whose client disconnects before it learns of it, and has no way to ask for it again."""
+        if request.path == "/start_instance" and isinstance(response, web.Response) and response.status == 200:
+            assert isinstance(response.body, bytes)
+            started = json.loads(response.body)
+            if started["request_id"] is None:
+                await shielded(self.sessions.discard(started["sid"]))
+
+    def _table(self) -> list[Route]:
+        calls: Mapping[str, Operation] = {
+            "/start_instance": Operation(self._of_client(self._start), "Open a session", StartRequest, StartResponse),
+            "/process_action": Operation(
+                self._of_client(self._act),
+                "Carry out a turn",
+                ActionRequest,
+                ActionResponse,
+                conflict="The session takes no more actions",
+            ),
+            "/postprocess": Operation(self._of_client(self._finish), "End an episode", SessionRequest, JSON),
+            "/compute_reward": Operation(
+                self._of_client(self._reward), "Tell what an episode is worth", SessionRequest, RewardResponse
+            ),
+        }
+        health = Operation(self._health, "Tell whether requests are taken", None, JSON)
+        return [
+            *(Route(path, {"POST": operation}) for path, operation in calls.items()),
+            Route("/health", {"GET": health}, public=True, while_draining=True),
+        ]
+
+    # ------------------------------------------------------------------ handlers
+
+    def _of_client(self, handler: Answer) -> Callable[[Call], Awaitable[web.Response]]:
+        """Return a handler that counts the client's requests."""
+
+        async def handle(call: Call) -> web.Response:
+            client = self._clients.client_of(call.request)
+            with self._counted(client):
+                return await handler(call, client)
+
+        return handle
+
+    @contextlib.contextmanager
+    def _counted(self, client: str) -> Iterator[None]:
+        if self._requests[client] >= self._max_requests:
+            raise BusyError(f"{self._max_requests} of your requests are being answered: no more are taken", 1)
+        self._requests[client] += 1
+        try:
+            yield
+        finally:
+            self._requests[client] -= 1
+            if not self._requests[client]:
+                del self._requests[client]
+
+    async def _start(self, call: Call, client: str) -> web.Response:
+        request = parse(StartRequest, call.body)
+        session = await self.sessions.begin(client, request.instance_hash, request.request_id)
+        return answer({"sid": session.sid, "content": session.greeting, "request_id": request.request_id})
+
+    async def _act(self, call: Call, client: str) -> web.Response:
+        request = parse(ActionRequest, call.body)
+        reply = await self.sessions.find(request.sid, client).act(request.content, request.request_id)
+        return answer({"content": reply.content, "done": reply.done})
+
+    async def _finish(self, call: Call, client: str) -> web.Response:
+        await self.sessions.find(parse(SessionRequest, call.body).sid, client).finish()
+        return answer({})
+
+    async def _reward(self, call: Call, client: str) -> web.Response:
+        return answer(await self.sessions.find(parse(SessionRequest, call.body).sid, client).reward())
+
+    async def _health(self, call: Call) -> web.Response:
+        about = {
+            "status": "draining" if self.draining else "ok",
+            "version": self.version,
+            "running": self.gate.running,
+            "waiting": self.gate.waiting,
+            "sessions": self.sessions.open,
+        }
+        return answer(about, 503 if self.draining else 200)
+
+
+class ClientTokens(Token):
+    """The tokens of several clients.
+
+    Args:
+        names: the clients' names by their tokens; none: every client is let in, and named by its address.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__(None)
+        self._names = {token.encode(): name for token, name in names.items()}
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raise RefusedError (401) for a client without one of the tokens."""
+        if self._names and self._shown(request) is None:
+            raise RefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+
+    def client_of(self, request: web.BaseRequest) -> str:
+        """Return which client a request is of."""
+        name = self._shown(request)
+        return f"address {request.remote}" if name is None else f"token {name}"
+
+    def _shown(self, request: web.BaseRequest) -> str | None:
+        header = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        scheme, _, secret = header.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        # All are compared, so that the time that it takes does not tell how much of one was right.
+        matches = [name for token, name in self._names.items() if hmac.compare_digest(secret.strip(), token)]
+        return matches[0] if matches else None

@@ -1,0 +1,84 @@
+"""What a session server's sessions are made of: a `SessionBackend` opens an `Instance` for each."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from toolgym.envs.served.sessions.protocol import MAX_SID
+from toolgym.tools.closeable import AsyncCloseable
+
+
+class Reply(NamedTuple):
+    """What an instance answers to a turn.
+
+    Attributes:
+        content: what the policy reads.
+        done: whether the episode is over.
+    """
+
+    content: str
+    done: bool = False
+
+
+class Instance(ABC):
+    """One task being worked on. Its calls come one at a time.
+
+    What the policy did wrong belongs into a reply. Any exception means that the infrastructure failed: the server
+    closes the instance, and opens it again in the state before the call.
+    """
+
+    greeting: str = ""
+    """What the policy reads first, where the task's messages are the server's."""
+
+    spent: bool = False
+    """Whether `compute_reward` ended the work: for a further action the server opens the instance again."""
+
+    @abstractmethod
+    async def process_action(self, content: str) -> Reply:
+        """Carry out a turn of the policy, given as generated."""
+
+    @abstractmethod
+    async def state(self) -> bytes:
+        """Return all that `SessionBackend.open` needs to continue from here, in another process too."""
+
+    @abstractmethod
+    async def compute_reward(self) -> Mapping[str, Any]:
+        """Return what the work is worth so far: `reward`, and what else clients are to know, as JSON values."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything. Called once, also after a failure."""
+
+
+class SessionBackend(AsyncCloseable):
+    """Opens instances. Another backend than the library's is one of your own, named as `module:Class`."""
+
+    async def start(self) -> None:
+        """Prepare for instances, on the event loop that will serve. Default: nothing."""
+
+    @abstractmethod
+    async def open(self, instance_hash: str, state: bytes | None = None) -> Instance:
+        """Open an instance.
+
+        Args:
+            instance_hash: the task.
+            state: what `Instance.state` gave; None: a new one.
+
+        Raises:
+            UnknownNameError: there is no such task.
+        """
+
+    async def close(self) -> None:
+        """Free what the instances shared. They are closed before. Default: nothing."""
+
+
+def number_of(task_id: str) -> str:
+    """Return the number that stands for a task in `instance_hash`: the digits of an int64, for trainers' tensors.
+
+    It is the first 63 bits of the SHA-256 of the id.
+    """
+    digest = hashlib.sha256(task_id.encode()).digest()
+    return str(int.from_bytes(digest[:8], "big") & MAX_SID)

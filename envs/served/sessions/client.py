@@ -1,0 +1,336 @@
+"""`SessionClient`: sessions on one or several session servers, each pinned to the server that opened it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import pydantic
+
+from toolgym.envs.served.sessions.backend import Reply as Reply
+from toolgym.envs.served.sessions.protocol import ActionResponse, StartResponse, read_reward, read_sid
+from toolgym.tools.closeable import AsyncCloseable
+from toolgym.tools.errors import (
+    ConfigError,
+    EpisodeError,
+    RemoteSessionError,
+    UnknownNameError,
+    check_seconds,
+    shorten,
+)
+from toolgym.tools.http import session as http
+from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.client import (
+    CallError,
+    ClientClosedError,
+    GarbledError,
+    HttpClient,
+    Request,
+    excerpt,
+    json_body,
+)
+from toolgym.tools.http.lazy_client import LazyClient
+from toolgym.tools.http.replicas import Replica
+from toolgym.tools.http.retries import Retries
+
+T = TypeVar("T")
+
+_log = logging.getLogger("toolgym.envs.served.sessions")
+
+ABANDON_TIMEOUT = 10.0
+"""Seconds to end an episode that was left."""
+
+MAX_ANSWER = 32 * 1024 * 1024
+"""Most bytes of one answer."""
+
+MARGIN = 10.0
+"""Seconds beyond a call's own deadline until one attempt is given up."""
+
+MAX_DELAY = 2.0
+"""Most seconds between two attempts: on average half of it."""
+
+
+class Reward(NamedTuple):
+    """What an episode is worth.
+
+    Attributes:
+        value: the reward, see `read_reward`.
+        answer: all that the server said, such as `f2p_count` and `f2p_total`.
+    """
+
+    value: float
+    answer: Mapping[str, Any]
+
+
+class _NoSessionError(CallError):
+    """The server does not know the session."""
+
+
+class SessionClient(AsyncCloseable):
+    """Opens sessions on equal servers, ours or others that speak the protocol, and continues them where they are.
+
+    A new session goes to the server that has the least to do. A call that got no answer is sent again where that is
+    safe. A server that is full (429) is asked again, after the `Retry-After` that it gave. Belongs to the event loop
+    that first uses it.
+
+    Args:
+        base_url: the servers' addresses, such as `http://host:5000`.
+        token: sent as a bearer token; None: nothing is sent.
+        start_timeout: seconds that a server may take to open a session.
+        action_timeout: the same for an action.
+        reward_timeout: the same for a reward, and for the end of an episode.
+        patience: seconds beyond these until a call is given up, all its attempts together.
+        max_connections: connections at once, to all servers.
+
+    Raises:
+        ConfigError: an address or a time cannot be used; says which.
+
+    Every call raises `RemoteSessionError` where no server answered properly in time, and `ConfigError` for what the
+    caller did wrong: a task that the server does not have (`UnknownNameError`), a wrong token, an address that is no
+    session server's.
+    """
+
+    def __init__(
+        self,
+        base_url: str | Sequence[str],
+        *,
+        token: str | None = None,
+        start_timeout: float = 600.0,
+        action_timeout: float = 600.0,
+        reward_timeout: float = 300.0,
+        patience: float = 120.0,
+        max_connections: int = 1024,
+    ) -> None:
+        given = [base_url] if isinstance(base_url, str) else base_url
+        if not isinstance(given, Sequence) or not given:
+            raise ConfigError(f"base_url must be the address of a session server, or of several, got {base_url!r}")
+        self.urls = tuple(dict.fromkeys(check_address(url, "a session server") for url in given))
+        check_seconds(
+            start_timeout=start_timeout, action_timeout=action_timeout, reward_timeout=reward_timeout, patience=patience
+        )
+        self.start_timeout, self.action_timeout, self.reward_timeout = start_timeout, action_timeout, reward_timeout
+        self._client = LazyClient(
+            self,
+            self.urls,
+            Retries(attempt_margin=MARGIN, patience=patience, max_delay=MAX_DELAY),
+            token=token,
+            max_connections=max_connections,
+            max_answer=MAX_ANSWER,
+            health_path="/healthz",
+        )
+        # Only its server can answer a call of a session: one that is down is asked for about as long as `patience`.
+        self._attempts = math.ceil(patience / (MAX_DELAY / 2))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(self.urls)}>"
+
+    async def start(self, instance_hash: str | int) -> RemoteSession:
+        """Open a session for a task."""
+        body = {"instance_hash": str(instance_hash), "request_id": uuid.uuid4().hex}
+
+        def read(reply: http.Reply) -> StartResponse:
+            return _answer(StartResponse, reply)
+
+        found, replica = await self._call("/start_instance", body, self.start_timeout, read, repeatable=True)
+        return RemoteSession(self, replica, found.sid, found.content, heeds_ids=found.request_id == body["request_id"])
+
+    async def reward(self, sid: str | int) -> Reward:
+        """Return what a session is worth, by its id alone: each server is asked whether the session is there.
+
+        Raises:
+            RemoteSessionError: no server knows it, or one that may know it does not answer.
+        """
+        body = {"sid": read_sid(sid)}
+        replicas = self._connected().pool.all
+        for attempts in (1, None):
+            failures: dict[Replica, CallError] = {}
+            for replica in replicas:
+                try:
+                    return await self.reward_at(replica, body["sid"], attempts=attempts)
+                except _NoSessionError:
+                    continue
+                except CallError as error:
+                    failures[replica] = error
+            replicas = list(failures)
+            if not replicas:
+                raise RemoteSessionError(f"no server has the session {sid}: it is unknown, has expired, or has another "
+                                         f"client ({', '.join(self.urls)})")  # fmt: skip
+        raise RemoteSessionError("; ".join(map(str, failures.values())))
+
+    async def close(self) -> None:
+        """Close all connections. The sessions stay open on their servers."""
+        await self._client.close()
+
+    # ------------------------------------------------------------------ for sessions
+
+    async def reward_at(self, replica: Replica, sid: str, *, attempts: int | None = None) -> Reward:
+        """Return what a session of this server is worth. Raises CallError."""
+        body = json_body({"sid": sid})
+        request = Request("POST", "/compute_reward", body, self.reward_timeout)
+        found, _ = await self._connected().call(request, _reward, replica, attempts=attempts or self._attempts)
+        return found
+
+    async def call(
+        self,
+        replica: Replica,
+        path: str,
+        body: Mapping[str, Any],
+        seconds: float,
+        read: Callable[[http.Reply], T],
+        *,
+        repeatable: bool,
+    ) -> T:
+        """Call the server of a session."""
+        found, _ = await self._call(path, body, seconds, read, at=replica, repeatable=repeatable)
+        return found
+
+    async def _call(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        seconds: float,
+        read: Callable[[http.Reply], T],
+        *,
+        at: Replica | None = None,
+        repeatable: bool,
+    ) -> tuple[T, Replica]:
+        request = Request("POST", path, json_body(body), seconds, repeatable)
+        try:
+            return await self._connected().call(request, read, at, attempts=self._attempts if at is not None else None)
+        except (CallError, ClientClosedError) as error:
+            raise RemoteSessionError(f"{path}: {error}") from error
+
+    def _connected(self) -> HttpClient[Replica]:
+        try:
+            return self._client.connected()
+        except ClientClosedError as error:
+            raise RemoteSessionError(str(error)) from error
+
+
+class RemoteSession:
+    """A session on a server. `SessionClient.start` makes it.
+
+    Args:
+        client: sends.
+        replica: the server.
+        sid: the session's id.
+        greeting: what the policy reads first, where the server says it.
+        heeds_ids: whether the server heeds request ids, so that an action may be sent again.
+
+    Attributes:
+        sid: the session's id, digits.
+        greeting: as given.
+    """
+
+    def __init__(
+        self, client: SessionClient, replica: Replica, sid: str, greeting: str = "", *, heeds_ids: bool = False
+    ) -> None:
+        self._client, self._replica, self._heeds_ids = client, replica, heeds_ids
+        self.sid, self.greeting = sid, greeting
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.sid} at {self._replica.url}>"
+
+    @property
+    def url(self) -> str:
+        """Address of its server."""
+        return self._replica.url
+
+    async def act(self, content: str) -> Reply:
+        """Have a turn of the policy carried out.
+
+        Raises:
+            RemoteSessionError: it was not, or nothing is known about it; the message says which.
+            EpisodeError: the session takes no more actions.
+        """
+        body = {"sid": self.sid, "content": content}
+        if self._heeds_ids:
+            body["request_id"] = uuid.uuid4().hex
+
+        def read(reply: http.Reply) -> ActionResponse:
+            return _answer(ActionResponse, reply)
+
+        seconds = self._client.action_timeout
+        found = await self._client.call(
+            self._replica, "/process_action", body, seconds, read, repeatable=self._heeds_ids
+        )
+        return Reply(found.content, found.done)
+
+    async def postprocess(self) -> None:
+        """End the episode: the session takes no more actions, and its reward stays."""
+        body, seconds = {"sid": self.sid}, self._client.reward_timeout
+        await self._client.call(self._replica, "/postprocess", body, seconds, _nothing, repeatable=True)
+
+    async def abandon(self) -> None:
+        """End an episode whose reward is not needed, so that its server frees the session now and not when it is idle.
+
+        It takes at most `ABANDON_TIMEOUT` seconds. A failure is logged.
+        """
+        try:
+            async with asyncio.timeout(ABANDON_TIMEOUT):
+                await self.postprocess()
+        except (RemoteSessionError, ConfigError, TimeoutError) as error:
+            _log.info("session %s was left open on its server: %s", self.sid[:6], shorten(repr(error)))
+
+    async def reward(self) -> Reward:
+        """Return what the episode is worth."""
+        try:
+            return await self._client.reward_at(self._replica, self.sid)
+        except (CallError, ClientClosedError) as error:
+            raise RemoteSessionError(f"/compute_reward: {error}") from error
+
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+
+def _answer(model: type[M], reply: http.Reply) -> M:
+    try:
+        return model.model_validate(_object(reply))
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GarbledError(f"the answer makes no sense: {where}: {first['msg']}: {excerpt(reply.body)}") from None
+
+
+def _reward(reply: http.Reply) -> Reward:
+    answer = _object(reply)
+    try:
+        return Reward(read_reward(answer), answer)
+    except ConfigError as error:
+        raise GarbledError(str(error)) from None
+
+
+def _nothing(reply: http.Reply) -> None:
+    if reply.status != 200:
+        _object(reply)
+
+
+def _object(reply: http.Reply) -> dict[str, Any]:
+    """Return the JSON object of a proper answer."""
+    try:
+        found = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        found = None
+    if reply.status == 200:
+        if not isinstance(found, dict):
+            raise GarbledError(f"expected a JSON object, got {excerpt(reply.body)}")
+        return found
+    reason = found.get("reason") if isinstance(found, dict) else None
+    detail = shorten(str(found["detail"])) if isinstance(found, dict) and "detail" in found else excerpt(reply.body)
+    said = f"the session server answered {reply.status}: {detail}"
+    if reason == "no_session":
+        raise _NoSessionError("the server does not know the session: it has expired, or it is another client's")
+    if reason == "finished":
+        raise EpisodeError(f"the session takes no more actions: {detail}")
+    if reason == "no_task":
+        raise UnknownNameError(f"the session server has no such task: {detail}")
+    if reply.status == 404:
+        raise ConfigError(f"{said}. Is that the address of a session server?")
+    if 400 <= reply.status < 500:
+        raise ConfigError(said)
+    raise CallError(said)

@@ -1,0 +1,127 @@
+"""The session server's settings, from a YAML file and from flags, checked before anything starts.
+
+`toolgym serve sessions --print-config` prints them all with their meanings, as a file that `--config` takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import Field
+
+from toolgym.envs.served.sessions.backend import SessionBackend
+from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
+from toolgym.tools.serving.config import ServingConfig, load_settings
+from toolgym.tools.yaml_file import read_yaml
+
+TOKEN_VARIABLE = "TOOLGYM_SESSIONS_TOKEN"
+"""Environment variable that `toolgym serve sessions` reads the token from."""
+
+BACKENDS = {
+    "repository": "toolgym.envs.served.sessions.repository:RepositoryBackend",
+    "env": "toolgym.envs.served.sessions.episodes:EnvBackend",
+    "sandbox_fusion": "toolgym.envs.served.sessions.sandbox_fusion:SandboxFusionBackend",
+}
+"""The library's backends by name."""
+
+
+class SessionServerConfig(ServingConfig):
+    """Settings of `toolgym serve sessions`: those of every server (`ServingConfig`), and its own.
+
+    Attributes:
+        port: TCP port; 0: any free one.
+        workers: processes that share the port: one, since a session lives in the process that opened it.
+        max_concurrency: calls that run at once; others wait.
+        body_limit_mb: MiB of one request's body.
+        backend: what sessions are made of: `repository`, `env`, `sandbox_fusion`, or `module:Class` of your own.
+        backend_kwargs: its arguments.
+        database: file that holds the sessions. A server that is started with it again continues them.
+        max_sessions: sessions that are open at once; more are refused (429).
+        max_sessions_per_client: the same for one client.
+        max_requests_per_client: requests of one client that are answered at once; more are refused (429).
+        session_idle_timeout: seconds without a call after which an open session is deleted.
+        reward_timeout_after_postprocess: seconds without a call after which a session is deleted whose /postprocess was
+            called: until then its reward can be asked for.
+        start_timeout: wall seconds for a session to open.
+        action_timeout: wall seconds for an action. The backend's own deadlines for commands are shorter; this one holds
+            when they fail to.
+        reward_timeout: wall seconds to compute a reward.
+        max_content_chars: characters of what the policy reads after an action; a longer text loses its middle.
+        clients_file: YAML file with the names of further clients and their tokens. Each is a client of its own, whose
+            sessions no other client can use. The bearers of `token` are one client, too; where there is no token at
+            all, each address is one.
+    """
+
+    port: int = Field(5000, ge=0, le=65535)
+    workers: int = Field(1, ge=1, le=1)
+    max_concurrency: int = Field(256, ge=1)
+    queue_timeout: pydantic.FiniteFloat = Field(600.0, gt=0)
+    body_limit_mb: pydantic.FiniteFloat = Field(16.0, gt=0)
+    backend: str = "repository"
+    backend_kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    database: Path = Path("sessions.db")
+    max_sessions: int = Field(1024, ge=1)
+    max_sessions_per_client: int = Field(1024, ge=1)
+    max_requests_per_client: int = Field(2048, ge=1)
+    session_idle_timeout: pydantic.FiniteFloat = Field(3600.0, gt=0)
+    reward_timeout_after_postprocess: pydantic.FiniteFloat = Field(86_400.0, gt=0)
+    start_timeout: pydantic.FiniteFloat = Field(300.0, gt=0)
+    action_timeout: pydantic.FiniteFloat = Field(300.0, gt=0)
+    reward_timeout: pydantic.FiniteFloat = Field(240.0, gt=0)
+    max_content_chars: int = Field(50_000, ge=1)
+    clients_file: Path | None = None
+
+
+def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> SessionServerConfig:
+    """Return settings from a file and from flags, see `load_settings`."""
+    config = load_settings(SessionServerConfig, path, flags, token_variable=TOKEN_VARIABLE)
+    read_clients(config)
+    return config
+
+
+def read_clients(config: SessionServerConfig) -> dict[str, str]:
+    """Return the names of the clients by their tokens, those of `token` as `default`.
+
+    Raises:
+        UnknownNameError: there is no `clients_file`.
+        ConfigError: it is no mapping of names to tokens, two clients have the same one, or there is no `token`.
+    """
+    found = {config.secret: "default"} if config.secret is not None else {}
+    if config.clients_file is None:
+        return found
+    if not found:
+        raise ConfigError("clients_file: set a token too, or every client without one would be let in")
+    given = read_yaml("clients_file", config.clients_file)
+    if not isinstance(given, dict) or not all(isinstance(one, str) and one for pair in given.items() for one in pair):
+        raise ConfigError(f"{config.clients_file}: expected names of clients and their tokens, as texts")
+    for name, token in given.items():
+        if found.setdefault(token, name) != name:
+            raise ConfigError(f"{config.clients_file}: the clients {found[token]!r} and {name!r} have the same token")
+    return found
+
+
+def make_backend(name: str, kwargs: Mapping[str, Any]) -> SessionBackend:
+    """Return the backend of a name.
+
+    Raises:
+        UnknownNameError: there is no such backend; names the nearest one.
+        ConfigError: it is none, or an argument cannot be used.
+    """
+    module_name, colon, attribute = BACKENDS.get(name, name).partition(":")
+    if not colon:
+        raise UnknownNameError(
+            f"backend: there is no {name!r}{nearest(name, BACKENDS)}: expected {', '.join(BACKENDS)} or module:Class"
+        )
+    try:
+        kind = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownNameError(f"backend: cannot import {name!r}: {error}") from error
+    check_keywords(kind, kwargs)
+    backend = kind(**kwargs)
+    if not isinstance(backend, SessionBackend):
+        raise ConfigError(f"backend: {name!r} must give a SessionBackend, got {backend!r}")
+    return backend

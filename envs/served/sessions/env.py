@@ -1,0 +1,270 @@
+"""`RemoteSessionEnv`: episodes whose state is a session of a session server; and what `SWEDev-v0` stands for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toolgym.envs.actions import read_action
+from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.families.swe.task import ROW_KEY, RepositoryTask, load_repository_tasks
+from toolgym.envs.result_text import cut
+from toolgym.envs.served.sessions.actions import HOW_TO_ACT, TOOLS
+from toolgym.envs.served.sessions.client import RemoteSession, Reward, SessionClient
+from toolgym.envs.served.sessions.protocol import read_sid
+from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.tool_env import MAX_RESULT_CHARS
+from toolgym.envs.tool_instances import encodable
+from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReason
+from toolgym.tools.concurrency.deadline import own_deadline, shielded
+from toolgym.tools.errors import (
+    ConfigError,
+    EpisodeError,
+    RemoteSessionError,
+    named_keywords,
+    require_seed,
+    require_whole_number,
+)
+from toolgym.tools.message import Message, tool, user
+from toolgym.tools.parsers import ParsedTurn
+from toolgym.tools.parsers.hermes import parse_hermes
+from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema
+
+
+class RemoteSessionEnv(BaseEnv):
+    """An env whose turns a session server carries out.
+
+    A turn's text goes to `/process_action` as it was generated: the server reads what it asks for. With `tools`, each
+    call of a turn goes there by itself, in the Hermes format, and a turn without calls ends the episode. Else it ends
+    when the server says so (ours does for a turn that asks for nothing), or after `max_turns`; then `/postprocess` and
+    `/compute_reward` are called, within the client's own deadlines, and the reward is the last step's. An
+    infrastructure that fails is no reward of 0: the episode ends with `SANDBOX_FAILED`, or with `SCORE_FAILED` where
+    only the reward is missing.
+
+    A task's `instance_hash` is its row's `extra_info.instance_hash` or `extra_info.instance_id`, else its id.
+
+    Args:
+        base_url: addresses of session servers, or a `SessionClient`, which stays the caller's to close.
+        tasks: where tasks come from.
+        tools: tools that the servers carry out calls of; the policy's own format of calls does not matter.
+        token: bearer token for the servers.
+        client_kwargs: the other arguments of `SessionClient`, such as `patience`.
+        max_turns: turns of the policy until the episode is truncated.
+        max_result_chars: characters that remain of what the server says; a longer text loses its middle.
+
+    The metrics of a step hold `turn` and `sids`, the session's id as a number, which fits into an int64; those of the
+    last one also `score` and the numbers of the server's answer, such as `f2p_count`.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        base_url: str | Sequence[str] | SessionClient,
+        tasks: TaskSource | Sequence[Task],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        token: str | None = None,
+        client_kwargs: Mapping[str, Any] | None = None,
+        max_turns: int = 32,
+        max_result_chars: int = MAX_RESULT_CHARS,
+    ) -> None:
+        require_whole_number("max_turns", max_turns, at_least=1)
+        require_whole_number("max_result_chars", max_result_chars, at_least=1)
+        self._owns_client = not isinstance(base_url, SessionClient)
+        self.client = (
+            base_url
+            if isinstance(base_url, SessionClient)
+            else SessionClient(base_url, token=token, **(client_kwargs or {}))
+        )
+        self.tasks = tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
+        self.max_turns, self.max_result_chars = max_turns, max_result_chars
+        self._tools = list(tools)
+        self._calls = 0
+        self._rng = random.Random()
+        self._session: RemoteSession | None = None
+        self._turn = 0
+        self._begun = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {', '.join(self.client.urls)}; turn {self._turn} of {self.max_turns}>"
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[list[Message], ResetInfo]:
+        require_seed(seed)
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"options must be a mapping such as {{'task': Task(...)}}, got {options!r}")
+        await self._abandon()
+        if seed is not None:
+            self._rng = random.Random(seed)
+        given = (options or {}).get("task")
+        self.task = task = require_task(given if given is not None else self.tasks.sample(self._rng))
+        self._turn = self._calls = 0
+        try:
+            self._session = await self.client.start(instance_hash(task))
+        except RemoteSessionError as error:
+            raise EpisodeFailedError(StopReason.SANDBOX_FAILED, str(error)) from error
+        self._begun = True
+        return [message.copy() for message in task.messages], {
+            "task": task,
+            "tools": [one.to_openai() for one in self._tools],
+        }
+
+    async def step(self, action: Action) -> StepResult:
+        if not self._begun:
+            raise EpisodeError("step was called before reset; call `await env.reset()` first")
+        session = self._session
+        if session is None:
+            raise EpisodeError("step was called after the episode ended; call `await env.reset()` to begin another")
+        turn = read_action(action, self._parse, calls_seen=self._calls)
+        self._turn += 1
+        self._calls += len(turn.requests)
+        if self._tools and not turn.requests:
+            return await self._end(StopReason.ANSWERED, turn)
+        try:
+            if self._tools:
+                obs = [await self._answer(session, one) for one in turn.requests]
+            else:
+                reply = await session.act(turn.text)
+                obs = [user(self._cut(reply.content))]
+        except RemoteSessionError as error:
+            await self._abandon()
+            raise EpisodeFailedError(StopReason.SANDBOX_FAILED, str(error)) from error
+        if not self._tools and reply.done:
+            return await self._end(StopReason.ANSWERED, turn)
+        if self._turn >= self.max_turns:
+            return await self._end(StopReason.MAX_TURNS, turn)
+        metrics = self._metrics(session)
+        info: StepInfo = {"stop_reason": None, "message": turn.message, "tool_calls": [], "metrics": metrics}
+        return StepResult(obs, 0.0, False, info)
+
+    @property
+    def tool_schemas(self) -> list[ToolSchema]:
+        return [*self._tools]
+
+    def _parse(self, text: str) -> ParsedTurn:
+        return parse_hermes(text, first_id=self._calls) if self._tools else ParsedTurn(text, text, [], [])
+
+    async def _answer(self, session: RemoteSession, request: ToolCall | ToolCallError) -> Message:
+        if isinstance(request, ToolCallError):
+            text = request.message
+        else:
+            call = json.dumps({"name": request.name, "arguments": request.arguments}).replace("<", "\\u003c")
+            text = (await session.act(f"<tool_call>\n{call}\n</tool_call>")).content
+        return tool(self._cut(text), tool_call_id=request.id, name=encodable(request.name))
+
+    def _cut(self, text: str) -> str:
+        return encodable(cut(text, self.max_result_chars, "middle"))
+
+    def gold_actions(self) -> list[Action] | None:
+        """The gold patch, by calls of tools or in a block, and a last turn; None: the task's row holds no patch."""
+        if self.task is None or ROW_KEY not in self.task.extra_info:
+            return None
+        if self._tools:
+            from toolgym.envs.families.swe.env import gold_turns
+
+            return gold_turns(RepositoryTask.from_task(self.task))
+        patch = RepositoryTask.from_task(self.task).gold_patch
+        return [f"```diff\n{patch.rstrip()}\n```", "I am done."] if patch else None
+
+    async def close(self) -> None:
+        """End the episode on its server, and free the connections."""
+        try:
+            await self._abandon()
+        finally:
+            if self._owns_client:
+                await self.client.close()
+
+    async def truncate(self, reason: StopReason, turn: Action | None = None) -> StepResult:
+        """Ask the server for the reward of what the episode has done: it is not sent a turn that was cut.
+
+        After a failure it is not asked.
+        """
+        if self._session is None:
+            raise EpisodeError("truncate needs an episode under way; call `await env.reset()` first")
+        self._turn += turn is not None
+        if not reason.failed:
+            return await self._scored(reason)
+        await self._abandon()
+        return StepResult([], 0.0, True, {"stop_reason": reason})
+
+    async def _end(self, reason: StopReason, turn: ParsedTurn) -> StepResult:
+        result = await self._scored(reason)
+        info: StepInfo = {**result.info, "message": turn.message, "tool_calls": []}
+        return result._replace(info=info)
+
+    async def _scored(self, reason: StopReason) -> StepResult:
+        """End the episode, with the server's reward."""
+        session, self._session = self._session, None
+        assert session is not None
+        metrics = self._metrics(session)
+        try:
+            with own_deadline():  # those of the client
+                await shielded(session.postprocess())
+                reward = await session.reward()
+        except RemoteSessionError as error:
+            raise EpisodeFailedError(StopReason.SCORE_FAILED, str(error)) from error
+        metrics |= {"score": reward.value, **_numbers(reward)}
+        return StepResult([], reward.value, True, {"stop_reason": reason, "metrics": metrics})
+
+    def _metrics(self, session: RemoteSession) -> dict[str, Any]:
+        return {"turn": self._turn, "sids": int(read_sid(session.sid))}
+
+    async def _abandon(self) -> None:
+        """End an episode that was left, so that its session is freed now. A server that is away frees it later."""
+        session, self._session = self._session, None
+        if session is not None:
+            await shielded(session.abandon())
+
+
+def instance_hash(task: Task) -> str:
+    """Return what `/start_instance` is asked for.
+
+    Raises:
+        ConfigError: the task has no id at all.
+    """
+    extra = task.extra_info
+    found = extra.get("instance_hash") or extra.get("instance_id") or task.id
+    if not found:
+        raise ConfigError("a task for a session server needs extra_info.instance_hash or extra_info.instance_id")
+    return str(found)
+
+
+def swe_dev_env(base_url: str | Sequence[str] | SessionClient | None = None, **kwargs: Any) -> BaseEnv:
+    """Return the env of `SWEDev-v0`: in this process, or, with `base_url`, on session servers.
+
+    Args:
+        base_url: addresses of session servers; None: there is none.
+        kwargs: arguments of `SWEDevEnv`, or with `base_url` of `RemoteSessionEnv`. `tasks` may be left out. The tools
+            are the same; with `tools=()` the policy acts by what it writes, and the embedded tasks say how.
+    """
+    if base_url is None:
+        from toolgym.envs.families.swe.env import SWEDevEnv
+
+        return SWEDevEnv(**kwargs)
+    kwargs.setdefault("tools", TOOLS)
+    if kwargs.get("tasks") is None:
+        rows = [row.to_task() for row in load_repository_tasks()]
+        kwargs["tasks"] = rows if kwargs["tools"] else [_with_manual(row) for row in rows]
+    return RemoteSessionEnv(base_url, **kwargs)
+
+
+def _with_manual(task: Task) -> Task:
+    """Return a task that says how to act, for a policy that has no tools."""
+    *before, last = task.messages
+    return replace(task, messages=(*before, user(f"{last['content']}\n\n{HOW_TO_ACT}")))
+
+
+def _numbers(reward: Reward) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in reward.answer.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "reward"
+    }

@@ -1,0 +1,135 @@
+"""`EnvBackend`: any env as a session server's backend, so that trainers which speak this protocol can drive it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.registry import make, registered, spec
+from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
+from toolgym.tools.message import Message
+
+
+class DivergedError(EpisodeError):
+    """An episode that was played again is not the same: its env, or a tool, is not deterministic."""
+
+
+class EnvBackend(SessionBackend):
+    """A backend whose instances are episodes.
+
+    `instance_hash` is `ENV_ID:TASK_ID` or `ENV_ID:SEED`, where the env knows no task of that id and it is a whole
+    number.
+
+    The state of an episode is its actions. To continue in another process, the episode is played again; where an
+    observation is not what it was, that is an error of the infrastructure (`DivergedError`), and nothing wrong is
+    passed off as the same episode.
+
+    Args:
+        envs: arguments of the envs by id, or a list of ids. They alone are offered. None: all ids, without arguments.
+
+    Raises:
+        ConfigError: `envs` is something else.
+        UnknownNameError: there is no such id; names the nearest one.
+    """
+
+    def __init__(self, envs: Mapping[str, Mapping[str, Any]] | Sequence[str] | None = None) -> None:
+        if isinstance(envs, str) or not isinstance(envs, Mapping | Sequence | None):
+            raise ConfigError(f"envs must be a list of ids, or map ids to arguments, got {envs!r}")
+        self._offered = dict(envs) if isinstance(envs, Mapping) else {id: {} for id in envs or ()}
+        for id in self._offered:
+            spec(id)
+        self._tasks: dict[str, dict[str, Task]] = {}
+
+    async def open(self, instance_hash: str, state: bytes | None = None) -> Instance:
+        id, _, what = instance_hash.rpartition(":")
+        offered = self._offered or registered()
+        if id not in offered:
+            raise UnknownNameError(
+                f"expected ENV_ID:TASK_ID or ENV_ID:SEED with one of the envs {', '.join(sorted(offered))}, "
+                f"got {instance_hash!r}"
+            )
+        env = make(id, **self._offered.get(id, {}))
+        try:
+            task = self._tasks_of(id, env).get(what)
+            if task is not None:
+                obs, _ = await env.reset(seed=0, options={"task": task})
+            elif what.isascii() and what.isdecimal():
+                obs, _ = await env.reset(seed=int(what))
+            else:
+                raise UnknownNameError(f"the env {id} has no task {what!r}, and that is no seed either")
+            episode = _Episode(env, obs)
+            if state is not None:
+                await episode.replay(json.loads(state))
+            return episode
+        except BaseException:  # cancelled or not, the env is closed
+            await shielded(env.close())
+            raise
+
+    def _tasks_of(self, id: str, env: BaseEnv) -> dict[str, Task]:
+        """Return an env's tasks by id; none where they are generated without end."""
+        if id not in self._tasks:
+            source = getattr(env, "tasks", None)
+            size = source.size if isinstance(source, TaskSource) else None
+            tasks = [source.task(place) for place in range(size)] if source is not None and size is not None else []
+            self._tasks[id] = {one.id: one for one in tasks}
+        return self._tasks[id]
+
+
+class _Episode(Instance):
+    def __init__(self, env: BaseEnv, obs: Sequence[Message]) -> None:
+        self._env = env
+        self.greeting = _text(obs)
+        self._turns: list[tuple[str, str]] = []
+        self._reward = 0.0
+        self._last: StepResult | None = None
+
+    async def process_action(self, content: str) -> Reply:
+        if self._last is not None and self._last.done:
+            return Reply(f"[The episode is over: {self._last.stop_reason}]", True)
+        self._last = result = self._earn(await self._env.step(content))
+        text = _text(result.obs)
+        self._turns.append((content, _digest(text)))
+        return Reply(text, result.done)
+
+    def _earn(self, result: StepResult) -> StepResult:
+        reason = result.stop_reason
+        if reason is not None and reason.failed:
+            raise EpisodeFailedError(reason, f"the env ended the episode: {reason}")
+        self._reward += result.reward
+        return result
+
+    async def replay(self, turns: Sequence[tuple[str, str]]) -> None:
+        """Take these turns again, and check that each observation is the same."""
+        for number, (content, digest) in enumerate(turns, 1):
+            reply = await self.process_action(content)
+            if _digest(reply.content) != digest:
+                raise DivergedError(f"turn {number} of {len(turns)} was answered differently when played again")
+
+    async def state(self) -> bytes:
+        return json.dumps(self._turns).encode()
+
+    async def compute_reward(self) -> Mapping[str, Any]:
+        reason = self._last.stop_reason if self._last is not None else None
+        if reason is None and not self.spent:
+            self.spent = True
+            self._earn(await self._env.truncate(StopReason.BUDGET))
+        return {"reward": self._reward, "done": reason is not None, "stop_reason": reason and reason.value}
+
+    async def close(self) -> None:
+        await self._env.close()
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "\n".join(message["content"] for message in messages)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,177 @@
+"""`SandboxFusionBackend`: sessions on any SandboxFusion server, which has none: programs and its online judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from toolgym.envs.served.sessions.actions import bare_program, fenced_blocks
+from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend
+from toolgym.tools.errors import RemoteSessionError, SandboxError, check_seconds
+from toolgym.tools.http import session as http
+from toolgym.tools.http.addresses import check_address
+from toolgym.tools.http.client import CallError, GarbledError, HttpClient, Request, excerpt, json_body
+from toolgym.tools.http.replicas import Replica
+from toolgym.tools.http.retries import Retries
+from toolgym.tools.library.code_interpreter import render_result
+from toolgym.tools.sandbox import RemoteSandbox
+from toolgym.tools.sandbox.base import ExecutionStatus
+from toolgym.tools.sandbox.protocol import messages
+
+_LANGUAGES = {
+    "py": "python",
+    "python3": "python",
+    "sh": "bash",
+    "shell": "bash",
+    "javascript": "nodejs",
+    "js": "nodejs",
+    "typescript": "typescript",
+    "ts": "typescript",
+    "c++": "cpp",
+    "c#": "csharp",
+    "golang": "go",
+}
+"""What models call languages, where SandboxFusion calls them otherwise."""
+
+OUTPUT_CHARS = 16_384
+"""Characters of a program's output that the policy reads; a longer one loses its middle."""
+
+NO_PROGRAM = "No program was found in your turn. Write it in a block that begins with ```python and ends with ```."
+"""What a turn without a program is answered."""
+
+
+class SandboxFusionBackend(SessionBackend):
+    """A backend over SandboxFusion's API: its own server, or `toolgym serve sandbox`.
+
+    `instance_hash` is `DATASET:ID`, a problem of a data set of that server; anything else is a session without a
+    problem. The last fenced block of a turn, or a turn that is a program of Python itself, is run with `/run_code`, by
+    itself: nothing lives from one program to the next. The last turn with a program is the solution. Its reward is the
+    verdict of `/submit` (`f2p_count` and `f2p_total` are the test cases); without a problem it is 1 where the last
+    program ended well, else 0.
+
+    Args:
+        url: addresses of equal servers.
+        token: bearer token for them.
+        run_timeout: seconds for a program.
+        submit_timeout: seconds for a verdict, without the wait where the servers are full.
+        patience: seconds beyond these until a call is given up, all its attempts together.
+        config: SandboxFusion's `config` of `/submit`, such as `{"language": "python"}`.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        token: str | None = None,
+        run_timeout: float = 30.0,
+        submit_timeout: float = 120.0,
+        patience: float = 60.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_seconds(run_timeout=run_timeout, submit_timeout=submit_timeout, patience=patience)
+        self.run_timeout, self.submit_timeout = run_timeout, submit_timeout
+        self.config = dict(config or {})
+        self._urls = [check_address(one, "a SandboxFusion server") for one in ([url] if isinstance(url, str) else url)]
+        self._token = token
+        self._retries = Retries(patience=patience)
+        self._sandbox: RemoteSandbox | None = None
+        self._client: HttpClient[Replica] | None = None
+
+    @property
+    def sandbox(self) -> RemoteSandbox:
+        """Runs programs. Raises SandboxError before `start` and after `close`."""
+        if self._sandbox is None:
+            raise SandboxError("the backend was not started, or is closed")
+        return self._sandbox
+
+    async def start(self) -> None:
+        """Make the clients."""
+        self._sandbox = RemoteSandbox(self._urls, token=self._token, kind="sandboxfusion", retries=self._retries)
+        session = http.HttpSession(self._token, 256, self._retries.connect_timeout)
+        self._client = HttpClient([Replica(url) for url in self._urls], self._retries, session, health_path="/v1/ping")
+
+    async def close(self) -> None:
+        """Close the clients."""
+        sandbox, self._sandbox = self._sandbox, None
+        client, self._client = self._client, None
+        if sandbox is not None:
+            await sandbox.close()
+        if client is not None:
+            await client.close()
+
+    async def open(self, instance_hash: str, state: bytes | None = None) -> Instance:
+        return _Problem(self, instance_hash, None if state is None else json.loads(state))
+
+    async def submit(self, dataset: str, id: str, completion: str) -> Mapping[str, Any]:
+        """Return the verdict on a solution, as SandboxFusion's `EvalResult`.
+
+        Raises:
+            RemoteSessionError: no server gave one, or the server refuses the data set or the problem.
+        """
+        if self._client is None:
+            raise SandboxError("the backend was not started, or is closed")
+        body = {"dataset": dataset, "id": id, "completion": completion, "config": self.config}
+        request = Request("POST", "/submit", json_body(body), self.submit_timeout)
+        try:
+            found, _ = await self._client.call(request, _verdict)
+        except CallError as error:
+            raise RemoteSessionError(f"/submit: {error}") from error
+        return found
+
+
+class _Problem(Instance):
+    def __init__(self, backend: SandboxFusionBackend, instance_hash: str, state: Mapping[str, Any] | None) -> None:
+        self._backend = backend
+        self._dataset, colon, self._id = instance_hash.partition(":")
+        self._judged = bool(colon and self._dataset and self._id)
+        self._solution: str = state["solution"] if state else ""
+        self._ended_well: bool = state["ended_well"] if state else False
+
+    async def process_action(self, content: str) -> Reply:
+        blocks = fenced_blocks(content)
+        if not blocks and (bare := bare_program(content)) is not None:
+            blocks, content = [("python", bare)], f"```python\n{bare}```"
+        if not blocks:
+            return Reply(NO_PROGRAM, True)
+        kind, program = blocks[-1]
+        language = _LANGUAGES.get(kind, kind or "python")
+        if language not in get_args(messages.Language):
+            return Reply(f"The program was not run: {kind!r} is no language that can be run here.")
+        timeout = self._backend.run_timeout
+        run = await self._backend.sandbox.run(program, language=language, timeout=timeout)
+        if run.status is ExecutionStatus.SANDBOX_ERROR:
+            raise SandboxError(run.message)
+        self._solution, self._ended_well = content, run.ok
+        return Reply(render_result(run, timeout, OUTPUT_CHARS) or "[no output]")
+
+    async def state(self) -> bytes:
+        return json.dumps({"solution": self._solution, "ended_well": self._ended_well}).encode()
+
+    async def compute_reward(self) -> Mapping[str, Any]:
+        if not self._judged:
+            return {"reward": float(self._ended_well)}
+        if not self._solution:
+            return {"reward": 0.0}
+        verdict = await self._backend.submit(self._dataset, self._id, self._solution)
+        tests = [one for one in verdict.get("tests") or () if isinstance(one, Mapping)]
+        counts = {"f2p_count": sum(one.get("passed") is True for one in tests), "f2p_total": len(tests)}
+        return {"reward": float(verdict["accepted"] is True), **(counts if tests else {})}
+
+    async def close(self) -> None:
+        return
+
+
+def _verdict(reply: http.Reply) -> Mapping[str, Any]:
+    if reply.status != 200:
+        raise CallError(f"the server answered {reply.status}: {excerpt(reply.body)}")
+    try:
+        found = json.loads(reply.body)
+    except ValueError as error:
+        raise GarbledError(f"the answer is no JSON: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("accepted"), bool):
+        raise GarbledError(f"expected a verdict with 'accepted', got {excerpt(reply.body)}")
+    return found

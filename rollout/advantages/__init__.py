@@ -1,0 +1,1 @@
+"""Rewards on tokens, rewards of a group, and advantages."""

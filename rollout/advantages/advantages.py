@@ -1,0 +1,102 @@
+"""`group_advantages`: how much better than its group each trajectory was, for those who compute that themselves."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.tools.errors import ConfigError, named_keywords
+
+AdvantageForm = Literal["grpo", "rloo", "dr_grpo"]
+"""How a group's rewards become advantages, see `group_advantages`."""
+
+FORMS: tuple[AdvantageForm, ...] = get_args(AdvantageForm)
+
+log = logging.getLogger("toolgym.rollout.advantages.advantages")
+
+
+def by_group(trajectory: Trajectory) -> Hashable:
+    """What trajectories have in common that one run sampled from one task for one role."""
+    return trajectory.group_id, trajectory.role
+
+
+@named_keywords
+def group_advantages(
+    trajectories: Iterable[Trajectory],
+    *,
+    form: AdvantageForm = "grpo",
+    per: Callable[[Trajectory], Hashable] = by_group,
+    epsilon: float = 1e-6,
+) -> list[float | None]:
+    """The advantage of each trajectory over its group, in the order given; None for one that does not count.
+
+    A trajectory counts unless something broke, its last turn was aborted, or its run cut it (see `StopReason.counts`):
+    the others' statistics are as if it were not there. A branch counts like any other (see docs/trees.md).
+    `Batch.per_row` makes values of a batch's rows of the list.
+
+    With r a trajectory's reward, and n rewards in its group:
+
+    - `grpo`: (r - mean) / (s + epsilon), where s is the standard deviation with n - 1 below the sum (Shao et al.,
+      arXiv 2402.03300; the n - 1 as torch, and so verl and TRL, have it).
+    - `dr_grpo`: r - mean: no division, which would make much of groups that hardly differ (Liu et al., arXiv
+      2503.20783).
+    - `rloo`: r - the mean of the n - 1 others (Ahmadian et al., arXiv 2402.14740).
+
+    A member that came after its group was whole (`Trajectory.peers`) is compared with that group, whose rewards enter
+    once, in whichever call they came.
+
+    All are exactly 0 where a group's rewards are equal. So is that of a group with one trajectory that counts, since
+    there is nothing to compare it with; where all groups are such, a warning is logged.
+
+    Args:
+        trajectories: whole groups, in any order.
+        form: see above.
+        per: what the trajectories of a group have in common. By default group and role: the policies of two roles are
+            never compared. `lambda one: (one.source, one.task_id, one.role)` pools the runs of a task.
+        epsilon: see `grpo`; without effect on the other forms.
+
+    Raises:
+        ConfigError: `trajectories` holds something else, `form` is unknown, or a reward that counts is not finite.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"the form of advantages is one of {', '.join(FORMS)}, got {form!r}")
+    given = require_trajectories(trajectories)
+    groups: dict[Hashable, list[int]] = {}
+    for index, one in enumerate(given):
+        if one.counts:
+            if not math.isfinite(one.reward):
+                raise ConfigError(f"trajectory {one.id} has the reward {one.reward!r}, which is not finite")
+            groups.setdefault(per(one), []).append(index)
+    if groups and max(map(len, groups.values())) == 1:
+        log.warning(
+            "all %d groups have one trajectory that counts, so all advantages are 0: sample more than one of a task "
+            "(group_size)", len(groups),
+        )  # fmt: skip
+    advantages: list[float | None] = [None] * len(given)
+    for places in groups.values():
+        members = [given[index] for index in places]
+        known = {one.id for one in members}
+        peers = {peer.id: peer.reward for one in members if per is by_group for peer in one.peers}
+        others = [reward for id, reward in peers.items() if id not in known]
+        rewards = np.array([*(one.reward for one in members), *others], dtype=np.float64)
+        for index, advantage in zip(places, _advantages(rewards, form, epsilon).tolist(), strict=False):
+            advantages[index] = advantage
+    return advantages
+
+
+def _advantages(rewards: NDArray[np.float64], form: AdvantageForm, epsilon: float) -> NDArray[np.float64]:
+    count = len(rewards)
+    if count == 1 or (rewards == rewards[0]).all():  # not left to rounding: the mean of equal rewards may differ
+        return np.zeros(count)
+    better: NDArray[np.float64] = rewards - rewards.mean()
+    if form == "grpo":
+        better /= rewards.std(ddof=1) + epsilon
+    elif form == "rloo":
+        better *= count / (count - 1)
+    return better

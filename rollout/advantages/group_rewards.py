@@ -1,0 +1,221 @@
+"""`add_group_reward`: rewards that depend on the other trajectories of a group, added after the rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toolgym.envs.rewards.judge import question_of
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.rollout.advantages.advantages import by_group
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, require_trajectories
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_keywords, require_whole_number
+from toolgym.tools.library.final_answer import without_thinking
+
+GroupReward = Callable[[Sequence[Trajectory]], Sequence[float] | Awaitable[Sequence[float]]]
+"""From the trajectories of a group to a reward for each, in the same order. It may be async."""
+
+Comparison = Callable[[str, str, str], float | Awaitable[float]]
+"""From a question and two answers to how much better the first one is: 1 better, 0 worse, 0.5 equally good."""
+
+log = logging.getLogger("toolgym.rollout.advantages.group_rewards")
+
+
+@named_keywords
+async def add_group_reward(
+    trajectories: Iterable[Trajectory],
+    reward: GroupReward,
+    *,
+    weight: float = 1.0,
+    name: str = "group",
+    per: Callable[[Trajectory], Hashable] = by_group,
+    timeout: float = 600.0,
+) -> list[Trajectory]:
+    """Return the trajectories in the order given, with a reward of their group added.
+
+    Call it on whole groups, before advantages are computed and batches are made. A trajectory that does not count (see
+    `StopReason.counts`) is passed on as it is, and the group's function does not see it. All groups are rewarded at the
+    same time. What is added goes to the policy's last token (see `token_rewards`), and stands in the metrics under
+    `score/NAME`, without its weight.
+
+    Where the function fails for a group (a judge does not answer, `timeout` passes), that group's trajectories fail,
+    with `score_failed` or `score_timeout`, and stay out of all statistics: that is never a reward of 0.
+
+    Args:
+        trajectories: whole groups, in any order.
+        reward: `pairwise_reward(...)`, `diversity_reward(...)`, or a function of one's own.
+        weight: what the function's rewards are multiplied with.
+        name: what the metrics call it.
+        per: what the trajectories of a group have in common; by default group and role.
+        timeout: wall seconds for one group.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or the function gave something else than a finite number for each
+            trajectory.
+    """
+    given = require_trajectories(trajectories)
+    if not callable(reward):
+        raise ConfigError(f"a group's reward is a function of its trajectories, got {reward!r}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"weight must be a finite number, got {weight!r}")
+    check_seconds(timeout=timeout)
+    groups: dict[Hashable, list[int]] = {}
+    for index, one in enumerate(given):
+        if one.counts:
+            groups.setdefault(per(one), []).append(index)
+    found = list(given)
+
+    async def add(places: list[int]) -> None:
+        members = [given[index] for index in places]
+        try:
+            rewards = await with_deadline(_rewards(reward, members), timeout)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  one group that cannot be judged must not cost the others
+            members = _failures(members, error)
+        else:
+            members = [_rewarded(*pair, weight, name) for pair in zip(members, rewards, strict=True)]
+        for index, one in zip(places, members, strict=True):
+            found[index] = one
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for places in groups.values():
+                tasks.create_task(add(places))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return found
+
+
+def pairwise_reward(compare: Comparison, *, both_orders: bool = True) -> GroupReward:
+    """Return a group's reward: the share of the others that each answer beats, a draw counting half, from 0 to 1.
+
+    An answer is the last message of the policy, without its thinking. A trajectory that is alone gets 0.5.
+
+    Args:
+        compare: which of two answers is better; `LLMJudge.compare` is one. Async comparisons run at the same time.
+        both_orders: ask for each pair in both orders and take the mean, since language models prefer a place (Zheng et
+            al., arXiv 2306.05685); else once, the earlier one first.
+
+    Raises:
+        ConfigError: `compare` is no function; when it rewards: it gave something else than a number from 0 to 1.
+    """
+    if not callable(compare):
+        raise ConfigError(f"compare must be a function of a question and two answers, got {compare!r}")
+
+    async def asked(question: str, first: str, second: str) -> float:
+        value = compare(question, first, second)
+        value = await value if inspect.isawaitable(value) else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ConfigError(f"a comparison gives a number from 0 to 1, got {value!r}")
+        return value
+
+    async def reward(group: Sequence[Trajectory]) -> list[float]:
+        count = len(group)
+        if count == 1:
+            return [0.5]
+        question, answers = _question(group[0]), [answer_of(one) for one in group]
+        pairs = [
+            (first, second)
+            for first in range(count)
+            for second in range(count)
+            if first < second or (both_orders and first > second)
+        ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asking = {(a, b): tasks.create_task(asked(question, answers[a], answers[b])) for a, b in pairs}
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        wins = [0.0] * count
+        for (first, second), one in asking.items():
+            wins[first] += one.result()
+            wins[second] += 1 - one.result()
+        rounds = (count - 1) * (2 if both_orders else 1)
+        return [one / rounds for one in wins]
+
+    return reward
+
+
+def diversity_reward(*, words: int = 3, text: Callable[[Trajectory], str] | None = None) -> GroupReward:
+    """Return a group's reward: how far each response is from the others, from 0 (the same) to 1 (nothing in common).
+
+    It is the mean of one minus the Jaccard similarity of the sets of runs of words. A trajectory that is alone gets 0.
+
+    Args:
+        words: how long a run is.
+        text: which text of a trajectory is compared; None: all that the policy wrote.
+
+    Raises:
+        ConfigError: `words` is no whole number of at least 1, or `text` is no function.
+    """
+    require_whole_number("words", words, at_least=1)
+    if text is not None and not callable(text):
+        raise ConfigError(f"text must be a function of a trajectory, got {text!r}")
+    read = text or _written
+
+    def reward(group: Sequence[Trajectory]) -> list[float]:
+        runs = [_runs(read(one).split(), words) for one in group]
+        return [
+            math.fsum(1 - _similarity(mine, other) for at, other in enumerate(runs) if at != place)
+            / max(1, len(runs) - 1)
+            for place, mine in enumerate(runs)
+        ]
+
+    return reward
+
+
+def answer_of(trajectory: Trajectory) -> str:
+    """Return the last message of the policy, without its thinking; empty where it wrote none."""
+    said = (one["content"] for one in reversed(trajectory.messages) if one["role"] == "assistant")
+    return without_thinking(next(said, "")).strip()
+
+
+def _question(trajectory: Trajectory) -> str:
+    """Return the last user's message before the policy's first turn."""
+    said = [place for place, one in enumerate(trajectory.messages) if one["role"] == "assistant"]
+    first = said[-len(trajectory.turns) :][:1] if trajectory.turns else []
+    return question_of(trajectory.messages[: first[0]] if first else trajectory.messages)
+
+
+def _written(trajectory: Trajectory) -> str:
+    return "\n".join(turn.text for turn in trajectory.turns)
+
+
+def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    return {tuple(words[at : at + length]) for at in range(max(1, len(words) - length + 1))}
+
+
+def _similarity(one: set[Any], other: set[Any]) -> float:
+    return len(one & other) / len(one | other)
+
+
+async def _rewards(reward: GroupReward, members: Sequence[Trajectory]) -> list[float]:
+    given = reward(members)
+    given = await given if inspect.isawaitable(given) else given
+    try:
+        rewards = [float(one) for one in given]
+    except (TypeError, ValueError):
+        raise ConfigError(f"a group's reward gives a number for each trajectory, got {given!r}") from None
+    if len(rewards) != len(members) or not all(map(math.isfinite, rewards)):
+        raise ConfigError(f"a group's reward gives a finite number for each of {len(members)}, got {given!r}")
+    return rewards
+
+
+def _rewarded(trajectory: Trajectory, reward: float, weight: float, name: str) -> Trajectory:
+    metrics = {**trajectory.metrics, f"score/{name}": reward}
+    return replace(trajectory, reward=trajectory.reward + weight * reward, metrics=metrics)
+
+
+def _failures(members: Sequence[Trajectory], error: Exception) -> list[Trajectory]:
+    reason = StopReason.SCORE_TIMEOUT if isinstance(error, DeadlineError) else StopReason.SCORE_FAILED
+    if isinstance(error, EpisodeFailedError):
+        reason = error.stop_reason
+    log.warning("the reward of group %s failed: %s", members[0].group_id, error_text(error))
+    message = f"the reward of the group: {error_text(error)}"
+    return [replace(one, stop_reason=reason, error=Failure(message, max(0, len(one.turns) - 1))) for one in members]

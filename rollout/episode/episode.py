@@ -1,0 +1,496 @@
+"""One episode: reset, then turns of the policy and steps of the env in alternation, then the record.
+
+`Episode.run` plays to the end and returns a trajectory. Whatever breaks (the engine raises, the env raises, a deadline
+passes) ends in the trajectory's `error`, with everything that happened before it. Only cancellation passes through.
+
+An episode can be ended before its time (`cut`), or made to stand still (`suspend`), from which a later `run` goes on,
+also in the middle of a turn. In each case what the engine has sampled is kept with its log-probabilities and versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.types import StopReason, finite_reward
+from toolgym.rollout.altered import altered
+from toolgym.rollout.engines.base import Engine, FinishReason
+from toolgym.rollout.episode.budget import EpisodeBudget, long_prompt_error
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.episode.context import EpisodeContext, encoded_apart
+from toolgym.rollout.episode.deadline import episode_deadline
+from toolgym.rollout.episode.env_lifecycle import close_env, forked_env
+from toolgym.rollout.episode.failure import FailedError, failing
+from toolgym.rollout.episode.observer import EpisodeObserver, Phase
+from toolgym.rollout.episode.record import EpisodeRecord
+from toolgym.rollout.episode.state import Asked, CallersError, State, StoppedError
+from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
+from toolgym.rollout.episode_key import episode_scope
+from toolgym.rollout.job import Job
+from toolgym.rollout.limits import HistoryMode, TruncationPolicy
+from toolgym.rollout.seeds import derive_seed, step_seed, stream_seed
+from toolgym.rollout.tokens.conversation import Conversation
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn
+from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
+from toolgym.tools.errors import EpisodeError, error_text
+from toolgym.tools.schema import ToolSchema
+
+SUSPEND_GRACE = 30.0
+"""Seconds that an episode has, when it is asked to stand still, to come to the end of what its env does."""
+
+BetweenTurns: TypeAlias = "Callable[[Episode], Awaitable[None]]"
+"""What an episode calls between its turns."""
+
+RendererFactory = Callable[[Sequence[ToolSchema]], ChatRenderer]
+"""From an env's tools to their renderer; the runner keeps one per set of tools."""
+
+
+class Episode:
+    """Plays one job.
+
+    Args:
+        job: the task, and the episode's place in its run.
+        config: how to play it.
+        env: the env; reset here, closed by its owner.
+        engine: where turns come from.
+        renderer_factory: see `RendererFactory`.
+        env_id: what the trajectory calls the env.
+        observers: hear of it, in this order.
+        settings: its run's, see `run_settings`; None for an episode that stands alone.
+
+    Attributes:
+        id: the id of its trajectory.
+        job: the job that it plays; a branch's has its parent.
+        env: the env that it plays.
+        branches_left: branches that it may still make, as `Branching` counts them; None before the first.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        config: EpisodeConfig,
+        env: BaseEnv,
+        engine: Engine,
+        renderer_factory: RendererFactory,
+        *,
+        env_id: str = "",
+        observers: Sequence[EpisodeObserver] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
+        self.job, self._config = job, config
+        self.env, self._engine, self._make_renderer = env, engine, renderer_factory
+        self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
+        self._sampling, self._limits = config.sampling_in_use, config.limits
+        self._budget = EpisodeBudget(engine, config.limits)
+        self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)
+        self._observers = tuple(observers)
+        self._between_turns: BetweenTurns | None = None
+        self.branches_left: int | None = None
+        self.id = uuid.uuid4().hex
+        self._record = EpisodeRecord(job, config, self.id, env_id, settings or {})
+        self._sampler = self._new_sampler(self.id)
+        self._renderer: ChatRenderer | None = None
+        self._conversation: Conversation | None = None
+        self._number = 0
+        self._open_turn: OpenTurn | None = None  # it is being sampled
+        self._to_step = False  # the last turn is over, and the env has not been stepped with it
+        self._asked: Asked | None = None
+        self._state = State.NEW
+        self._branches = 0
+        self._end_now: Callable[[], None] | None = None  # while it runs
+        self._patience: asyncio.TimerHandle | None = None
+
+    async def run(self, *, between_turns: BetweenTurns | None = None) -> Trajectory | None:
+        """Play to the end, or from where the episode stands still. What breaks the episode is in its trajectory.
+
+        Args:
+            between_turns: called with the episode after each turn that another one follows; there it may be forked.
+                What it raises ends the episode and passes through.
+
+        Returns:
+            The trajectory; None where the episode was asked to stand still (`suspend`).
+
+        Raises:
+            EpisodeError: the episode is over, or runs already.
+        """
+        if self._state in (State.RUNS, State.OVER):
+            raise EpisodeError(f"the episode {'is over' if self._is_over else 'runs already'}: run it once")
+        record, begins, self._state = self._record, self._state is State.NEW, State.RUNS
+        self._started, self._between_turns = time.monotonic(), between_turns
+        try:
+            if begins:
+                record.started_at = record.started_at or time.time()
+                for observer in self._observers:
+                    observer.began(self.job)
+            reason, error = await self._play_guarded()
+            record.seconds = self._seconds()
+            if reason is None:
+                self._asked, self._state = None, State.STANDS_STILL
+                self._waits(Phase.SUSPENDED)
+                return None
+            self._state = State.OVER
+            self._close_open_turn()
+        except BaseException:  # cancelled, or an observer's error: it cannot go on from here
+            self._state = State.OVER
+            raise
+        finally:
+            if self._patience is not None:
+                self._patience.cancel()
+        trajectory = record.trajectory(reason, error, self._renderer, self._conversation)
+        for observer in self._observers:
+            observer.ended(self.job, trajectory)
+        return trajectory
+
+    def cut(self) -> None:
+        """Ask the episode to end now; `run` returns its trajectory with `StopReason.STRAGGLER`.
+
+        The engine is asked to abort its request, and what it gives back is kept; see `TurnSampler.interrupt` for an
+        engine that cannot. What the env, its scorer or a context policy does is cancelled. Asked while it does not run,
+        its next `run` returns at once. One that ends by itself meanwhile keeps its own stop reason. It may be called at
+        any time, from the event loop.
+        """
+        if self._is_over or self._asked is Asked.CUT:
+            return
+        self._asked = Asked.CUT
+        if self._end_now is not None and not self._sampler.interrupt():
+            self._end_now()
+
+    def suspend(self, *, grace: float = SUSPEND_GRACE) -> None:
+        """Ask the episode to stand still; `run` returns None, and a later `run` goes on.
+
+        The engine is asked to abort its request, and the turn goes on from what it gives back, perhaps with newer
+        weights. What the env does is waited for, and cut where it takes too long. Asked while it does not run, its next
+        `run` returns None at once. One that ends by itself meanwhile gives its trajectory. It may be called at any
+        time, from the event loop.
+
+        Args:
+            grace: wall seconds that the episode has, before it is cut.
+        """
+        if self._is_over or self._asked is not None:
+            return
+        self._asked = Asked.SUSPEND
+        if self._end_now is not None:
+            self._patience = asyncio.get_running_loop().call_later(grace, self.cut)
+            self._sampler.interrupt()
+
+    async def fork(self, job: Job | Callable[[], Job]) -> Episode:
+        """Return a branch: an episode that goes on from here by itself, once it is run. This one goes on, too.
+
+        The branch has a fork of the env, an id of its own and seeds of its own; the same turns until here, with the
+        same arrays of ids. Its trajectory has this one's id as `parent`, and `branch_turn`.
+
+        Args:
+            job: the branch's place in the run; or a function that gives it, called once the env has been forked.
+
+        Returns:
+            The branch. Its `env` is the caller's to close. Where this episode was asked to stand still meanwhile, the
+            branch's first `run` returns None.
+
+        Raises:
+            EpisodeError: the episode does not stand between two turns.
+            ForkNotSupportedError: the env, or one of its tools, cannot be forked; names it.
+            DeadlineError: the fork took longer than `env_timeout`. All else that `BaseEnv.fork` raises passes through.
+        """
+        if not self._is_between_turns:
+            raise EpisodeError(
+                "an episode can be forked between two turns alone: from `between_turns`, or once it is suspended"
+            )
+        assert self._conversation is not None
+        turns = len(self._record.turns)
+        self._waits(Phase.FORK)
+        env = await forked_env(self.env, self._limits.env_timeout)
+        try:
+            if not self._is_between_turns or len(self._record.turns) != turns or self._asked is Asked.CUT:
+                raise EpisodeError("the episode went on, or was cut, while it was forked")
+            return self._branch(job() if callable(job) else job, env, self._conversation.fork())
+        except BaseException:  # no branch owns the env yet
+            await close_env(env)
+            raise
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns so far."""
+        return tuple(self._record.turns)
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of all steps so far."""
+        return self._record.reward
+
+    @property
+    def conversation(self) -> Conversation:
+        """Messages and tokens so far; do not change it.
+
+        Raises:
+            EpisodeError: there are none before the end of `reset`.
+        """
+        if self._conversation is None:
+            raise EpisodeError("the episode has not begun")
+        return self._conversation
+
+    def _branch(self, job: Job, env: BaseEnv, conversation: Conversation) -> Episode:
+        turn = len(self._record.turns)
+        path = (*self.job.seed_parts, "branch", turn, self._branches)
+        self._branches += 1
+        twin = Episode(
+            replace(job, parent=self.id, branch_turn=turn, seed_path=path),
+            self._config,
+            env,
+            self._engine,
+            self._make_renderer,
+            env_id=self._record.env_id,
+            observers=self._observers,
+            settings=self._record.settings,
+        )
+        twin._asked = self._asked  # where this one is to stand still, so is the branch
+        twin._record.go_on_from(self._record, self._seconds())
+        twin._renderer, twin._conversation = self._renderer, conversation
+        twin._sampler = twin._new_sampler(self._sampler.affinity)  # its prefix is in that replica's cache
+        return twin
+
+    def _new_sampler(self, affinity: str) -> TurnSampler:
+        return TurnSampler(
+            self._engine,
+            self._sampling,
+            self._limits,
+            episode_id=self.id,
+            affinity=affinity,
+            seed_of=self._sampling_seed,
+            job=self.job,
+            observers=self._observers,
+        )
+
+    @property
+    def _is_between_turns(self) -> bool:
+        """Whether a turn and its observation are behind it, and the next one is not begun."""
+        return self._conversation is not None and self._open_turn is None and not self._to_step and not self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self._state is State.OVER
+
+    def _seconds(self) -> float:
+        """Wall seconds that it has run so far."""
+        return self._record.seconds + (time.monotonic() - self._started if self._state is State.RUNS else 0.0)
+
+    def _waits(self, phase: Phase, what: str = "") -> None:
+        for observer in self._observers:
+            observer.waits(self.job, phase, what)
+
+    async def _play_guarded(self) -> tuple[StopReason | None, Failure | None]:
+        """Play, and say how it ended, and what broke it off if something did; None for one that stands still."""
+        try:
+            with episode_scope(self.job.key):
+                async with episode_deadline(self._limits, self._record.seconds) as self._end_now:
+                    return await self._play(), None
+        except StoppedError:
+            return (StopReason.STRAGGLER if self._asked is Asked.CUT else None), None
+        except TimeoutError:  # the whole episode's; the others arrive wrapped
+            if self._asked is Asked.CUT:
+                return StopReason.STRAGGLER, None
+            message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
+            return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
+        except FailedError as failed:
+            return failed.reason, Failure(error_text(failed.cause), self._number)
+        except CallersError as caller:
+            raise caller.error from caller.error.__cause__
+        except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
+            return self._phase, Failure(error_text(cause), self._number)
+        finally:
+            self._end_now = None
+
+    async def _play(self) -> StopReason:
+        self._stop_if_asked()
+        renderer, conversation = self._renderer, self._conversation
+        if renderer is None or conversation is None:
+            renderer, conversation = await self._begin()
+        turn_timeout = self._limits.turn_timeout
+        while True:
+            turn = self._turn(renderer, conversation)
+            reason = await (turn if turn_timeout is None else self._in_time(turn, turn_timeout))
+            if reason is not None:
+                return reason
+            if self._between_turns is not None:
+                try:
+                    await self._between_turns(self)
+                except Exception as error:
+                    raise CallersError(error) from error
+
+    async def _in_time(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
+        try:
+            return await with_deadline(turn, seconds, queue=math.inf)
+        except DeadlineError as cause:
+            late = EpisodeError(f"the turn did not finish within {seconds:g} seconds")
+            raise FailedError(StopReason.TURN_TIMEOUT, late) from cause
+
+    def _stop_if_asked(self) -> None:
+        """Leave the road here if the episode was asked to end or to stand still."""
+        if self._asked is not None:
+            raise StoppedError
+
+    async def _turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
+        """Play one turn, or the rest of one, and put the env's answer behind it. Returns why the episode is over."""
+        self._stop_if_asked()
+        if not self._to_step:
+            reason = await self._policy_turn(renderer, conversation)
+            if reason is not None:
+                return await self._cut_off(conversation, reason)
+            self._to_step = True
+            self._stop_if_asked()
+        result = await self._step_env(conversation)
+        reason = _not_failed(result)
+        if reason is not None:
+            return reason
+        self._waits(Phase.CONTEXT)
+        try:
+            observation, extension = await self._context.extended(renderer, conversation, result)
+        except TooManyTokensError:
+            return await self._cut_off(conversation, StopReason.BUDGET)  # as below, found out without encoding it
+        added = len(extension.added or ())
+        response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
+        if self._room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
+            return await self._cut_off(conversation, StopReason.BUDGET)
+        conversation.apply(extension, observation)
+        self._to_step = False
+        turns = self._record.turns
+        turns[-1] = altered(turns[-1], observation_tokens=added)
+        for observer in self._observers:
+            observer.turned(self.job, turns[-1], conversation)
+        return None
+
+    async def _begin(self) -> tuple[ChatRenderer, Conversation]:
+        seed = None if self._seed is None else derive_seed(self._seed, *self.job.seed_parts)
+        self._waits(Phase.RESET)
+        with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
+            call = self.env.reset(seed=seed, options={"task": self.job.task})
+            obs, _ = await with_deadline(call, self._limits.env_timeout)
+        self._record.messages = list(obs)
+        with failing(StopReason.PROMPT_REFUSED):
+            self._renderer = renderer = self._make_renderer(self.env.tool_schemas)
+            most = self._budget.prompt
+            try:
+                history = HistoryMode(self._config.history)
+                conversation = await encoded_apart(partial(Conversation, renderer, history, obs, most=most), obs)
+            except TooManyTokensError as error:
+                raise long_prompt_error(f"at least {error.least}", most) from error
+            self._conversation = conversation
+            if len(conversation.context) > most:
+                raise long_prompt_error(str(len(conversation.context)), most)
+        return renderer, conversation
+
+    async def _step_env(self, conversation: Conversation) -> StepResult:
+        self._phase = StopReason.ENV_FAILED
+        parsed = conversation.parse_turn()
+        what = ", ".join(call.name for call in parsed.calls) if self._observers else ""
+        result = await self._ask_env(partial(self.env.step, parsed), what)
+        self._record.metrics = result.info.get("metrics", {})
+        conversation.set_message(result.info.get("message") or parsed.message)
+        turns = self._record.turns
+        turns[-1] = altered(turns[-1], tool_calls=tuple(result.info.get("tool_calls", ())))
+        return result
+
+    async def _cut_off(self, conversation: Conversation, reason: StopReason) -> StopReason:
+        """Have the env score the episode that a limit ends here, with the turn that it has not seen. Returns `reason`.
+
+        One that does not count, since the engine aborted it, is not scored.
+        """
+        if reason.counts and self._record.turns:
+            if self._asked is Asked.CUT:
+                raise StoppedError
+            self._phase = StopReason.ENV_FAILED
+            unseen = conversation.parse_turn() if not self._to_step and self._number < len(self._record.turns) else None
+            result = await self._ask_env(partial(self.env.truncate, reason, unseen))
+            self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
+            _not_failed(result)
+        return reason
+
+    async def _ask_env(self, ask: Callable[[], Coroutine[Any, Any, StepResult]], what: str = "") -> StepResult:
+        """Await what the env gives for the last turn, and add its reward to those of turn and episode."""
+        self._waits(Phase.ENV, what)
+        started = time.monotonic()
+        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
+            result = await with_deadline(ask(), self._limits.env_timeout)
+        self._record.reward += finite_reward(result.reward)
+        turns = self._record.turns
+        reward, seconds = (turns[-1].reward or 0.0) + result.reward, turns[-1].env_seconds + time.monotonic() - started
+        turns[-1] = altered(turns[-1], reward=reward, env_seconds=seconds)
+        return result
+
+    # ------------------------------------------------------------------ the policy's turn
+
+    async def _policy_turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
+        """Sample the next turn, or the rest of it, and close it. Returns why the episode is over, if it is."""
+        self._phase = StopReason.ENGINE_FAILED
+        if self._open_turn is None:
+            self._number = len(self._record.turns)
+            budget = self._room(conversation)
+            if budget < 1:
+                return StopReason.BUDGET
+            self._open_turn = self._sampler.open(self._number, budget, len(conversation.context))
+        self._waits(Phase.ENGINE)
+        self._stop_if_asked()  # an observer may ask
+        turn = self._open_turn
+        if not await self._sampler.sample(turn, conversation, renderer):
+            self._stop_if_asked()
+        self._close_open_turn()
+        return self._close_turn(renderer, conversation, turn)
+
+    def _room(self, conversation: Conversation, tokens: int | None = None, response_tokens: int | None = None) -> int:
+        """How many more tokens the conversation's sequence may take; or one of so many, so many behind its prompt."""
+        return self._budget.room(
+            conversation.first_prompt_tokens,
+            len(conversation.context) if tokens is None else tokens,
+            conversation.response_tokens if response_tokens is None else response_tokens,
+        )
+
+    def _close_open_turn(self) -> None:
+        """Make a `Turn` of what was sampled, unless nothing was and the engine did not end it."""
+        turn, self._open_turn = self._open_turn, None
+        if turn is not None and (turn.tokens or turn.over):
+            assert self._conversation is not None
+            assert self._renderer is not None
+            self._record.turns.append(turn.close(self._conversation, self._renderer))
+
+    def _sampling_seed(self, *parts: int) -> int | None:
+        """The seed of one request: by its turn's number, and behind it that of the part if it is not the first."""
+        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self.job.seed_parts, *parts)
+
+    def _close_turn(self, renderer: ChatRenderer, conversation: Conversation, turn: OpenTurn) -> StopReason | None:
+        """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
+        if renderer.ends_turn(conversation.turn_ids):
+            return None
+        reason = turn.finish_reason
+        if reason is not FinishReason.STOP and self._config.on_truncated_turn == TruncationPolicy.END:
+            if reason is FinishReason.ABORT:
+                return StopReason.ABORTED
+            return StopReason.BUDGET if turn.budget < self._sampling.max_new_tokens else StopReason.LENGTH
+        with failing(StopReason.PROMPT_REFUSED):
+            closing = conversation.missing_end()
+        if self._room(conversation) < len(closing):
+            return StopReason.BUDGET
+        conversation.add_env_tokens(closing)
+        turns = self._record.turns
+        turns[-1] = altered(turns[-1], closing_tokens=len(closing))
+        return None
+
+
+def _not_failed(result: StepResult) -> StopReason | None:
+    """The reason of a result to end the episode.
+
+    Raises:
+        FailedError: it is a failure.
+    """
+    reason = result.stop_reason
+    if reason is not None and reason.failed:
+        raise FailedError(reason, EpisodeError("the env ended the episode with this reason"))
+    return reason

@@ -1,0 +1,135 @@
+"""What an episode leaves: its trajectory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import StopReason
+from toolgym.rollout.episode.config import EpisodeConfig
+from toolgym.rollout.job import Job
+from toolgym.rollout.tokens.conversation import Conversation
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory.token_sequence import TokenSequence
+from toolgym.rollout.trajectory.trajectory import Failure, Trajectory, Turn, plain
+from toolgym.tools.errors import error_text
+from toolgym.tools.message import Message
+
+
+class EpisodeRecord:
+    """What is known of one episode so far.
+
+    Args:
+        job: the episode's.
+        config: how it is played.
+        episode_id: the id of its trajectory.
+        env_id: what the trajectory calls the env.
+        settings: its run's, see `run_settings`.
+
+    Attributes:
+        messages: the conversation, as long as there are no tokens of it.
+        turns: those that are over.
+        reward: sum of the rewards of all steps.
+        metrics: the env's of the last step.
+        started_at: seconds since the epoch; 0 before it began.
+        seconds: wall seconds that it has run.
+    """
+
+    def __init__(
+        self, job: Job, config: EpisodeConfig, episode_id: str, env_id: str, settings: Mapping[str, str]
+    ) -> None:
+        self.job, self._config, self._id, self.env_id, self.settings = job, config, episode_id, env_id, settings
+        self.messages: list[Message] = list(job.task.messages)
+        self.turns: list[Turn] = []
+        self.reward = 0.0
+        self.metrics: Mapping[str, Any] = {}
+        self.started_at = self.seconds = 0.0
+
+    def go_on_from(self, other: EpisodeRecord, seconds: float) -> None:
+        """Take over what another episode has done so far, in so many seconds."""
+        self.messages, self.turns = [*other.messages], [*other.turns]
+        self.reward, self.metrics = other.reward, dict(other.metrics)
+        self.started_at, self.seconds = other.started_at, seconds
+
+    def trajectory(
+        self,
+        reason: StopReason,
+        error: Failure | None,
+        renderer: ChatRenderer | None,
+        conversation: Conversation | None,
+    ) -> Trajectory:
+        """The trajectory of the episode, which ended with `reason`."""
+        job = self.job
+        messages: Sequence[Message] = self.messages
+        sequences: tuple[TokenSequence, ...] = ()
+        prompt_text: str | Callable[[], str] = ""
+        response_text: str | Callable[[], str] = ""
+        if conversation is not None and renderer is not None:
+            messages, sequences = conversation.messages, conversation.sequences
+            last, decode = sequences[-1], renderer.decode
+            prompt_text = lambda: decode(last.prompt_ids.tolist())  # noqa: E731
+            response_text = lambda: decode(last.response_ids.tolist())  # noqa: E731
+        sampling = self._config.sampling_in_use
+        return Trajectory(
+            id=self._id,
+            env_id=self.env_id,
+            task_id=job.task.id,
+            source=job.task.source,
+            group_id=job.group_id,
+            task_index=job.key.task_index,
+            sample_index=job.key.sample_index,
+            messages=tuple(messages),
+            tools=tuple(renderer.tools) if renderer is not None else (),
+            sequences=sequences,
+            reward=self.reward,
+            stop_reason=reason,
+            turns=tuple(self.turns),
+            ground_truth=job.task.ground_truth,
+            error=error,
+            sampling={
+                **vars(sampling),
+                "stop_token_ids": list(sampling.stop_token_ids),
+                "seed": job.seed,
+            },
+            metrics=dict(self.metrics),
+            prompt_text=prompt_text,
+            response_text=response_text,
+            started_at=self.started_at,
+            seconds=self.seconds,
+            training_step=self._config.training_step,
+            validate=self._config.validate,
+            parent=job.parent,
+            branch_turn=job.branch_turn,
+            settings={**self.settings, "task": task_label(job.task)} if self.settings else {},
+        )
+
+
+def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception) -> Trajectory:
+    """The trajectory of an episode whose env could not be made, because of `error`."""
+    return Trajectory(
+        id=f"{job.group_id}-{job.key.sample_index}-not-made",
+        env_id=env_id,
+        task_id=job.task.id,
+        source=job.task.source,
+        group_id=job.group_id,
+        task_index=job.key.task_index,
+        sample_index=job.key.sample_index,
+        messages=job.task.messages,
+        tools=(),
+        sequences=(),
+        reward=0.0,
+        stop_reason=StopReason.ENV_CREATE_FAILED,
+        ground_truth=job.task.ground_truth,
+        error=Failure(error_text(error), 0),
+        training_step=config.training_step,
+        validate=config.validate,
+    )
+
+
+def task_label(task: Task) -> str:
+    """A short text for what an episode begins with: the task's messages and the arguments of its tools."""
+    text = json.dumps(plain([task.messages, task.tools_kwargs]), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,251 @@
+"""`TurnSampler`: one turn of the policy, in several parts where the engine aborts it, and its end before its time.
+
+A turn that the engine aborts, as it does when its weights are updated, is resumed: the same turn goes on from prompt
+and partial, under the weights that the engine then has. Each token keeps the version that it was sampled with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from toolgym.envs.types import StopReason
+from toolgym.rollout.altered import altered
+from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
+from toolgym.rollout.episode.failure import failing
+from toolgym.rollout.episode.observer import EpisodeObserver
+from toolgym.rollout.job import Job
+from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.tokens.conversation import Conversation
+from toolgym.rollout.tokens.renderer import ChatRenderer
+from toolgym.rollout.trajectory.trajectory import Turn
+from toolgym.tools.concurrency.deadline import queueing, with_deadline
+from toolgym.tools.concurrency.rate_limit import Lease
+from toolgym.tools.concurrency.run_limits import GENERATIONS
+
+RESUME_WAIT = (0.05, 5.0)
+"""Seconds to wait before a turn is resumed that got no token since the last time: at first, and at most. It doubles
+each time."""
+
+ABORT_GRACE = 5.0
+"""Seconds that an engine gets to abort a request and to give back what it has. Then the request is cancelled."""
+
+_log = logging.getLogger("toolgym.rollout")
+
+
+@dataclass
+class OpenTurn:
+    """A turn that is being sampled.
+
+    Attributes:
+        number: its number, counted from 0.
+        budget: tokens that the episode had left for it.
+        most: tokens that it may have.
+        prompt_tokens: tokens of the context that its first part was sent with.
+        seed: the sampling seed of its first part.
+        finish_reason: that of its last part so far.
+        tokens: tokens sampled so far.
+        parts: requests that have ended so far, however they did.
+        aborts: those of them that the engine aborted by itself.
+        cached_tokens: of the first part.
+        idle: parts without a token since the last one that had some.
+        seconds: wall seconds that it was sampled for, with `queue_seconds`.
+        queue_seconds: wall seconds that it waited for its place among the requests of the run.
+        over: whether it goes no further.
+    """
+
+    number: int
+    budget: int
+    most: int
+    prompt_tokens: int
+    seed: int | None
+    finish_reason: FinishReason = FinishReason.ABORT
+    tokens: int = 0
+    parts: int = 0
+    aborts: int = 0
+    cached_tokens: int = 0
+    idle: int = 0
+    seconds: float = 0.0
+    queue_seconds: float = 0.0
+    over: bool = False
+
+    def close(self, conversation: Conversation, renderer: ChatRenderer) -> Turn:
+        """Put what was sampled into the conversation as a turn, and return its record."""
+        return Turn(
+            text=conversation.add_turn(),
+            finish_reason=self.finish_reason.value,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.tokens,
+            cached_tokens=self.cached_tokens,
+            engine_seconds=self.seconds - self.queue_seconds,
+            sequence=conversation.number,
+            resumes=max(0, self.parts - 1),
+            truncated=self.finish_reason is not FinishReason.STOP and not renderer.ends_turn(conversation.turn_ids),
+            seed=self.seed,
+            queue_seconds=self.queue_seconds,
+        )
+
+
+class TurnSampler:
+    """Samples the turns of one episode, one after the other.
+
+    Args:
+        engine: where turns come from.
+        sampling: how to sample them, without the template's stop tokens.
+        limits: the engine's deadline, and how often a turn is resumed.
+        episode_id: the requests' ids begin with it.
+        affinity: see `GenerationRequest`.
+        seed_of: the seed of a request, by its turn's number, and behind it that of the part if it is not the first.
+        job: the episode's.
+        observers: hear of each request.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sampling: SamplingParams,
+        limits: EpisodeLimits,
+        *,
+        episode_id: str,
+        affinity: str,
+        seed_of: Callable[..., int | None],
+        job: Job,
+        observers: Sequence[EpisodeObserver],
+    ) -> None:
+        self._engine, self._sampling, self._limits = engine, sampling, limits
+        self._id, self.affinity, self._seed_of = episode_id, affinity, seed_of
+        self._job, self._observers = job, observers
+        self._clock: asyncio.Timeout | None = None  # while a turn is sampled
+        self._request_id: str | None = None  # while the engine has a request
+        self._interrupted = False
+        self._aborting: asyncio.Task[None] | None = None
+
+    def open(self, number: int, budget: int, prompt_tokens: int) -> OpenTurn:
+        """Begin a turn."""
+        most = min(budget, self._sampling.max_new_tokens)
+        return OpenTurn(number, budget, most, prompt_tokens, self._seed_of(number))
+
+    async def sample(self, turn: OpenTurn, conversation: Conversation, renderer: ChatRenderer) -> bool:
+        """Sample a turn, or go on with one that was interrupted; its tokens go to the conversation part by part.
+
+        Returns:
+            Whether the turn is over; not where `interrupt` ended the call, and the turn may go on.
+
+        Raises:
+            FailedError: the engine failed.
+        """
+        started, self._interrupted = time.monotonic(), False
+        try:
+            async with asyncio.timeout(None) as self._clock:
+                turn.over = await self._sample(turn, conversation, renderer)
+        except TimeoutError:  # of `interrupt`: what the engine raises is a FailedError
+            pass
+        finally:
+            turn.seconds += time.monotonic() - started
+            self._clock = self._request_id = None
+            await self._end_aborting()
+        return turn.over
+
+    def interrupt(self) -> bool:
+        """End `sample` soon: the engine is asked to abort the request, and what it gives back is kept. A request that
+        does not come back within `ABORT_GRACE` seconds, or of an engine that cannot abort, is cancelled, and what was
+        sampled for it is lost.
+
+        Returns:
+            Whether a turn is being sampled. Else nothing happens.
+        """
+        if self._clock is None:
+            return False
+        if self._interrupted:
+            return True
+        self._interrupted = True
+        loop = asyncio.get_running_loop()
+        if self._request_id is None:  # between two parts
+            self._clock.reschedule(loop.time())
+        else:
+            self._clock.reschedule(loop.time() + ABORT_GRACE)
+            self._aborting = loop.create_task(self._abort(self._request_id, self._clock))
+        return True
+
+    async def _sample(self, turn: OpenTurn, conversation: Conversation, renderer: ChatRenderer) -> bool:
+        stop_token_ids = tuple(sorted({*self._sampling.stop_token_ids, *renderer.stop_token_ids}))
+        while True:
+            if turn.idle:
+                first, longest = RESUME_WAIT
+                await asyncio.sleep(min(longest, first * 2.0 ** min(turn.idle - 1, 30)))
+            generation = await self._generate(turn, conversation, stop_token_ids)
+            for observer in self._observers:
+                observer.generated(self._job, generation)
+            conversation.add_generation(generation)
+            turn.tokens = len(conversation.context) - turn.prompt_tokens
+            if turn.parts == 1:
+                turn.cached_tokens = generation.cached_tokens
+            reason = generation.finish_reason
+            if reason is FinishReason.ABORT and turn.tokens:  # it may have come at the end by itself
+                if conversation.context[-1] in stop_token_ids:
+                    reason = FinishReason.STOP
+                elif turn.tokens == turn.most:
+                    reason = FinishReason.LENGTH
+            turn.finish_reason = reason
+            if reason is not FinishReason.ABORT:
+                return True
+            if self._interrupted:
+                return False
+            turn.aborts += 1
+            turn.idle = 0 if generation.token_ids else turn.idle + 1
+            if turn.aborts > self._limits.max_resumes:
+                return True
+
+    async def _generate(
+        self, turn: OpenTurn, conversation: Conversation, stop_token_ids: tuple[int, ...]
+    ) -> Generation:
+        """Have the engine sample the next part of a turn."""
+        parts = (turn.number, turn.parts) if turn.parts else (turn.number,)
+        params = altered(
+            self._sampling,
+            max_new_tokens=turn.most - turn.tokens,
+            stop_token_ids=stop_token_ids,
+            seed=self._seed_of(*parts) if turn.parts else turn.seed,
+        )
+        place = GENERATIONS.limiter.try_acquire() or await _place(turn)
+        self._request_id = request_id = "-".join([self._id, *map(str, parts)])
+        for observer in self._observers:
+            observer.asked(self._job, conversation.context, params)
+        try:
+            with failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT):
+                call = self._engine.generate(
+                    conversation.context, params, request_id=request_id, affinity=self.affinity
+                )
+                return await with_deadline(call, self._limits.engine_timeout)
+        finally:
+            self._request_id = None
+            place.release()
+            turn.parts += 1  # one that was cancelled had an id and a seed, too
+
+    async def _abort(self, request_id: str, clock: asyncio.Timeout) -> None:
+        try:
+            await with_deadline(self._engine.abort(request_id), ABORT_GRACE)
+        except Exception as error:  # noqa: BLE001  cancelling it ends it, too
+            _log.debug("request %s is cancelled, for it could not be aborted: %s", request_id, error)
+            if self._clock is clock and not clock.expired():
+                clock.reschedule(asyncio.get_running_loop().time())
+
+    async def _end_aborting(self) -> None:
+        """Let no call of the engine outlive the turn."""
+        aborting, self._aborting = self._aborting, None
+        if aborting is not None:
+            aborting.cancel()
+            await asyncio.wait({aborting})
+
+
+async def _place(turn: OpenTurn) -> Lease:
+    """Wait for the turn's place among the requests that the engine gets from this run."""
+    arrived = time.monotonic()
+    try:
+        with queueing():
+            return await GENERATIONS.limiter.acquire()
+    finally:
+        turn.queue_seconds += time.monotonic() - arrived

@@ -1,0 +1,1 @@
+"""Tokenizers, models of the hub, and the tiny policy."""

@@ -1,0 +1,1 @@
+"""The envs of a run: made, pooled, and kept for suspended episodes."""

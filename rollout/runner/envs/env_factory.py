@@ -1,0 +1,109 @@
+"""`EnvFactory`: what makes the envs of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.registry import make, spec
+from toolgym.envs.tasks.sources import TaskSource
+from toolgym.rollout.episode.env_lifecycle import close_env
+from toolgym.tools.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Makes the envs of a run, one for each episode in flight.
+
+    Attributes:
+        env_id: what trajectories call the env: its id, or a name of your choice.
+        make: makes one env.
+        kwargs: the arguments that make such an env with `toolgym.make(env_id, ...)`; None where only `make` can.
+    """
+
+    env_id: str
+    make: Callable[[], BaseEnv]
+    kwargs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.env_id, str) or not callable(self.make):
+            raise ConfigError(
+                f"an EnvFactory needs a name and a function that makes an env, got {self.env_id!r} and {self.make!r}"
+            )
+
+    @classmethod
+    def of(
+        cls, env: str | Callable[[], BaseEnv] | EnvFactory, env_kwargs: Mapping[str, Any] | None = None
+    ) -> EnvFactory:
+        """The factory for an env id with its arguments, for a function that makes envs, or that factory itself.
+
+        Raises:
+            UnknownNameError: no env has that id; names the nearest one.
+            ConfigError: `env` is none of these, or `env_kwargs` were given with another than an id.
+        """
+        if isinstance(env, str):
+            if not isinstance(env_kwargs, Mapping | None):
+                raise ConfigError(f"env_kwargs must map names to arguments, got {env_kwargs!r}")
+            spec(env)
+            kwargs = dict(env_kwargs or {})
+            return cls(env, lambda: _make(env, kwargs), kwargs)
+        if env_kwargs:
+            raise ConfigError("env_kwargs go with an env id; a function that makes envs knows its own")
+        if isinstance(env, EnvFactory):
+            return env
+        if isinstance(env, BaseEnv):
+            raise ConfigError(
+                f"expected an env id or a function that makes an env, got the env {env!r}: episodes that run at the "
+                "same time need an env each"
+            )
+        if not callable(env):
+            raise ConfigError(f"expected an env id or a function that makes an env, got {env!r}")
+        return cls(getattr(env, "__name__", type(env).__name__), env)
+
+    def __call__(self) -> BaseEnv:
+        """Make an env.
+
+        Raises:
+            ConfigError: `make` gave something else.
+        """
+        env: Any = self.make()
+        if not isinstance(env, BaseEnv):
+            if inspect.iscoroutine(env):
+                env.close()
+            raise ConfigError(f"{self.env_id} must make a toolgym BaseEnv, it gave {env!r}")
+        return env
+
+    def changed(self, change: Callable[[BaseEnv], None]) -> EnvFactory:
+        """A factory of the same envs, which applies `change` to each env that it makes."""
+
+        def make_changed() -> BaseEnv:
+            env = self()
+            change(env)
+            return env
+
+        return replace(self, make=make_changed)
+
+    async def tasks(self) -> TaskSource:
+        """Where the envs draw their tasks from by themselves.
+
+        Raises:
+            ConfigError: these envs have no tasks of their own.
+        """
+        env = self()
+        try:
+            source = getattr(env, "tasks", None)
+        finally:
+            await close_env(env)
+        if not isinstance(source, TaskSource):
+            raise ConfigError(f"env {self.env_id!r} has no tasks of its own: give some with tasks=...")
+        return source
+
+
+def _make(env_id: str, kwargs: Mapping[str, Any]) -> BaseEnv:
+    try:
+        return make(env_id, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"env {env_id!r} cannot be made with {', '.join(kwargs) or 'no'} options: {error}") from error

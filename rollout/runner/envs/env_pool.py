@@ -1,0 +1,228 @@
+"""`EnvPool`: the envs of one run, and who closes them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from toolgym.envs.base import BaseEnv
+from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, end_env
+from toolgym.tools.concurrency import deadline
+from toolgym.tools.concurrency.blocking import BlockingPool, contained
+from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.errors import EpisodeError
+
+BATCH_SECONDS = 0.02
+"""After so many seconds no further env is made before those that are ready are handed over."""
+
+
+class EnvPool:
+    """Owns the envs of one run. An env that is given back is used again as long as further ones may be taken, and is
+    closed else; closing the pool closes every env.
+
+    Envs are made in a thread, one after the other, so that those which are slow to make hold up no episode that has its
+    env. One whose making does not come to an end is left behind, and the next one is made in another thread.
+
+    Args:
+        make: makes one env.
+        timeout: seconds that it gets.
+    """
+
+    def __init__(self, make: Callable[[], BaseEnv], timeout: float) -> None:
+        self._make, self._timeout = make, timeout
+        self._threads = BlockingPool(1)
+        self._waiting: deque[asyncio.Future[BaseEnv]] = deque()
+        self._making: asyncio.Task[None] | None = None  # while anything waits
+        self._batch: _Batch | None = None  # what the thread makes now
+        self._closed = False
+        self._left: int | None = None  # how many envs will be taken yet, once that is known
+        self._closing: set[asyncio.Task[None]] = set()
+        self._idle: list[BaseEnv] = []
+        self._open: dict[int, BaseEnv] = {}  # by identity: envs of users need not be hashable
+
+    async def take(self) -> BaseEnv:
+        """An idle env, or a new one.
+
+        Raises:
+            EpisodeError: making one took too long. All else that `make` raises passes through.
+        """
+        if self._left:
+            self._left -= 1
+        if self._idle:
+            return self._idle.pop()
+        future: asyncio.Future[BaseEnv] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        if self._making is None:
+            self._making = asyncio.create_task(self._serve(), name="toolgym makes envs")
+        return await future
+
+    async def _serve(self) -> None:
+        """Make envs while any are waited for."""
+        try:
+            while self._waiting:
+                batch = _Batch(self._make, len(self._waiting), self._own(asyncio.get_running_loop()))
+                self._batch = batch
+                error: Exception | None = None
+                try:
+                    call = self._threads.run(batch.make, name="the making of an env")
+                    await with_deadline(call, self._timeout + BATCH_SECONDS, queue=math.inf, name="making an env")
+                except DeadlineError:
+                    error = EpisodeError(f"making the env did not finish within {self._timeout:g} seconds")
+                except Exception as caught:  # noqa: BLE001  the episode that waits gets it
+                    error = caught
+                batch.given_up = True
+                for made in [*batch.made, *([error] if error is not None else [])]:
+                    self._hand_over(made)
+                    await asyncio.sleep(0)  # one episode begins in a round of the event loop: no others are held up
+        finally:
+            self._making = self._batch = None
+            while self._waiting:  # whatever ended this task, which they wait for
+                self._hand_over(EpisodeError("what makes the envs of the run was cancelled or broke"))
+
+    def _hand_over(self, made: BaseEnv | Exception) -> None:
+        while self._waiting and self._waiting[0].done():  # its caller was cancelled
+            self._waiting.popleft()
+        if isinstance(made, Exception):
+            if self._waiting:
+                self._waiting.popleft().set_exception(made)
+        elif self._waiting:
+            self._waiting.popleft().set_result(made)
+        else:
+            self._idle.append(made)
+
+    def _own(self, loop: asyncio.AbstractEventLoop) -> Callable[[BaseEnv], None]:
+        """What takes an env when it is made, in the thread: the pool closes it, also one that is made too late."""
+
+        def own(env: BaseEnv) -> None:
+            self._open[id(env)] = env
+            if self._closed:
+                self._close_from_thread(env, loop)
+
+        return own
+
+    def _close_from_thread(self, env: BaseEnv, loop: asyncio.AbstractEventLoop) -> None:
+        """Close an env that was made too late, on the event loop of its run; or on another, where that one is over."""
+        closed = threading.Event()
+
+        def begin() -> None:
+            task = loop.create_task(self._close_late(env))
+            self._closing.add(task)  # an event loop itself knows its tasks by weak references only
+            task.add_done_callback(self._closing.discard)
+            task.add_done_callback(lambda _: closed.set())
+
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(begin)
+        end = time.monotonic() + CLOSE_TIMEOUT
+        while not closed.wait(0.05) and not loop.is_closed() and time.monotonic() < end:
+            pass
+        if id(env) in self._open:
+            asyncio.run(self._close_late(env))
+
+    async def _close_late(self, env: BaseEnv) -> None:
+        if self._open.pop(id(env), None) is not None:  # else `close` has seen it
+            await close_env(env)
+
+    def adopt(self, env: BaseEnv) -> None:
+        """Take over an env that is in use."""
+        self._open[id(env)] = env
+
+    def release(self, env: BaseEnv) -> None:
+        """Leave an env that is in use to another owner."""
+        del self._open[id(env)]
+
+    def give_back(self, env: BaseEnv) -> None:
+        """Keep an env for a further episode, or begin to close it where there is none."""
+        self._idle.append(env)
+        self._close_spare()
+
+    def expect(self, takes: int) -> None:
+        """Hear that so many envs will be taken yet, and no more. Those that are too many are closed from now on. A run
+        of a thousand episodes would otherwise close a thousand envs at its end, while its consumer waits for that."""
+        self._left = takes
+        self._close_spare()
+
+    def _close_spare(self) -> None:
+        while self._left is not None and len(self._idle) > self._left:
+            self._begin_to_close(self._idle.pop())
+
+    def _begin_to_close(self, env: BaseEnv) -> None:
+        self.release(env)
+        task = asyncio.create_task(end_env(env), name="toolgym closes an env")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def discard(self, env: BaseEnv) -> None:
+        """Close an env that no further episode may use."""
+        self.release(env)  # first: it closes also where the caller is cancelled meanwhile
+        await close_env(env)
+
+    async def close(self) -> None:
+        """Close every env, those in use included. One that is just being made gets `CANCEL_GRACE` seconds and is closed
+        when it comes where it takes longer."""
+        self._closed = True
+        for future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        try:
+            if self._making is not None:
+                await shielded(self._end_making(self._making))
+        finally:
+            self._threads.close()
+            envs, self._idle = [self._open.pop(key) for key in list(self._open)], []
+            await shielded(self._close_rest(envs))
+
+    async def _close_rest(self, envs: Sequence[BaseEnv]) -> None:
+        await close_all(envs)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _end_making(self, making: asyncio.Task[None]) -> None:
+        if self._batch is not None:
+            self._batch.given_up = True
+        await asyncio.wait({making}, timeout=deadline.CANCEL_GRACE)
+        making.cancel()
+        await asyncio.wait({making})
+
+
+class _Batch:
+    """Several envs, made with one change of threads.
+
+    Args:
+        make: makes one.
+        count: how many at most.
+        own: gets each.
+    """
+
+    def __init__(self, make: Callable[[], BaseEnv], count: int, own: Callable[[BaseEnv], None]) -> None:
+        self._make, self._count, self._own = make, count, own
+        self.made: list[BaseEnv | Exception] = []
+        self.given_up = False
+
+    def make(self) -> None:
+        end = time.monotonic() + BATCH_SECONDS
+        while len(self.made) < self._count and not self.given_up and time.monotonic() < end:
+            try:
+                env = contained(self._make, (), {})
+            except Exception as error:  # noqa: BLE001  the episode that waits gets it
+                self.made.append(error)
+            else:
+                self._own(env)
+                if not self.given_up:
+                    self.made.append(env)
+
+
+async def close_all(envs: Sequence[BaseEnv]) -> None:
+    """Close these envs at the same time, each as `close_env` does."""
+    if envs:
+        await shielded(_close_each(envs))
+
+
+async def _close_each(envs: Sequence[BaseEnv]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for env in envs:
+            group.create_task(end_env(env))

@@ -1,0 +1,1 @@
+"""What an episode leaves: token sequences, trajectories, and their files."""

@@ -1,0 +1,86 @@
+"""What a run says about its failed episodes: one warning a kind, and an error where nothing else came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from toolgym.envs.types import StopReason
+from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.tools.errors import ToolgymError, shorten
+
+log = logging.getLogger("toolgym.rollout.trajectory.failures")
+"""Gets one warning for each kind of failure, at the end of a run."""
+
+_Kind = tuple[StopReason, str]
+
+
+class RunFailedError(ToolgymError, RuntimeError):
+    """Every episode of a run failed in the same way at its first turn.
+
+    Attributes:
+        stop_reason: the failure.
+        trajectories: the failed trajectories, in the run's order.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        first = trajectories[0]
+        super().__init__(
+            f"all {len(trajectories)} episodes failed in the same way at their first turn, with "
+            f"{first.stop_reason.value}: {_cause(first)}"
+        )
+        self.stop_reason = first.stop_reason
+        self.trajectories = tuple(trajectories)
+
+
+class FailureLog:
+    """Counts the failed episodes of a run by kind: by their stop reason and the type of their error."""
+
+    def __init__(self) -> None:
+        self._episodes = 0
+        self._counts: dict[_Kind, int] = {}
+        self._examples: dict[_Kind, Trajectory] = {}
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count an episode."""
+        self._episodes += 1
+        if trajectory.failed:
+            kind = _kind(trajectory)
+            self._examples.setdefault(kind, trajectory)
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+
+    def lines(self) -> list[str]:
+        """One line for each kind of failure, with its count and an example."""
+        lines = []
+        for (reason, _), one in self._examples.items():
+            assert one.error is not None
+            lines.append(
+                f"{self._counts[_kind(one)]} of {self._episodes} episodes failed with {reason.value}; one of them: "
+                f"task {one.task_index}, sample {one.sample_index}, turn {one.error.turn}: {_cause(one)}"
+            )
+        return lines
+
+    def warn(self) -> None:
+        """Log each of the lines as a warning."""
+        for line in self.lines():
+            log.warning("%s", line)
+
+
+def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:
+    """Check the trajectories of a whole run.
+
+    Raises:
+        RunFailedError: all failed at their first turn, and all in the same way.
+    """
+    at_once = all(one.error is not None and one.error.turn == 0 for one in trajectories)
+    if at_once and len({_kind(one) for one in trajectories}) == 1:
+        raise RunFailedError(trajectories)
+
+
+def _kind(trajectory: Trajectory) -> _Kind:
+    return trajectory.stop_reason, _cause(trajectory).partition(":")[0]
+
+
+def _cause(trajectory: Trajectory) -> str:
+    assert trajectory.error is not None
+    return shorten(trajectory.error.message)

@@ -1,0 +1,125 @@
+"""`summarize`: the figures of many trajectories, for any logger of metrics."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from toolgym.envs.types import Blame, StopReason
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.tools.schema import CallProblem
+
+_MOST = sys.float_info.max
+"""No float beyond it is a figure: not the infinities, nor nan."""
+
+_MALFORMED = {problem.value for problem in CallProblem}
+
+
+def succeeded(trajectory: Trajectory) -> bool:
+    """Whether the scorer gave full marks (where an env reports no score, whether the reward reached 1)."""
+    return not trajectory.failed and float(trajectory.metrics.get("score", trajectory.reward)) >= 1.0
+
+
+def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Return figures of trajectories by name, as loggers of metrics take them.
+
+    A rate is between 0 and 1. A standard deviation is that of a sample, and 0 of one episode. What a failure broke off
+    does not count in rewards and successes (see `Trajectory.counts`); without an episode that counts, and without any
+    episode at all, the figures that would have no value are left out.
+
+    | name | what it is |
+    | --- | --- |
+    | `episodes` | number of trajectories |
+    | `groups` | number of groups |
+    | `reward/mean`, `reward/std`, `reward/min`, `reward/max` | of the episodes that count |
+    | `success/mean`, `success/std` | of the episodes that count: 1 where the scorer gave full marks |
+    | `metrics/NAME/mean` | of each number in the metrics, over the episodes that have it and count |
+    | `stop_reason/NAME` | rate of each `StopReason`, those that did not occur included |
+    | `truncated/rate` | rate of episodes that a limit or an abort cut, failures not included |
+    | `failed/rate`, `failed/BLAME` | rate of failed episodes; by what failed: `engine`, `env`, `sandbox`, ... |
+    | `turns/mean`, `turns/max`, `turns/truncated` | turns in an episode; rate of turns that ended without an end |
+    | `tool_calls/mean` | calls in an episode |
+    | `tool_calls/status/NAME` | number of calls with each status that occurred |
+    | `tool_calls/bad` | number of malformed calls, which were not run |
+    | `tool_calls/infra_failures` | number of calls that the tool's infrastructure failed |
+    | `tokens/policy` | number of tokens that the policy sampled |
+    | `response_length/mean`, `response_length/max` | tokens that the policy sampled in an episode |
+    | `prompt_length/mean`, `prompt_length/max` | tokens of the first prompt of an episode |
+    | `seconds/mean`, `engine_seconds/mean`, `env_seconds/mean` | wall seconds of an episode, and its waits |
+
+    Example:
+        >>> summarize([])
+        {'episodes': 0.0, 'groups': 0.0}
+
+    Args:
+        trajectories: of one run or of several, in any order.
+
+    Raises:
+        ConfigError: they are no trajectories.
+    """
+    given = require_trajectories(trajectories)
+    figures: dict[str, float] = {
+        "episodes": float(len(given)),
+        "groups": float(len({(one.group_id, one.role) for one in given})),
+    }
+    if not given:
+        return figures
+    counted = [one for one in given if one.counts]
+    if counted:
+        rewards = [one.reward for one in counted]
+        figures |= _spread("reward", rewards)
+        figures |= {"reward/min": min(rewards), "reward/max": max(rewards)}
+        figures |= _spread("success", [float(succeeded(one)) for one in counted])
+        figures |= _metrics(counted)
+
+    count = len(given)
+    reasons = Counter(one.stop_reason for one in given)
+    failures = Counter(one.stop_reason.blame for one in given if one.failed)
+    figures |= {f"stop_reason/{reason.value}": reasons[reason] / count for reason in StopReason}
+    figures["truncated/rate"] = sum(one.stop_reason.truncated and not one.stop_reason.failed for one in given) / count
+    figures["failed/rate"] = sum(one.failed for one in given) / count
+    figures |= {f"failed/{blame.value}": failures[blame] / count for blame in Blame if blame is not Blame.POLICY}
+
+    turns = [len(one.turns) for one in given]
+    cut = sum(turn.truncated for one in given for turn in one.turns)
+    figures |= {"turns/mean": statistics.fmean(turns), "turns/max": float(max(turns))}
+    figures["turns/truncated"] = cut / max(sum(turns), 1)
+
+    calls = [record for one in given for record in one.tool_calls]
+    figures["tool_calls/mean"] = len(calls) / count
+    figures |= {f"tool_calls/status/{status}": float(n) for status, n in Counter(one.status for one in calls).items()}
+    figures["tool_calls/bad"] = float(sum(one.status in _MALFORMED for one in calls))
+    figures["tool_calls/infra_failures"] = float(sum(one.infra_failure for one in calls))
+
+    responses = [one.policy_tokens for one in given]
+    prompts = [len(one.sequences[0].prompt_ids) for one in given if one.sequences]
+    figures["tokens/policy"] = float(sum(responses))
+    for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
+        if lengths:
+            figures |= {f"{name}/mean": statistics.fmean(lengths), f"{name}/max": float(max(lengths))}
+
+    figures["seconds/mean"] = statistics.fmean(one.seconds for one in given)
+    figures["engine_seconds/mean"] = statistics.fmean(one.engine_seconds for one in given)
+    figures["env_seconds/mean"] = statistics.fmean(one.env_seconds for one in given)
+    return figures
+
+
+def _spread(name: str, values: list[float]) -> dict[str, float]:
+    return {
+        f"{name}/mean": statistics.fmean(values),
+        f"{name}/std": statistics.stdev(values) if len(values) > 1 else 0.0,
+    }
+
+
+def _metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """The means of what envs, scorers and tools report."""
+    values: dict[str, list[float]] = {}
+    for one in trajectories:
+        for name, value in one.metrics.items():
+            if isinstance(value, int | float | np.integer | np.floating) and -_MOST <= value <= _MOST:
+                values.setdefault(name, []).append(float(value))
+    return {f"metrics/{name}/mean": statistics.fmean(found) for name, found in values.items()}

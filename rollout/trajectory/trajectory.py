@@ -1,0 +1,441 @@
+"""`Trajectory`: the record of one episode, with the exact tokens that the policy saw and wrote.
+
+Most episodes are one token sequence (see `toolgym.rollout.trajectory.token_sequence`). Where the context had to be
+written anew (see `toolgym.rollout.tokens.conversation`), a further sequence begins; none is ever changed. As JSON (one
+line of a file, see `toolgym.rollout.trajectory.file`) a trajectory is a superset of the rows that verl's
+`rollout_data_dir` holds (`input`, `output`, `gts`, `score`, `step`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.envs.types import StopReason, ToolCallRecord
+from toolgym.rollout.trajectory.token_sequence import Ids, LogProbs, Segment, TokenSequence
+from toolgym.rollout.trajectory.versions import upgraded, with_calls
+from toolgym.tools.errors import ConfigError, shorten
+from toolgym.tools.html_view import html_table, message_row
+from toolgym.tools.message import Message
+
+FORMAT_VERSION = 4
+"""Version of the JSON that `Trajectory.to_json` writes. Read too are versions 1 (where an episode was one sequence), 2
+(where groups were numbered in their run, and weight versions stood beside each token) and 3 (where some fields had
+several types: a turn's text was a place in the output or a text, arguments and schemas were what they are)."""
+
+MAX_DEPTH = 150
+"""Deepest nesting that is written: more than any call's arguments have, less than JSON's reader and writer can do."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the policy and the observation it led to.
+
+    Attributes:
+        text: what the policy wrote, without its end-of-turn token.
+        finish_reason: the engine's: `stop`, `length` or `abort`.
+        prompt_tokens: tokens of the context that was sent.
+        generated_tokens: tokens that came back, of all parts together.
+        cached_tokens: tokens of the context that the engine had in its prefix cache.
+        observation_tokens: tokens that the env appended afterwards; 0 where a new sequence began instead.
+        tool_calls: what became of each call, in order.
+        reward: reward of the env's step; None where the env was not stepped, as after a turn that was cut.
+        engine_seconds: wall seconds until the engine had answered, resumes included, without `queue_seconds`.
+        env_seconds: wall seconds of the env's step, tools included.
+        sequence: number of the sequence that it was sampled in, counted from 0.
+        resumes: how often it was aborted and went on from what it had.
+        truncated: it ended without an end, by its length or by an abort that was not resumed.
+        closing_tokens: tokens that were appended, as the env's, to end a turn that had not sampled its end-of-turn
+            token.
+        seed: the sampling seed that the engine was sent with the turn's first part; None where it had none.
+        queue_seconds: wall seconds that the turn waited for its place among those that the engine works for; see
+            `RunConfig.max_generations`.
+    """
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int = 0
+    observation_tokens: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    reward: float | None = None
+    engine_seconds: float = 0.0
+    env_seconds: float = 0.0
+    sequence: int = 0
+    resumes: int = 0
+    truncated: bool = False
+    closing_tokens: int = 0
+    seed: int | None = None
+    queue_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What broke where the trajectory's `stop_reason` is a failure.
+
+    Attributes:
+        message: the error's type and text.
+        turn: number of the turn, counted from 0.
+    """
+
+    message: str
+    turn: int
+
+
+class _Text:
+    """A text that may be given as a function, which is called when the text is first read: decoding takes as long as
+    the rest of the record, and in training nothing reads it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._slot = f"_{name}"
+
+    def __get__(self, made: object, owner: type | None = None) -> str:
+        if made is None:
+            return ""  # the field's default
+        text: str | Callable[[], str] = made.__dict__[self._slot]
+        if not isinstance(text, str):
+            text = made.__dict__[self._slot] = text()
+        return text
+
+    def __set__(self, made: object, text: str | Callable[[], str]) -> None:
+        made.__dict__[self._slot] = text
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another member of a trajectory's group.
+
+    Attributes:
+        id: its trajectory's.
+        reward: its reward, as its run gave it out.
+    """
+
+    id: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished, truncated or failed episode.
+
+    Attributes:
+        id: unique.
+        env_id: the env's id, or the name of its class.
+        task_id: the task's id.
+        source: the task's source.
+        group_id: the same for all trajectories that one run sampled from one task for one role, and unique across runs.
+        task_index: number of the task in the run, counted from 0.
+        sample_index: number of the trajectory in its group, counted from 0.
+        messages: the whole conversation, whatever a context policy took away from the policy's view later. With one
+            sequence, the chat template renders it to that sequence's ids.
+        tools: the tools' schemas in the OpenAI shape, as the template got them.
+        sequences: the exact tokens, in order; empty where the episode failed before it had a prompt.
+        reward: sum of the rewards of all steps.
+        stop_reason: why it ended.
+        turns: turn by turn.
+        ground_truth: the task's; any value that JSON can hold.
+        error: the failure, when it failed; everything up to it is kept.
+        sampling: parameters of the sampling, by name.
+        metrics: the env's metrics of the last step.
+        prompt_text: the last sequence's prompt decoded, special tokens included; when it is first read. To make a
+            trajectory, give a text, or a function that returns it.
+        response_text: the last sequence's ids behind the prompt decoded, likewise.
+        started_at: seconds since the epoch.
+        seconds: wall seconds of the whole episode, without those that it stood still.
+        training_step: the training step it belongs to, where the caller says so.
+        validate: whether it was played to validate a policy, not to train it.
+        role: which of the env's roles the policy played.
+        parent: id of the trajectory that it was branched from; None where it began with `reset`.
+        branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
+        settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
+            short texts by name; see `run_settings`. Empty where it was not played in a run.
+        peers: the members of its group that count and were given out before it, where the group was whole without it.
+    """
+
+    id: str
+    env_id: str
+    task_id: str
+    source: str
+    group_id: str
+    task_index: int
+    sample_index: int
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    sequences: tuple[TokenSequence, ...]
+    reward: float
+    stop_reason: StopReason
+    turns: tuple[Turn, ...] = ()
+    ground_truth: Any = None
+    error: Failure | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    prompt_text: _Text = _Text()
+    response_text: _Text = _Text()
+    started_at: float = 0.0
+    seconds: float = 0.0
+    training_step: int = 0
+    validate: bool = False
+    role: str = "policy"
+    parent: str | None = None
+    branch_turn: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    peers: tuple[Peer, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes, with the texts decoded: what decodes them stays in this process."""
+        _ = self.prompt_text, self.response_text
+        return self.__dict__
+
+    def __repr__(self) -> str:
+        return f"<Trajectory {self.id}: {self._summary}>"
+
+    def _repr_html_(self) -> str:
+        failure = [] if self.error is None else [("failure", f"turn {self.error.turn}: {self.error.message}")]
+        return html_table(self._summary, [*map(message_row, self.messages), *failure])
+
+    @property
+    def _summary(self) -> str:
+        return (
+            f"{self.env_id}, task {self.task_id or self.task_index}, sample {self.sample_index}, "
+            f"{len(self.turns)} turns, {self.policy_tokens} policy tokens, reward {self.reward:g}, "
+            f"{self.stop_reason.value}"
+        )
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The only sequence; an empty one where there is none.
+
+        Raises:
+            ConfigError: there are several. `prompt_ids`, `segments` and all that derives from them raise it too.
+        """
+        if len(self.sequences) > 1:
+            raise ConfigError(
+                f"trajectory {self.id} has {len(self.sequences)} token sequences, so it has no one prompt and "
+                "response; go through `trajectory.sequences`"
+            )
+        return self.sequences[0] if self.sequences else TokenSequence(np.zeros(0, np.int32), ())
+
+    @property
+    def prompt_ids(self) -> Ids:
+        """`prompt_ids` of the only sequence."""
+        return self.sequence.prompt_ids
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """`segments` of the only sequence."""
+        return self.sequence.segments
+
+    @property
+    def response_ids(self) -> Ids:
+        """`response_ids` of the only sequence."""
+        return self.sequence.response_ids
+
+    @property
+    def response_mask(self) -> NDArray[np.int8]:
+        """`response_mask` of the only sequence."""
+        return self.sequence.response_mask
+
+    @property
+    def logprobs(self) -> LogProbs:
+        """`logprobs` of the only sequence."""
+        return self.sequence.logprobs
+
+    @property
+    def weight_versions(self) -> list[str | None]:
+        """`weight_versions` of the only sequence."""
+        return self.sequence.weight_versions
+
+    @property
+    def policy_tokens(self) -> int:
+        """Number of ids that the policy sampled, in all sequences."""
+        return sum(sequence.policy_tokens for sequence in self.sequences)
+
+    # ------------------------------------------------------------------ what happened
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine, the env or a deadline broke the episode off."""
+        return self.error is not None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a policy may be trained on its tokens: only such a trajectory becomes rows of a batch."""
+        return self.stop_reason.trainable
+
+    @property
+    def counts(self) -> bool:
+        """Whether its reward counts in its group's statistics: a failure is not the policy's."""
+        return self.stop_reason.counts
+
+    @property
+    def tool_calls(self) -> list[ToolCallRecord]:
+        """All tool calls of the episode, in order."""
+        return [record for turn in self.turns for record in turn.tool_calls]
+
+    @property
+    def engine_seconds(self) -> float:
+        """Wall seconds that the episode waited for the engine."""
+        return sum(turn.engine_seconds for turn in self.turns)
+
+    @property
+    def env_seconds(self) -> float:
+        """Wall seconds that the episode waited for the env's steps, tools included."""
+        return sum(turn.env_seconds for turn in self.turns)
+
+    @property
+    def problems(self) -> list[str]:
+        """One line for each tool call that did not go well, and for the failure."""
+        lines = [
+            f"turn {number}: {record.name or 'call'}: {record.status}"
+            + (" (infrastructure)" if record.infra_failure else "")
+            for number, turn in enumerate(self.turns)
+            for record in turn.tool_calls
+            if record.status != "ok"
+        ]
+        if self.error is not None:
+            lines.append(f"turn {self.error.turn}: {self.stop_reason}: {self.error.message}")
+        return lines
+
+    # ------------------------------------------------------------------ JSON
+
+    def to_json(self) -> dict[str, Any]:
+        """The trajectory as JSON can hold it; `from_json` reads it back equal.
+
+        verl's keys `input` and `output` hold `prompt_text` and `response_text`, `gts` the ground truth, `score` the
+        reward, and `step` the training step. Each field has one type in all trajectories, as readers of tables want
+        it: tools' schemas, and the arguments and metrics of calls, which may hold anything, are JSON texts. Only
+        `gts` and the env's `metrics` are what tasks and env make them.
+        """
+        verl = {
+            "input": self.prompt_text,
+            "output": self.response_text,
+            "gts": plain(self.ground_truth),
+            "score": self.reward,
+            "step": self.training_step,
+        }
+        left_out = (*_VERLS, "sequences", "turns", *([] if self.peers else ["peers"]))
+        names = [item.name for item in dataclasses.fields(self) if item.name not in left_out]
+        return {
+            "format_version": FORMAT_VERSION,
+            **verl,
+            **{name: plain(getattr(self, name)) for name in names},
+            "messages": [plain(with_calls(message, _text_of)) for message in self.messages],
+            "tools": [_text_of(schema) for schema in self.tools],
+            "sequences": [sequence.to_json() for sequence in self.sequences],
+            "turns": [_turn_to_json(turn) for turn in self.turns],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], *, run: str = "") -> Trajectory:
+        """Read what `to_json` made.
+
+        Args:
+            value: the JSON.
+            run: a name for the run that it comes from. Versions 1 and 2 number groups in their run; with the name they
+                become ids that are unique across runs.
+
+        Raises:
+            ConfigError: something is missing or of an unknown version.
+        """
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"expected a trajectory as a JSON object, got {shorten(repr(value))}")
+        version = value.get("format_version")
+        if version not in range(1, FORMAT_VERSION + 1):
+            raise ConfigError(f"expected a trajectory of format version 1 to {FORMAT_VERSION}, got {version!r}")
+        try:
+            data = dict(value) if version == FORMAT_VERSION else upgraded(value, run)
+            del data["format_version"]
+            for name, key in _VERLS.items():
+                data[name] = data.pop(key)
+            data["messages"] = tuple(with_calls(one, json.loads) for one in data["messages"])
+            data["tools"] = tuple(json.loads(one) for one in data["tools"])
+            data["sequences"] = tuple(TokenSequence.from_json(one) for one in data["sequences"])
+            data["turns"] = tuple(_turn_from_json(one) for one in data["turns"])
+            data["error"] = Failure(**data["error"]) if data["error"] is not None else None
+            data["peers"] = tuple(Peer(**one) for one in data.get("peers", ()))
+            data["stop_reason"] = StopReason(data["stop_reason"])
+            return cls(**data)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
+
+
+def require_trajectories(given: object) -> list[Trajectory]:
+    """Return what should be trajectories as a list.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(given))}")
+    found = []
+    for one in given:
+        if not isinstance(one, Trajectory):
+            raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(one))} in it")
+        found.append(one)
+    return found
+
+
+_VERLS = {
+    "prompt_text": "input",
+    "response_text": "output",
+    "ground_truth": "gts",
+    "reward": "score",
+    "training_step": "step",
+}
+"""Fields of a trajectory to verl's names for them."""
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Copy a value as plain JSON. What JSON cannot hold, as a tool may have in its metrics, becomes its text."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if depth > MAX_DEPTH:
+        return f"... [nested more than {MAX_DEPTH} levels deep]"
+    if isinstance(value, enum.Enum):
+        return plain(value.value, depth + 1)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name), depth + 1) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, depth + 1) for one in value]
+    number = getattr(value, "item", None)  # NumPy's and torch's scalars
+    if callable(number) and getattr(value, "shape", None) == ():
+        return number()
+    return str(value)
+
+
+def _text_of(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _turn_to_json(turn: Turn) -> dict[str, Any]:
+    value: dict[str, Any] = plain(turn)
+    for one in value["tool_calls"]:
+        one["arguments"] = None if one["arguments"] is None else _text_of(one["arguments"])
+        one["metrics"] = _text_of(one["metrics"])
+    return value
+
+
+def _turn_from_json(value: Mapping[str, Any]) -> Turn:
+    calls = tuple(
+        ToolCallRecord(
+            **{
+                **call,
+                "arguments": None if call["arguments"] is None else json.loads(call["arguments"]),
+                "metrics": json.loads(call["metrics"]),
+            }
+        )
+        for call in value["tool_calls"]
+    )
+    return Turn(**{**value, "tool_calls": calls})

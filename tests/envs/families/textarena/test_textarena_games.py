@@ -1,0 +1,84 @@
+"""`TextArena/NAME-v0` with the real TextArena: every game of the list begins, plays and ends, without the network."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+import toolgym
+from toolgym.envs.families.textarena.games import GAMES, env_id
+from toolgym.rollout import RunConfig, SamplingParams, open_engine, rollout
+from toolgym.testing import check_env
+from toolgym.tools.errors import UnknownNameError
+
+pytest.importorskip("textarena")
+
+
+@pytest.fixture
+def addresses_asked_for(monkeypatch) -> list:
+    """What was looked up or connected to; all is refused."""
+    asked: list = []
+
+    def refuse(*args, **kwargs):
+        asked.append(args)
+        raise OSError("the network is off")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return asked
+
+
+async def beginning(game: str, seed: int, action: str) -> tuple:
+    """What the policy sees at first and after one action."""
+    async with toolgym.make(env_id(game)) as env:
+        obs, _ = await env.reset(seed=seed)
+        assert obs[0]["content"]
+        result = await env.step(action)
+        return obs, result.obs, result.reward, result.done
+
+
+@pytest.mark.parametrize("game", GAMES)
+async def test_a_seed_gives_the_same_game_and_nothing_is_fetched(game, addresses_asked_for):
+    assert await beginning(game, 1, "[1 2]") == await beginning(game, 1, "[1 2]")
+    assert addresses_asked_for == []
+
+
+@pytest.mark.parametrize("game", GAMES)
+async def test_malformed_actions_end_the_game_with_next_to_nothing(game):
+    async with toolgym.make(env_id(game)) as env:
+        await env.reset(seed=2)
+        for _ in range(50):
+            result = await env.step("")
+            if result.done:
+                break
+        assert result.done
+        assert not result.stop_reason.failed
+        assert result.reward <= (0.5 if game == "RushHour-v0" else 0.1)  # it counts how free the way was at first
+
+
+async def test_a_game_can_be_won():
+    async with toolgym.make("TextArena/GuessTheNumber-v0") as env:
+        await env.reset(seed=1)
+        number = env.foreign.state.game_state["game_number"]
+        result = await env.step(f"[{number}]")
+        assert (result.reward, result.done) == (1.0, True)
+
+
+async def test_seeds_give_different_games():
+    assert await beginning("Sudoku-v0", 1, "") != await beginning("Sudoku-v0", 2, "")
+
+
+async def test_it_keeps_the_contract_takes_the_arguments_of_wrap_and_the_tiny_policy_plays_it():
+    await check_env(toolgym.make("TextArena/GuessTheNumber-v0"), ["[3]", "[4]", "none", "none"])
+    async with toolgym.make("TextArena/GuessTheNumber-v0", max_turns=1, system_prompt="Be quick.") as env:
+        obs, _ = await env.reset(seed=1)
+        assert obs[0] == {"role": "system", "content": "Be quick."}
+        assert (await env.step("[21]")).truncated
+    with pytest.raises(UnknownNameError, match="did you mean 'max_turns'"):
+        toolgym.make("TextArena/GuessTheNumber-v0", max_turn=1)
+    async with open_engine("tiny") as engine:
+        config = RunConfig(group_size=2, seed=0, sampling=SamplingParams(max_new_tokens=24))
+        trajectories = await rollout("TextArena/GuessTheNumber-v0", engine, num_tasks=2, config=config)
+    assert not [one.error for one in trajectories if one.stop_reason.failed]

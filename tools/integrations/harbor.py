@@ -1,0 +1,337 @@
+"""An environment for Harbor: each trial runs in a session of a toolgym sandbox.
+
+    harbor run -p tasks/hello -a oracle -e toolgym.tools.integrations.harbor:ToolgymEnvironment
+        --ek public_network=loopback --ek 'url=["http://sandbox:8080"]'
+
+There are no images. Programs see the machine's own system, read-only, and write to /tmp and to the folders of
+`HarborSettings.folders`, at their absolute names. Of a Dockerfile the session takes ENV, WORKDIR and COPY, see
+`toolgym.tools.integrations.dockerfile`; a task whose image would have more is refused, unless `without_image` says that
+the machine has it. They run as the session's only user, root's commands included, which therefore install nothing. A
+session reaches no network but its own, or the machine's where `public_network` is `host`.
+
+Source: `harbor.environments.base.BaseEnvironment` and `harbor.trial`, of Harbor 0.25.0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import pydantic
+import tenacity
+
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxBusyError,
+    SandboxError,
+    SandboxUnsupportedError,
+    UnknownNameError,
+    missing_extra,
+    nearest,
+)
+from toolgym.tools.integrations.dockerfile import Dockerfile, read_dockerfile
+from toolgym.tools.sandbox import base
+from toolgym.tools.sandbox.base import ExecutionStatus, Limits, Sandbox, Session
+from toolgym.tools.sandbox.options import Network
+from toolgym.tools.sandbox.remote import RemoteSandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
+
+try:
+    from harbor.environments.base import BaseEnvironment, ExecResult
+    from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+    from harbor.environments.definition import (
+        COMPOSE_FILE_NAME,
+        DOCKERFILE_NAME,
+        require_agent_environment_definition,
+    )
+    from harbor.models.trial.config import ResourceMode
+    from harbor.models.trial.paths import EnvironmentPaths
+except ImportError as error:
+    raise missing_extra("harbor", "The environment for Harbor", error) from error
+
+OWN_USERS = (None, "user", 1000, "1000", "root", 0, "0")
+"""Whose commands run as the session's only user. Harbor itself makes folders as root."""
+
+FOLDERS = ("/app", "/workspace", "/testbed", "/logs", "/tests", "/solution", "/installed-agent", "/runtime")
+"""Absolute names of what trials and agents write to."""
+
+TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
+"""Environment variable with the servers' token."""
+
+OUTPUT_BYTES = 10 << 20
+"""Most bytes of standard output, and of standard error, that a command's result holds on this machine."""
+
+
+class HarborSettings(pydantic.BaseModel, frozen=True, extra="forbid"):
+    """What `--ek name=value`, or `environment.kwargs` of a job, can say.
+
+    Attributes:
+        url: one or several servers (`toolgym serve sandbox`), whose own limit of processes holds; None: this machine.
+        token: what the servers ask for. Harbor writes settings into a trial's folder, so it is better given by the
+            environment variable `TOOLGYM_SANDBOX_TOKEN`, the default.
+        public_network: what a task reaches that asks for a public network: the machine's (`host`, which a server's
+            owner must have allowed), or only its own (`loopback`). None: such tasks are refused.
+        without_image: whether tasks run whose image would have more than the machine itself.
+        folders: folders that programs can write to, beside those that the task names.
+        memory_mb: memory of one trial's programs together, in MiB, for a task that says nothing.
+        disk_mb: all files of one trial together, in MiB, likewise. A local sandbox keeps them in memory.
+        inodes: files and folders of one trial.
+        processes: processes and threads of one trial at once.
+        command_timeout: seconds that a command may take for which Harbor gives no time; servers allow 3600 by default.
+    """
+
+    url: str | tuple[str, ...] | None = None
+    token: str | None = None
+    public_network: Literal["loopback", "host"] | None = None
+    without_image: bool = False
+    folders: tuple[str, ...] = FOLDERS
+    memory_mb: int = pydantic.Field(2048, gt=0)
+    disk_mb: int = pydantic.Field(1024, gt=0)
+    inodes: int = pydantic.Field(100_000, gt=0)
+    processes: int = pydantic.Field(256, gt=0)
+    command_timeout: float = pydantic.Field(3600.0, gt=0, allow_inf_nan=False)
+
+    def sandbox(self) -> Sandbox:
+        """Return a handle on the sandbox, which the caller closes."""
+        if self.url is not None:
+            return RemoteSandbox(self.url, token=self.token or os.environ.get(TOKEN_VARIABLE))
+        limits = Limits(memory_mb=self.memory_mb, processes=self.processes, open_files=1024, output_bytes=OUTPUT_BYTES)
+        may_use_host = self.public_network == "host"
+        return SharedSandbox(require="namespaces", limits=limits, preload=(), allow_host_network=may_use_host)
+
+
+class ToolgymEnvironment(BaseEnvironment):
+    """A session of a toolgym sandbox, as Harbor's trials use it. Made by Harbor.
+
+    Args:
+        args: for `BaseEnvironment`.
+        kwargs: the fields of `HarborSettings`; the rest is for `BaseEnvironment`.
+
+    Attributes:
+        settings: how its session is made.
+
+    Raises:
+        UnknownNameError: there is no such setting; names the nearest.
+        ConfigError: a setting has a wrong value, or the task needs what a session has not.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        own = {name: kwargs.pop(name) for name in HarborSettings.model_fields if name in kwargs}
+        known = [*HarborSettings.model_fields, *inspect.signature(BaseEnvironment.__init__).parameters]
+        for name in kwargs:
+            if name not in known:
+                settings = ", ".join(HarborSettings.model_fields)
+                raise UnknownNameError(
+                    f"the environment toolgym has no setting {name!r}{nearest(name, known) or '.'} Known: {settings}."
+                )
+        try:
+            self.settings = HarborSettings(**own)
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"the environment toolgym: {error}") from None
+        self._sandbox: Sandbox | None = None
+        self._session: Session | None = None
+        self._dockerfile = Dockerfile()
+        super().__init__(*args, **kwargs)
+        self._network = self._session_network()
+        if self._host_mounts:
+            raise ConfigError("folders of this machine cannot be mounted into a session: leave out --mounts")
+
+    @staticmethod
+    def type() -> str:
+        return "toolgym"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True)
+
+    @classmethod
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        return EnvironmentResourceCapabilities(memory_limit=True)
+
+    @property
+    def session(self) -> Session:
+        """The session. Raises SandboxError before `start` and after `stop`."""
+        if self._session is None:
+            raise SandboxError("the environment has not been started, or was stopped")
+        return self._session
+
+    @property
+    def workdir(self) -> str:
+        """Folder that commands start in: the task's, the Dockerfile's, or /app."""
+        return self.task_env_config.workdir or self._dockerfile.workdir or "/app"
+
+    def _validate_definition(self) -> None:
+        """See `BaseEnvironment`. Raises ConfigError where the task needs an image or several containers."""
+        image = self.task_env_config.docker_image
+        require_agent_environment_definition(self.environment_dir, docker_image=image)
+        if (self.environment_dir / COMPOSE_FILE_NAME).exists():
+            raise ConfigError(f"{self.environment_dir / COMPOSE_FILE_NAME}: a session cannot be several containers")
+        left_out: tuple[str, ...] = (f"docker_image = {image!r}",)
+        if (self.environment_dir / DOCKERFILE_NAME).exists():
+            self._dockerfile = read_dockerfile(self.environment_dir / DOCKERFILE_NAME)
+            left_out = self._dockerfile.left_out
+        if left_out and not self.settings.without_image:
+            raise ConfigError(
+                f"the task needs an image, and sessions have none ({self.environment_dir}: {'; '.join(left_out[:3])}). "
+                "Where programs find all that it would have on the machine itself, say --ek without_image=true"
+            )
+
+    def _session_network(self) -> Network:
+        if not self._network_is_public:
+            return "loopback"
+        if self.settings.public_network is None:
+            raise ConfigError(
+                "the task asks for a public network, which for a session is the machine's own, its local services "
+                "included: say --ek public_network=host to allow that, or --ek public_network=loopback to run the task "
+                "without; or set network_mode = 'no-network' under [environment] in its task.toml"
+            )
+        return self.settings.public_network
+
+    async def start(self, force_build: bool) -> None:
+        """Open the session, with the folders, variables and files of the task.
+
+        Where there is no room, it waits for other trials to end, at most `build_timeout_sec`.
+
+        Raises:
+            SandboxError: the sandbox cannot be had here, or not with such folders.
+            ConfigError: a folder is where the machine has something.
+        """
+        image = self.task_env_config.docker_image or self._dockerfile.image
+        self.logger.info(f"Programs see the system of the sandbox's machine, and not the image {image!r}")
+        try:
+            await self._open()
+            paths = EnvironmentPaths.for_os(self.os)
+            own = (self.workdir, *map(str, (paths.agent_dir, paths.verifier_dir, paths.artifacts_dir)))
+            for folder in (*own, *self._mount_targets(writable_only=True)):
+                await self.session.mkdir(folder, parents=True, exist_ok=True)
+            for copy in self._dockerfile.copies:
+                for source in copy.sources:
+                    await self._copy(source, copy.target, copy.into)
+            await self._upload_environment_dir_after_start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _open(self) -> None:
+        disk_mb = self._effective_storage_mb or self.settings.disk_mb
+        self._sandbox = self.settings.sandbox()
+        waiting = tenacity.AsyncRetrying(  # until other trials end
+            retry=tenacity.retry_if_exception_type(SandboxBusyError),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=10.0),
+            stop=tenacity.stop_after_delay(self.task_env_config.build_timeout_sec),
+            reraise=True,
+        )
+        self._session = await waiting(
+            self._sandbox.session,
+            env={**(self._dockerfile.env or {}), **self._startup_env()},
+            memory_mb=self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT) or self.settings.memory_mb,
+            file_mb=disk_mb,
+            disk_mb=disk_mb,
+            inodes=self.settings.inodes,
+            network=self._network,
+            folders=_outermost((*self.settings.folders, *self._named_folders())),
+            hint="",
+        )
+
+    def _named_folders(self) -> list[str]:
+        """The folders that the task names."""
+        folders = [self.workdir, *self._mount_targets(), *(copy.folder for copy in self._dockerfile.copies)]
+        if self.task_env_config.skills_dir:
+            folders.append(self.task_env_config.skills_dir)
+        return folders
+
+    async def _copy(self, source: Path, target: str, into: bool) -> None:
+        if source.is_dir():
+            await self.upload_dir(source, target)
+            return
+        if not into and await self.session.exists(target):
+            into = (await self.session.stat(target)).kind == "folder"
+        await self.upload_file(source, f"{target.rstrip('/')}/{source.name}" if into else target)
+
+    async def stop(self, delete: bool) -> None:
+        """End the session with all in it. Doing so twice is fine."""
+        if not delete:
+            self.logger.warning("A session ends with its trial: it cannot be kept (--no-delete)")
+        await self._close()
+
+    async def _close(self) -> None:
+        session, self._session = self._session, None
+        sandbox, self._sandbox = self._sandbox, None
+        try:
+            if session is not None:
+                await session.close()
+        finally:
+            if sandbox is not None:
+                await sandbox.close()
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        source, target = Path(source_path), self._inside(target_path)
+        await self.session.write_file(target, await in_thread(source.read_bytes))
+        mode = source.stat().st_mode & 0o777
+        if mode & 0o111:
+            await self.session.exec(["chmod", f"{mode:o}", target])
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        await self.session.upload_folder(source_dir, self._inside(target_dir))
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        data = await self.session.read_file(self._inside(source_path))
+        target = Path(target_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        await in_thread(target.write_bytes, data)
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        most = (self._effective_storage_mb or self.settings.disk_mb) << 20
+        await self.session.download_folder(self._inside(source_dir), target_dir, max_bytes=most)
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """See `BaseEnvironment.exec`. Cancelling the call kills the command.
+
+        Raises:
+            SandboxUnsupportedError: the user is neither the session's nor root.
+            RuntimeError: it took too long, and was killed with all that it started, as Harbor's own environments say
+                it.
+            SandboxError: the sandbox failed, and not the command.
+        """
+        user = self._resolve_user(user)
+        if user not in OWN_USERS:
+            raise SandboxUnsupportedError(f"programs of a session run as its only user, 'user'; there is no {user!r}")
+        seconds = float(timeout_sec or self.settings.command_timeout)
+        cwd = self._inside(cwd) if cwd else self.workdir
+        done = await self.session.exec(command, cwd=cwd, env=self._merge_env(env), timeout=seconds)
+        return _result(done, seconds)
+
+    def _inside(self, path: str) -> str:
+        """Return the absolute name of what a command would find under a name."""
+        return str(PurePosixPath(self.workdir) / path)
+
+
+def _outermost(folders: Iterable[str]) -> list[str]:
+    """Return the folders without those that lie in another one or where a session can write anyway, and without /."""
+    kept = ["/tmp", "/dev/shm"]
+    for folder in sorted({str(PurePosixPath(folder)) for folder in folders} - {"/"}):
+        if not any(f"{folder}/".startswith(f"{other}/") for other in kept):
+            kept.append(folder)
+    return kept[2:]
+
+
+def _result(done: base.ExecResult, seconds: float) -> ExecResult:
+    """Return a result as Harbor has it; raises as `ToolgymEnvironment.exec`."""
+    if done.status is ExecutionStatus.TIMEOUT:
+        raise RuntimeError(f"Command timed out after {seconds:g} seconds")
+    if done.status is ExecutionStatus.SANDBOX_ERROR:
+        raise SandboxError(done.message)
+    code = done.return_code if done.return_code is not None else 137
+    said = "\n".join(text for text in (done.stderr, done.message) if text)
+    return ExecResult(stdout=done.stdout, stderr=said, return_code=code if code >= 0 else 128 - code)

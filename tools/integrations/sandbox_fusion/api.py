@@ -1,0 +1,217 @@
+"""Answers SandboxFusion's evaluation endpoints, over data sets of a folder and those that requests bring."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.integrations.sandbox_fusion.datasets import FORMATS, CodeDataset, Row, format_of, row_id
+from toolgym.tools.integrations.sandbox_fusion.messages import (
+    EvalResult,
+    EvaluationConfig,
+    GetMetricsFunctionRequest,
+    GetMetricsFunctionResult,
+    GetMetricsRequest,
+    GetPromptByIdRequest,
+    GetPromptsRequest,
+    Ids,
+    Metrics,
+    Names,
+    Prompt,
+    Prompts,
+    SubmitRequest,
+)
+from toolgym.tools.judge.rows import read_rows
+from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
+from toolgym.tools.sandbox.options import RunRequest
+from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.server.execute import GRACE
+from toolgym.tools.sandbox.server.metrics import SandboxMetrics
+from toolgym.tools.sandbox.server.request_checks import refused
+from toolgym.tools.serving.admission import Gate
+from toolgym.tools.serving.json_bodies import parse, problem
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.transport import RefusedError, answer
+
+
+def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return how many results there are, and which part of them was accepted."""
+    accepted = sum(bool(one["accepted"]) for one in results)
+    return {"count": len(results), "pass@1": accepted / len(results) if results else 0.0}
+
+
+class EvaluationApi:
+    """Answers the seven paths.
+
+    Args:
+        sandbox: runs programs.
+        config: limits, and the folder of the data sets.
+        gate: gives each run of a test a slot.
+        metrics: counts.
+
+    Raises:
+        ConfigError: a data set cannot be read, or is of no known format.
+    """
+
+    def __init__(self, sandbox: Sandbox, config: ServerConfig, gate: Gate, metrics: SandboxMetrics) -> None:
+        self._sandbox = _GatedSandbox(sandbox, gate, metrics)
+        self._config = config
+        self._rows = {} if config.datasets is None else load_datasets(Path(config.datasets))
+        self._formats = {name: format_of(rows[0]) for name, rows in self._rows.items()}
+
+    def routes(self) -> list[Route]:
+        """Return the paths and what answers them."""
+        post = {
+            "/list_ids": Operation(self._list_ids, "List the ids of a data set", GetPromptsRequest, Ids),
+            "/get_prompts": Operation(self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, Prompts),
+            "/get_prompt_by_id": Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt),
+            "/submit": Operation(self._submit, "Judge what a model answered", SubmitRequest, EvalResult),
+            "/get_metrics": Operation(self._metrics, "Sum up the results of a data set", GetMetricsRequest, Metrics),
+            "/get_metrics_function": Operation(
+                self._metrics_function,
+                "Get the source of the function that sums up",
+                GetMetricsFunctionRequest,
+                GetMetricsFunctionResult,
+            ),
+        }
+        listing = Operation(self._list_datasets, "List the data sets", None, Names)
+        return [
+            Route("/list_datasets", {"GET": listing}),
+            *(Route(path, {"POST": operation}, runs=path == "/submit") for path, operation in post.items()),
+        ]
+
+    # ------------------------------------------------------------------ handlers
+
+    async def _list_datasets(self, call: Call) -> web.Response:
+        return answer(Names(sorted(self._rows)))
+
+    async def _list_ids(self, call: Call) -> web.Response:
+        asked = parse(GetPromptsRequest, call.body)
+        self._format(asked.dataset, asked.config)
+        return answer(Ids([row_id(row) for row in self._some(asked)]))
+
+    async def _get_prompts(self, call: Call) -> web.Response:
+        asked = parse(GetPromptsRequest, call.body)
+        dataset = self._format(asked.dataset, asked.config)
+        return answer(Prompts([dataset.prompt(row, asked.config) for row in self._some(asked)]))
+
+    async def _get_prompt(self, call: Call) -> web.Response:
+        asked = parse(GetPromptByIdRequest, call.body)
+        return answer(self._format(asked.dataset, asked.config).prompt(self._one(asked), asked.config))
+
+    async def _submit(self, call: Call) -> web.Response:
+        asked = parse(SubmitRequest, call.body)
+        dataset = self._format(asked.dataset, asked.config)
+        for name in ("run_timeout", "compile_timeout"):
+            seconds = getattr(asked.config, name)
+            if seconds is not None and seconds > self._config.max_timeout:
+                most = f"Input should be less than or equal to {self._config.max_timeout:g}"
+                raise problem(("config", name), most, "less_than_equal", seconds)
+        try:
+            return answer(await dataset.submit(self._one(asked), asked, self._sandbox))
+        except ConfigError as error:
+            raise refused(error) from None
+        except SandboxError as error:
+            raise RefusedError(500, str(error)) from None
+
+    async def _metrics(self, call: Call) -> web.Response:
+        asked = parse(GetMetricsRequest, call.body)
+        self._format(asked.dataset, asked.config)
+        return answer(Metrics(get_metrics([{"accepted": one.accepted} for one in asked.results])))
+
+    async def _metrics_function(self, call: Call) -> web.Response:
+        asked = parse(GetMetricsFunctionRequest, call.body)
+        self._format(asked.dataset, asked.config)
+        source = "from collections.abc import Mapping, Sequence\nfrom typing import Any\n\n\n"
+        return answer(GetMetricsFunctionResult(function=source + inspect.getsource(get_metrics)))
+
+    # ------------------------------------------------------------------ data sets
+
+    def _format(self, name: str, config: EvaluationConfig) -> CodeDataset:
+        """Return the format of a data set: the server's own, or else the one that the request names."""
+        known = self._formats.get(name)
+        if known is None and config.dataset_type is None:
+            raise RefusedError(400, f"no eval class found for dataset {name}")
+        kind = known or config.dataset_type
+        if kind not in FORMATS:
+            known_kinds = ", ".join(FORMATS)
+            raise RefusedError(400, f"eval class {kind} not found; this server has {known_kinds}")
+        return FORMATS[kind]
+
+    def _some(self, asked: GetPromptsRequest) -> Sequence[Row]:
+        given = asked.config.provided_data
+        if isinstance(given, dict):
+            raise RefusedError(400, "config.provided_data must be a list of rows here", reason="bad_config")
+        rows = given if given is not None else self._rows_of(asked.dataset)
+        return rows[asked.offset : asked.offset + asked.limit]
+
+    def _one(self, asked: GetPromptByIdRequest | SubmitRequest) -> Row:
+        given = asked.config.provided_data
+        if isinstance(given, list):
+            raise RefusedError(400, "config.provided_data must be one row here", reason="bad_config")
+        if given is not None:
+            return given
+        for row in self._rows_of(asked.dataset):
+            if str(row_id(row)) == str(asked.id):
+                return row
+        raise RefusedError(404, f"the data set {asked.dataset} has no row {asked.id!r}", reason="no_row")
+
+    def _rows_of(self, name: str) -> Sequence[Row]:
+        if name not in self._rows:
+            raise RefusedError(400, f"there is no data set {name}, and config.provided_data is empty", reason="no_rows")
+        return self._rows[name]
+
+
+def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the data sets of a folder: each file `NAME.jsonl` or `NAME.jsonl.gz`.
+
+    Raises:
+        ConfigError: there is none, one cannot be read, or is of no known format; names it.
+    """
+    found = {path.name.partition(".jsonl")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
+    if not found:
+        raise ConfigError(f"the folder of data sets {str(folder)!r} has no file NAME.jsonl")
+    datasets = {name: read_rows(path) for name, path in found.items()}
+    for name, rows in datasets.items():
+        formats = [format_of(row) for row in rows]
+        for number, one in enumerate(formats, start=1):
+            if one is None or one != formats[0]:
+                raise ConfigError(
+                    f"{found[name]}, row {number}: the rows must all be of one format of {', '.join(FORMATS)}, this "
+                    f"one is of {one or 'none'}; see docs/sandboxfusion.md"
+                )
+        for row in rows:
+            _check_id(found[name], row)
+    return datasets
+
+
+def _check_id(path: Path, row: Row) -> None:
+    try:
+        row_id(row)
+    except RefusedError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+class _GatedSandbox(Sandbox):
+    """The server's sandbox, where each run waits for a slot as a request to `/run_code` does."""
+
+    def __init__(self, sandbox: Sandbox, gate: Gate, metrics: SandboxMetrics) -> None:
+        self._sandbox, self._gate, self._metrics = sandbox, gate, metrics
+
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        patience = request.timeout + (request.compile_timeout or request.timeout) + GRACE
+        async with self._gate.slot() as waited:
+            self._metrics.queued(waited)
+            try:
+                async with asyncio.timeout(patience):
+                    result = await self._sandbox.execute(request)
+            except TimeoutError:
+                raise RefusedError(500, f"the sandbox did not answer within {patience:g} s") from None
+        self._metrics.ran("/submit", result.status.value)
+        return result

@@ -1,0 +1,384 @@
+"""The formats of data sets that the evaluation endpoints serve, by the names of SandboxFusion's classes.
+
+| format | rows |
+| --- | --- |
+| `HumanEvalDataset` | HumanEval's own, and MultiPL-E's (`prompt`, `tests`, `language`) |
+| `MBPPDataset` | `id` or `task_id`, `content` or `text`, `test_list`, `labels.test_setup_code` |
+| `CommonOJDataset` | `id`, `content`, `test`: a list of `{"input": {"stdin"}, "output": {"stdout"}}`; `labels` |
+| `AutoEvalDataset` | `id`, `content`, `test`: `{"code", "asset"}`; `labels` with `programming_language` |
+
+`test`, `labels` and `asset` may be JSON texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toolgym.tools.integrations.sandbox_fusion.extract_logic import custom_program
+from toolgym.tools.integrations.sandbox_fusion.messages import (
+    EvalResult,
+    EvalTestCase,
+    EvaluationConfig,
+    Prompt,
+    SubmitRequest,
+)
+from toolgym.tools.judge.cases import AssertTest, StdioTest, Test, Verdict, VerdictStatus
+from toolgym.tools.judge.comparing import TOLERANCE
+from toolgym.tools.judge.extraction import Extracted, extract_program
+from toolgym.tools.judge.judge import Judge
+from toolgym.tools.judge.rows import mbpp_tests, prompt_helpers
+from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.protocol.conversions import run_code_response
+from toolgym.tools.serving.transport import RefusedError
+
+TIMEOUT = 20.0
+"""Seconds for a test where the request says none, as in SandboxFusion."""
+
+Row = Mapping[str, Any]
+
+_MULTIPLE = {
+    "py": "python", "sh": "bash", "js": "nodejs", "ts": "typescript", "rs": "rust", "rb": "ruby", "pl": "perl",
+    "cs": "csharp", "jl": "julia", "kt": "kotlin_script", "d": "D_ut", "r": "R", "rkt": "racket", "go": "go_test",
+}  # fmt: skip
+"""From MultiPL-E's names of languages to a sandbox's."""
+
+
+class CodeDataset(ABC):
+    """One format: how its rows are asked and judged."""
+
+    @abstractmethod
+    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
+        """Return what a model is asked."""
+
+    @abstractmethod
+    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        """Judge what a model answered."""
+
+
+def row_id(row: Row) -> int | str:
+    """Return a row's id: `id`, `task_id` or `name`."""
+    for name in ("id", "task_id", "name"):
+        if isinstance(row.get(name), int | str):
+            return row[name]  # type: ignore[no-any-return]
+    raise RefusedError(400, "a row needs an 'id', a 'task_id' or a 'name'", reason="bad_row")
+
+
+# ---------------------------------------------------------------------- the formats
+
+
+class HumanEval(CodeDataset):
+    """`HumanEvalDataset`. With `extra.is_freeform` a model is asked for a whole function in a fence."""
+
+    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
+        text = _column(row, "prompt")
+        if config.extra.get("is_freeform"):
+            text = (
+                f"```{_language(row)}\n{text.rstrip()}\n```\n\nWrite out the complete code of this in a fenced block."
+            )
+        hidden = ("prompt", "test", "tests", "canonical_solution")
+        return Prompt(id=row_id(row), prompt=text, labels=_without(row, hidden))
+
+    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        language, prompt = _language(row), _column(row, "prompt")
+        if request.config.extra.get("is_freeform"):
+            found = await _extract(sandbox, request, language)
+            program = found.code
+        else:
+            found = Extracted(_until_stop(request.completion, row, language), "heuristic")
+            program = f"{prompt}{found.code}"
+        if language == "python" and "entry_point" in row:
+            helpers = prompt_helpers(prompt, row["entry_point"])
+            code = f"{row.get('tests') or _column(row, 'test')}\n\ncheck({row['entry_point']})\n"
+            test = AssertTest(code, setup=helpers, helpers=helpers, entry_points=(row["entry_point"],))
+            return await _judged(sandbox, request, "python", found, program, [test], code)
+        code = row.get("tests") or _column(row, "test")
+        return await _exit_status(sandbox, request, language, found, f"{program}\n{code}", test_code=code)
+
+
+class Mbpp(CodeDataset):
+    """`MBPPDataset`. Each assertion is a test of its own."""
+
+    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
+        if config.is_fewshot:
+            raise RefusedError(400, "this server has no few-shot prompts of MBPP", reason="unsupported")
+        text, tests = _mbpp_text(row), "\n".join(_assertions(row))
+        ask = f"You are an expert Python programmer, and here is your task: {text}"
+        return Prompt(
+            id=row_id(row), prompt=f"{ask} Your code should pass these tests:\n\n{tests}", labels=_labels(row)
+        )
+
+    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        found = await _extract(sandbox, request, "python")
+        tests = mbpp_tests({**row, **_labels(row)}, _assertions(row))
+        return await _judged(sandbox, request, "python", found, found.code, tests, "\n".join(_assertions(row)))
+
+
+class CommonOJ(CodeDataset):
+    """`CommonOJDataset`: programs of any language that read and print.
+
+    `extra.run_all_cases`: also behind a failure; `extra.ignore_case`: letters may differ in case.
+    """
+
+    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
+        language = config.language or "any language"
+        ask = f"Write a complete program in {language}. It reads standard input and prints to standard output."
+        return Prompt(id=row_id(row), prompt=f"{_column(row, 'content')}\n\n{ask}", labels=_labels(row))
+
+    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        language = request.config.language
+        if language is None:
+            raise RefusedError(400, "config.language must be given for CommonOJDataset", reason="bad_config")
+        cases = _json(row, "test", list)
+        try:
+            case = bool(request.config.extra.get("ignore_case"))
+            tests = [StdioTest(one["input"]["stdin"], one["output"]["stdout"], TOLERANCE, case) for one in cases]
+        except (KeyError, TypeError) as error:
+            raise _bad_row("test", 'a list of {"input": {"stdin"}, "output": {"stdout"}}') from error
+        found = await _extract(sandbox, request, language)
+        return await _judged(sandbox, request, language, found, found.code, tests, None)
+
+
+class AutoEval(CodeDataset):
+    """`AutoEvalDataset`: a program and test code in one file; it is accepted where that ends with 0 and at its end.
+
+    Program and tests share a process, so that a program can cheat here; the other formats are safe from that.
+    """
+
+    def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
+        labels, question = _labels(row), _column(row, "content")
+        context = config.extra.get("context", labels.get("context")) or ""
+        fewshot = (config.extra.get("fewshot", labels.get("fewshot")) or "") if config.is_fewshot else ""
+        if config.is_fewshot and not fewshot:
+            raise RefusedError(400, f"row {row_id(row)!r} has no 'fewshot' in its labels", reason="bad_row")
+        template = config.extra.get("prompt_template", labels.get("prompt_template"))
+        if template:
+            fields = {"question": question, "fewshot": fewshot, "context": context, "locale": config.locale}
+            text = string.Template(str(template)).safe_substitute(fields)
+        elif context or fewshot:
+            marks = ("问题：", "答案：") if config.locale == "zh" else ("Question:", "Answer:")
+            parts = [*filter(None, (context, "-" * 16 if context and fewshot else "", fewshot))]
+            text = "\n\n".join([*parts, f"{marks[0]}{question}", f"{marks[1]}\n"])
+        else:
+            text = question
+        return Prompt(id=row_id(row), prompt=text, labels=labels)
+
+    async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
+        labels, test = _labels(row), _json(row, "test", dict)
+        language = labels.get("programming_language")
+        code = test.get("code")
+        if not isinstance(language, str) or not isinstance(code, str):
+            raise _bad_row("test", '{"code"}, and labels with programming_language')
+        if language == "java":
+            raise RefusedError(400, "AutoEvalDataset's rows in Java are not judged here", reason="unsupported")
+        found = await _extract(sandbox, request, language)
+        program = _without_main(found.code, language)
+        if request.config.extra.get("repr_code"):
+            program = repr(program)
+        before, mark, behind = code.partition("#<INSERT>")
+        full = f"{before}{program}{behind}" if mark else f"{program}\n{code}"
+        runs = str(labels.get("execution_language", language))
+        files = _assets(test.get("asset"))
+        return await _exit_status(sandbox, request, runs, found, full, test_code=code, files=files)
+
+
+FORMATS: dict[str, CodeDataset] = {
+    "HumanEvalDataset": HumanEval(),
+    "MBPPDataset": Mbpp(),
+    "CommonOJDataset": CommonOJ(),
+    "AutoEvalDataset": AutoEval(),
+}
+"""By the name of SandboxFusion's class."""
+
+
+def format_of(row: Row) -> str | None:
+    """Return the name of the format that a row has; None where it has none."""
+    if "prompt" in row and ("entry_point" in row or "tests" in row):
+        return "HumanEvalDataset"
+    if "test_list" in row:
+        return "MBPPDataset"
+    test = row.get("test")
+    if isinstance(test, str):
+        try:
+            test = json.loads(test)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(test, list):
+        return "CommonOJDataset"
+    return "AutoEvalDataset" if isinstance(test, dict) else None
+
+
+# ---------------------------------------------------------------------- judging
+
+
+async def _extract(sandbox: Sandbox, request: SubmitRequest, language: str) -> Extracted:
+    logic = request.config.custom_extract_logic
+    if logic is not None:
+        code = await custom_program(sandbox, logic, request.completion, language)
+        if code is not None:
+            return Extracted(code, "fenced")
+    return extract_program(request.completion, language, which="first")
+
+
+async def _judged(
+    sandbox: Sandbox,
+    request: SubmitRequest,
+    language: str,
+    found: Extracted,
+    program: str,
+    tests: Sequence[Test],
+    test_code: str | None,
+) -> EvalResult:
+    config = request.config
+    judge = Judge(
+        sandbox,
+        language=language,
+        timeout=config.run_timeout or TIMEOUT,
+        compile_timeout=config.compile_timeout,
+        stop_at_failure=not config.extra.get("run_all_cases"),
+    )
+    verdicts = await judge.judge(program, tests)
+    for number, one in enumerate(verdicts, start=1):
+        if one.status is VerdictStatus.NOT_JUDGEABLE:
+            raise RefusedError(400, f"test {number} of the row cannot be judged: {one.detail}", reason="not_judgeable")
+    judged = [(one, test) for one, test in zip(verdicts, tests, strict=True) if one.run is not None]
+    return EvalResult(
+        id=request.id,
+        accepted=all(one.passed for one in verdicts),
+        extracted_code=found.code,
+        full_code=program,
+        test_code=test_code,
+        tests=[
+            EvalTestCase(passed=one.passed, exec_info=run_code_response(_shown(one, test)), test_info=_info(test))
+            for one, test in judged
+        ],
+        extracted_type=found.kind,
+    )
+
+
+def _shown(verdict: Verdict, test: Test) -> ExecutionResult:
+    """The run as a client sees it: for assertions without what the judge's own process printed."""
+    assert verdict.run is not None
+    if isinstance(test, StdioTest):
+        return verdict.run
+    error = "\n".join(filter(None, (verdict.run.stderr.rstrip(), verdict.detail)))
+    shown = replace(verdict.run, stdout="", stderr=error)
+    if verdict.run.ok and verdict.status is not VerdictStatus.PASSED:
+        return replace(shown, status=ExecutionStatus.ERROR, return_code=1)
+    return shown
+
+
+def _info(test: Test) -> dict[str, Any] | None:
+    if isinstance(test, StdioTest):
+        return {"input": {"stdin": test.stdin}, "output": {"stdout": test.expected}}
+    return {"code": test.code} if isinstance(test, AssertTest) else {"function": test.function}
+
+
+async def _exit_status(
+    sandbox: Sandbox,
+    request: SubmitRequest,
+    language: str,
+    found: Extracted,
+    code: str,
+    *,
+    test_code: str,
+    files: Mapping[str, bytes] | None = None,
+) -> EvalResult:
+    """Run a program with its tests behind it. It passes with exit status 0; in Python only if its end is reached."""
+    word = ""
+    full = code
+    if language == "python":
+        word = secrets.token_hex(16)
+        full = f"{code}\nprint({word!r})\n"
+    timeouts = {"timeout": request.config.run_timeout or TIMEOUT, "compile_timeout": request.config.compile_timeout}
+    run = await sandbox.run(full, language=language, files=files or {}, **timeouts)  # type: ignore[arg-type]
+    passed = run.ok and word in run.stdout
+    info = run_code_response(replace(run, stdout=run.stdout.replace(f"{word}\n", "") if word else run.stdout))
+    return EvalResult(
+        id=request.id,
+        accepted=passed,
+        extracted_code=found.code,
+        full_code=code,
+        test_code=test_code,
+        tests=[EvalTestCase(passed=passed, exec_info=info)],
+        extracted_type=found.kind,
+    )
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def _column(row: Row, name: str) -> str:
+    if not isinstance(row.get(name), str):
+        raise _bad_row(name, "a text")
+    return row[name]  # type: ignore[no-any-return]
+
+
+def _json(row: Row, name: str, kind: type) -> Any:
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise _bad_row(name, f"JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise _bad_row(name, "a list" if kind is list else "an object")
+    return value
+
+
+def _bad_row(name: str, wanted: str) -> RefusedError:
+    return RefusedError(400, f"a row's {name!r} must be {wanted}", reason="bad_row")
+
+
+def _labels(row: Row) -> dict[str, Any]:
+    return dict(_json(row, "labels", dict)) if row.get("labels") else {}
+
+
+def _without(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def _assertions(row: Row) -> list[str]:
+    found = _json(row, "test_list", list)
+    if not found or not all(isinstance(one, str) for one in found):
+        raise _bad_row("test_list", "a list of assertions")
+    return list(found)
+
+
+def _mbpp_text(row: Row) -> str:
+    return _column(row, next((name for name in ("content", "text", "prompt") if row.get(name)), "content"))
+
+
+def _language(row: Row) -> str:
+    name = str(row.get("language", "python")).partition(".")[0]
+    return _MULTIPLE.get(name, name)
+
+
+def _until_stop(completion: str, row: Row, language: str) -> str:
+    """A completion up to where the function ends: at a stop word, and in Python at a line that is not indented."""
+    stops = [re.escape(one) for one in row.get("stop_tokens") or () if isinstance(one, str) and one.strip()]
+    if language == "python":
+        stops.append(r"\n(?=[^\s#])")
+    found = re.search("|".join(stops), completion) if stops else None
+    return completion if found is None else completion[: found.start()] + "\n"
+
+
+def _without_main(code: str, language: str) -> str:
+    return code.partition("if __name__ ==")[0] if language == "python" else code
+
+
+def _assets(given: Any) -> dict[str, bytes]:
+    if isinstance(given, str):
+        given = _json({"asset": given}, "asset", dict)
+    try:
+        return {name: base64.b64decode(data) for name, data in (given or {}).items() if data is not None}
+    except (AttributeError, TypeError, binascii.Error) as error:
+        raise _bad_row("test.asset", f"base64 by names of files: {error}") from error

@@ -1,0 +1,222 @@
+"""`BashTool`: the model runs commands in a shell that keeps its folder and its variables.
+
+Each call is a bash of its own, which begins with what the call before left: folder, variables, functions, aliases and
+options (but not `set -e`). So a command that hangs is killed with all that it started, and the next call goes on from
+the state before it; and a fork of the episode has the state too. Programs in the background go on until the session
+ends; `jobs` and `wait` do not know those of earlier calls.
+
+```yaml
+tools:
+  - class_name: toolgym.tools.BashTool
+    config: {timeout: 60}
+  - class_name: toolgym.tools.EditorTool   # the same sandbox options: it works on the same files
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from toolgym.tools.base import ToolResult
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import SandboxFileNotFoundError, SandboxUnsupportedError
+from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.sessions.episode_session import EpisodeSession, GivenSession
+from toolgym.tools.sessions.workspace import Workspace, WorkspaceOptions, cut_middle, require_sessions
+from toolgym.tools.stateful import StatefulTool, ToolSession
+
+SLACK = 30.0
+"""Seconds beyond a command's deadline until the sandbox must have ended it."""
+
+LOST = "[The session was lost before; files and variables of earlier calls are gone]\n"
+"""What the model reads first in a session that had to be opened again."""
+
+_NOT_FOUND = 127
+"""Exit code of the sandbox for a program that is not there."""
+
+_SHELL = (
+    "exec 2>&1; "
+    "IFS= read -r -d '' REPLY; "
+    'set -- "$PWD/$1" "$2" "$REPLY"; '
+    "unset REPLY; "
+    'if [ -r "$1" ]; then . "$1" 2>/dev/null; else cd -- "$2" && shopt -s expand_aliases; fi; '
+    'trap "{ printf \'cd -- %q\\n\' \\"\\$PWD\\"; declare -p; declare -f; declare -Fx; alias -p; umask -p; shopt -p; '
+    "set +o; echo set +e; } 2>/dev/null >|${1@Q}.new && /bin/mv -f ${1@Q}.new ${1@Q} || "
+    'echo \\"[Folder and variables could not be saved, as on a full disk: they are as before this command]\\"" EXIT; '
+    'eval "$3"; '
+    'set -- "$?"; '
+    'exit "$1"'
+)
+"""Runs the command that it reads from standard input. Its arguments: the file of the state, and the folder to begin in.
+
+The state is saved when the shell ends, also by `exit`, and not where it is killed; the file is replaced as a whole. It
+stands in one line, so that bash counts the lines of the command from 1."""
+
+
+class BashConfig(WorkspaceOptions):
+    """Options of `BashTool`, beside those of `WorkspaceOptions`."""
+
+    timeout: float = pydantic.Field(default=120.0, gt=0)
+    """Wall seconds for one command."""
+    max_output_chars: int = pydantic.Field(default=16_000, ge=64)
+    """Characters of output that the model sees of one command; the middle of a longer one is cut."""
+
+
+class _Shell(ToolSession):
+    """One episode of a shell."""
+
+    def __init__(self, tool: BashTool, session: EpisodeSession) -> None:
+        self._tool, self._session = tool, session
+        self._running = asyncio.Lock()  # the calls of one turn come at the same time, and share one state
+
+    async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        command, options = parameters.get("command", ""), self._tool.options
+        timeout = float(execute_kwargs.get("timeout", options.timeout))
+        async with self._running:
+            session, lost = await self._session.get()
+            if parameters.get("restart"):
+                with contextlib.suppress(SandboxFileNotFoundError):
+                    await session.remove(self._tool.state)
+                if not command.strip():
+                    return ToolResult(f"{LOST if lost else ''}The shell was restarted.")
+            if not command.strip():
+                return ToolResult("[Give the argument 'command', or 'restart': true]", 0.0, {"status": "error"})
+            if "\0" in command:  # the shell would run what stands before it
+                return ToolResult("[A command cannot hold a NUL character]", 0.0, {"status": "error"})
+            shell = ["bash", "--noprofile", "--norc", "-c", _SHELL, "bash", self._tool.state, options.folder]
+            run = await with_deadline(session.exec(shell, stdin=command, timeout=timeout), timeout + SLACK)
+        if run.return_code == _NOT_FOUND and run.stderr:  # the shell itself sends all that it prints to stdout
+            raise SandboxUnsupportedError(
+                f"the tool {self._tool.name!r} needs bash in the sandbox: {run.stderr.strip()}"
+            )
+        ended = not session.alive and run.status is not ExecutionStatus.SANDBOX_ERROR
+        text = render_command(run, timeout, options.max_output_chars)
+        if ended:
+            text += "\n[The session ended with it; files and variables are gone]"
+        metrics: dict[str, Any] = {
+            "status": run.status.value,
+            "return_code": run.return_code,
+            "run_seconds": run.duration,
+        }
+        if ended:
+            metrics["session_ended"] = True
+        if run.status is ExecutionStatus.SANDBOX_ERROR:
+            metrics |= {"infra_failure": True, "error": run.message}
+        return ToolResult(f"{LOST if lost else ''}{text}", 0.0, metrics)
+
+    async def sandbox_session(self) -> Session:
+        """Return the sandbox session, for a scorer; opened where no call was made. It may have ended (`alive`)."""
+        return await self._session.opened()
+
+    async def fork(self) -> ToolSession:
+        async with self._running:
+            return _Shell(self._tool, await self._session.fork())
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+class BashTool(StatefulTool):
+    """Runs the `command` that the model sends in a bash, and answers with what it printed.
+
+    Output and errors come as one text in the order in which they were printed, with the exit code where it is not 0.
+    The folder, variables, functions and aliases are kept from call to call; `restart` forgets them. A task's
+    `execute_kwargs` may have `timeout` (seconds). The metrics of a call are `status`, `return_code`, `run_seconds`,
+    `session_ended` (true where the programs of the session ended it, as by killing all of its processes) and, where the
+    sandbox failed, `infra_failure` and `error`. A fork has the same files and variables.
+
+    Args:
+        config: see `BashConfig`.
+        tool_schema: another name or description for the model; it must keep the arguments.
+        sandbox: run there instead; it stays the caller's to close. With a `Workspace`, the tools of an episode share
+            one session.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+        SandboxUnsupportedError: the sandbox has no sessions. A call raises it where these cannot start programs, or
+            there is no bash.
+    """
+
+    stays_on_loop = True
+    default_schema = ToolSchema(
+        name="bash",
+        description=(
+            "Run a command in bash and return what it prints. Working folder, variables and functions are kept from "
+            "call to call. A command that runs too long is stopped; start what must go on with `&`."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command, of one or more lines."},
+                "restart": {
+                    "type": "boolean",
+                    "description": "Begin with a fresh shell: its first folder, none of the variables.",
+                },
+            },
+        },
+    )
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        self.options = read_options(BashConfig, self.config, "bash")
+        self._owned: Workspace | None = None
+        if sandbox is None:
+            sandbox = self._owned = Workspace.of(self.options, "bash")
+        self.sandbox = require_sessions(sandbox)
+        self.state = f".{self.name}_state"
+
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        return _Shell(self, EpisodeSession(self.sandbox, self.options.folder))
+
+    def on(self, session: Session) -> ToolSession:
+        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
+        return _Shell(self, GivenSession(session, self.sandbox))
+
+    async def close(self) -> None:
+        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
+        await super().close()
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            await owned.close()
+
+
+def render_command(run: ExecResult, timeout: float, max_chars: int) -> str:
+    """Say what came of a command, for a model to read: its output, and in brackets how it ended if not well.
+
+    Args:
+        run: the command.
+        timeout: the deadline in seconds that the text names.
+        max_chars: longer output is cut in the middle, and says so.
+    """
+    if run.status is ExecutionStatus.SANDBOX_ERROR:
+        return "[The sandbox failed; your command is not to blame]"
+    output = f"{run.stdout}{run.stderr}".removesuffix("\n")  # to stderr only says why there is no shell
+    parts = [cut_middle(output, max_chars)] if output else []
+    ending = {
+        ExecutionStatus.TIMEOUT: (
+            f"[Timed out: the command was stopped after {timeout:g} seconds. Folder and variables are as before it]"
+        ),
+        ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the command printed too much]",
+        ExecutionStatus.CPU_LIMIT: "[Stopped: the command used up its CPU time]",
+        ExecutionStatus.MEMORY_LIMIT: "[Stopped: the command used too much memory]",
+        ExecutionStatus.DISK_LIMIT: "[Stopped: the command filled its disk space]",
+        ExecutionStatus.FILE_LIMIT: "[Stopped: the command wrote too large a file]",
+        ExecutionStatus.KILLED: "[The shell was killed]",
+        ExecutionStatus.ERROR: f"[Exit code {run.return_code}]" if run.return_code is not None else "[The shell died]",
+    }.get(run.status)
+    if ending:
+        parts.append(ending)
+    return "\n".join(parts) if parts else "[No output]"

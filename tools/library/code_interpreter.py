@@ -1,0 +1,318 @@
+"""`CodeInterpreterTool`: the model writes a program, and reads what it printed.
+
+Where the programs run is configuration alone:
+
+```yaml
+config: {}                                                # this machine
+config: {sandbox_url: "http://10.0.0.7:8080"}             # a server: ours, or one with SandboxFusion's API
+config: {sandbox_urls: ["http://a:8080", "http://b:8080"], sandbox_token: "..."}
+config: {sandbox_fusion_url: "http://c:8080/run_code"}    # SandboxFusion's /run_code and nothing else
+```
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pydantic
+
+from toolgym.tools.base import ToolResult
+from toolgym.tools.concurrency.deadline import queue_clock
+from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
+from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
+from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.sessions.episode_session import EpisodeSession
+from toolgym.tools.stateful import StatefulTool, ToolSession
+
+_log = logging.getLogger("toolgym.tools")
+
+GLOBAL_LIMIT_NAME = "code_interpreter"
+"""Name under which all code interpreters of a process, or of a cluster, share their rate limit."""
+
+SANDBOX_FAILED = "[The sandbox failed; your program is not to blame]"
+"""What the model reads where the sandbox failed. The reason, with its hosts and paths, is in the call's metrics."""
+
+ERROR_LINES = 12
+"""How many of the last lines of standard error the model sees."""
+
+
+class CodeInterpreterConfig(SandboxOptions):
+    """Options of `CodeInterpreterTool`. The names are those of verl's sandbox tool."""
+
+    rate_limit: int | None = pydantic.Field(default=None, ge=1)
+    """Executions that all code interpreters of the process run at once, first come, first served. Default: likewise."""
+    enable_global_rate_limit: bool = True
+    """Whether `rate_limit` applies, where it is given."""
+    rate_limit_scope: LimitScope = "process"
+    """Whose executions `rate_limit` counts: those of the process, or, with `cluster`, of all processes of the job on
+    the Ray cluster that the process is connected to."""
+    default_timeout: float = pydantic.Field(default=30.0, gt=0)
+    """Wall seconds for one execution; time spent waiting for a free place does not count."""
+    stateful: bool | None = None
+    """Whether variables, imports and files stay from call to call of an episode. Default: where the sandbox has
+    sessions and the language is Python; the log says once that a server has none. With true, one that has none
+    is refused."""
+    max_output_chars: int = pydantic.Field(default=4096, ge=64)
+    """Characters of output that the model sees of one execution; the middle of a longer one is cut."""
+    type: str = "native"
+    """Kept so that verl's tool files load; only "native" exists."""
+
+
+class _Interpreter(ToolSession):
+    """One episode of a code interpreter. Its sandbox session is opened at the first call."""
+
+    def __init__(self, tool: CodeInterpreterTool, session: EpisodeSession) -> None:
+        self._tool, self._session = tool, session
+
+    async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        options, sandbox = self._tool.options, self._tool.sandbox
+        timeout = float(execute_kwargs.get("timeout", options.default_timeout))
+        stdin = str(execute_kwargs.get("stdin", ""))
+        most = options.max_output_chars
+        return_code: int | None = None
+        failure = ""
+        async with AsyncExitStack() as held:
+            queued = held.enter_context(queue_clock())
+            for limiter in self._tool.limiters:
+                await held.enter_async_context(limiter.permit())
+            try:
+                if await self._tool.has_sessions() and not stdin:
+                    session, lost = await self._session.get()
+                    cell = await session.run_cell(parameters["code"], timeout=timeout)
+                    status, seconds, text = cell.status, cell.duration, render_cell(cell, timeout, most)
+                    failure = cell.message
+                    if lost:
+                        text = f"[The session was lost before; variables and files of earlier calls are gone]\n{text}"
+                else:
+                    run = await sandbox.run(
+                        parameters["code"],
+                        language=options.default_language,
+                        timeout=timeout,
+                        memory_mb=options.memory_limit_mb if options.memory_limit_mb > 0 else None,
+                        stdin=stdin,
+                    )
+                    status, seconds, text = run.status, run.duration, render_result(run, timeout, most)
+                    return_code, failure = run.return_code, run.message
+            except SandboxError as error:
+                status, seconds, text = ExecutionStatus.SANDBOX_ERROR, 0.0, SANDBOX_FAILED
+                failure = f"{type(error).__name__}: {error}"
+        metrics: dict[str, Any] = {
+            "status": status.value,
+            "return_code": return_code,
+            "run_seconds": seconds,
+            "queue_seconds": queued(),
+        }
+        if status is ExecutionStatus.SANDBOX_ERROR:
+            metrics |= {"infra_failure": True, "error": failure}
+        return ToolResult(text, 0.0, metrics)
+
+    async def sandbox_session(self) -> Session:
+        """Return the sandbox session that the programs ran in, for a scorer; opened where no program was run.
+
+        It may have ended (`alive` is false): a program can end it.
+
+        Raises:
+            SandboxError: it cannot be opened, or the episode is over.
+            SandboxUnsupportedError: the tool is not stateful.
+        """
+        if not await self._tool.has_sessions():
+            raise SandboxUnsupportedError("each program ran by itself; a session needs a stateful code interpreter")
+        return await self._session.opened()
+
+    async def fork(self) -> ToolSession:
+        """Fork the sandbox session with its variables and files; see `Session.fork` for errors."""
+        return _Interpreter(self._tool, await self._session.fork())
+
+    async def close(self) -> None:
+        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
+        await self._session.close()
+
+
+class CodeInterpreterTool(StatefulTool):
+    """Runs the `code` that the model sends and answers with what it printed, and with what went wrong.
+
+    A task's `execute_kwargs` may have `timeout` (seconds; overrides `default_timeout`) and `stdin` (str; what the
+    program can read, in a run of its own). The metrics of a call are `status`, `return_code`, `run_seconds`,
+    `queue_seconds` and, when the sandbox failed, `infra_failure` and `error`. A fork has the same variables and files.
+
+    Args:
+        config: see `CodeInterpreterConfig`.
+        tool_schema: another name or description for the model; it must keep the argument `code`.
+        sandbox: run on this sandbox instead; it stays the caller's to close.
+
+    Attributes:
+        limiters: what each execution needs a permit of, in this order, before the sandbox admits it.
+
+    Raises:
+        ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
+    """
+
+    stays_on_loop = True
+    default_schema = ToolSchema(
+        name="code_interpreter",
+        description="Run a Python program and return what it prints.",
+        parameters={
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The program to run."}},
+            "required": ["code"],
+        },
+    )
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        self.options = read_options(CodeInterpreterConfig, self.config, "code interpreter")
+        if "code" not in self.tool_schema.parameters.get("properties", {}):
+            raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
+        if self.options.stateful and self.options.default_language != "python":
+            raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
+        self._owns_sandbox = sandbox is None
+        self.sandbox = sandbox if sandbox is not None else open_sandbox(self.options, "code interpreter")
+        has_sessions = self.sandbox.sessions_known  # None: its servers must be asked
+        if self.options.stateful and has_sessions is False:
+            raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
+        wanted = self.options.stateful is not False and self.options.default_language == "python"
+        self._stateful: bool | None = has_sessions if wanted else False
+        workers = self.options.num_workers
+        shared = self.options.rate_limit if self.options.enable_global_rate_limit else None
+        self.limiters: list[RateLimiter] = []
+        own_process = shared is not None and self.options.rate_limit_scope == "process"
+        if workers is not None and (
+            shared is None or not own_process or workers < shared
+        ):  # otherwise the shared limit says it all
+            self.limiters.append(LocalRateLimiter(workers))
+        if shared is not None:
+            self.limiters.append(named_limiter(GLOBAL_LIMIT_NAME, shared, self.options.rate_limit_scope))
+
+    @property
+    def stateful(self) -> bool | None:
+        """Whether an episode's calls share variables, imports and files; None while a server was not asked yet."""
+        return self._stateful
+
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        """Begin an episode.
+
+        Raises:
+            ConfigError: the configured address leads to no sandbox server, the server does not let us in, or it has no
+                sessions and `stateful` is true. (One that cannot be reached now is an infrastructure failure of the
+                calls that need it.)
+        """
+        try:
+            await self.has_sessions()
+        except SandboxError as error:
+            _log.warning("%s", error)
+        if isinstance(self.sandbox, SharedSandbox):
+            self.sandbox.warm()  # while the model writes its first turn
+        return _Interpreter(self, EpisodeSession(self.sandbox))
+
+    async def close(self) -> None:
+        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
+        self.limiters = []  # another tool may set another limit of the process now
+        await super().close()
+        if self._owns_sandbox:
+            await self.sandbox.close()
+
+    async def has_sessions(self) -> bool:
+        """Whether calls share their state; a server is asked until it answers once.
+
+        Raises:
+            SandboxError: it cannot be asked now.
+            ConfigError: as `open`.
+        """
+        if self._stateful is None:
+            found = await self.sandbox.has_sessions()
+            where = ", ".join(self.sandbox.urls) if isinstance(self.sandbox, RemoteSandbox) else repr(self.sandbox)
+            if not found and self.options.stateful:
+                raise ConfigError(
+                    f"{where}: SandboxFusion's API has no sessions; set stateful to false, or leave it out, or use "
+                    "`toolgym serve sandbox`"
+                )
+            if not found and self._stateful is None:
+                _log.info("%s: SandboxFusion's API has no sessions, so every call is a clean start", where)
+            self._stateful = found
+        return self._stateful
+
+
+def render_result(result: ExecutionResult, timeout: float, max_chars: int = 4096) -> str:
+    """Say what came of an execution, for a model to read.
+
+    Standard output first; then the last lines of standard error where the program failed (all of it, within the
+    same limit, where it only warned); then, in brackets, how it ended when it did not end well.
+
+    Args:
+        result: the execution.
+        timeout: the deadline in seconds that the text names.
+        max_chars: longer output is cut in the middle, and says so.
+    """
+    return _render(result, result.stdout, result.stderr, result.return_code, timeout, max_chars)
+
+
+def render_cell(result: CellResult, timeout: float, max_chars: int = 4096) -> str:
+    """Say what came of a cell, for a model to read: as `render_result`, with the last expression's value behind."""
+    stdout, stderr = result.stdout, result.stderr
+    if result.error is not None and result.status is not ExecutionStatus.TIMEOUT:  # that one is our own interrupt
+        stderr += "".join(result.error.traceback) or f"{result.error.name}: {result.error.value}"
+    if result.result is not None:
+        stdout += ("\n" if stdout and not stdout.endswith("\n") else "") + result.result
+    text = _render(result, stdout, stderr, None, timeout, max_chars)
+    if not result.alive and result.status is not ExecutionStatus.SANDBOX_ERROR:
+        text += "\n[The session ended with it; variables and files are gone]"
+    return text
+
+
+def _render(
+    result: ExecutionResult | CellResult,
+    stdout: str,
+    stderr: str,
+    return_code: int | None,
+    timeout: float,
+    max_chars: int,
+) -> str:
+    if result.status is ExecutionStatus.SANDBOX_ERROR:
+        return SANDBOX_FAILED
+    parts = []
+    if stdout:
+        parts.append(_cut(stdout.removesuffix("\n"), max_chars))
+    if stderr.strip():
+        lines = stderr.rstrip().split("\n")
+        hidden = len(lines) - ERROR_LINES
+        if hidden > 0:
+            lines = [f"... [{hidden} lines of stderr cut] ...", *lines[-ERROR_LINES:]]
+        parts.append(_cut("\n".join(lines), max_chars))
+    ending = {
+        ExecutionStatus.TIMEOUT: f"[Timed out: the program was stopped after {timeout:g} seconds]",
+        ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the program printed too much]",
+        ExecutionStatus.CPU_LIMIT: "[Stopped: the program used up its CPU time]",
+        ExecutionStatus.MEMORY_LIMIT: "[Stopped: the program used too much memory]",
+        ExecutionStatus.DISK_LIMIT: "[Stopped: the program filled its disk space]",
+        ExecutionStatus.FILE_LIMIT: "[Stopped: the program wrote too large a file]",
+        ExecutionStatus.COMPILE_ERROR: "[The program could not be compiled]",
+        ExecutionStatus.KILLED: (
+            f"[The program was killed by signal {-return_code}]" if return_code else "[The program died]"
+        ),
+        ExecutionStatus.ERROR: (f"[The program ended with exit code {return_code}]" if return_code is not None else ""),
+    }.get(result.status)
+    if ending:
+        parts.append(ending)
+    return "\n".join(parts) if parts else "[The program printed nothing]"
+
+
+def _cut(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"

@@ -1,0 +1,350 @@
+"""`EditorTool`: the model reads and edits files with `view`, `create`, `str_replace`, `insert` and `undo_edit`."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from toolgym.tools.base import ToolResult
+from toolgym.tools.concurrency.deadline import with_deadline
+from toolgym.tools.config import read_options
+from toolgym.tools.errors import (
+    ConfigError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxNotADirectoryError,
+)
+from toolgym.tools.sandbox.base import Sandbox, Session
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.sessions.episode_session import EpisodeSession, GivenSession
+from toolgym.tools.sessions.workspace import Workspace, WorkspaceOptions, cut_middle, require_sessions
+from toolgym.tools.stateful import StatefulTool, ToolSession
+
+CONTEXT = 4
+"""Lines before and behind a change that the model sees of it."""
+
+MAX_ENTRIES = 500
+"""Files and folders that the view of a folder lists."""
+
+UNDO = 100
+"""Changes of an episode that can be undone."""
+
+LOST = "[The session was lost before; files of earlier calls are gone]\n"
+"""What the model reads first in a session that had to be opened again."""
+
+COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")
+
+
+class EditorConfig(WorkspaceOptions):
+    """Options of `EditorTool`, beside those of `WorkspaceOptions`."""
+
+    timeout: float = pydantic.Field(default=60.0, gt=0)
+    """Wall seconds for one call."""
+    max_output_chars: int = pydantic.Field(default=30_000, ge=64)
+    """Characters that the model sees of one call; the middle of more is cut."""
+
+
+class _MistakeError(Exception):
+    """What the model did wrong; it reads the text."""
+
+
+class _Editor(ToolSession):
+    """One episode of an editor."""
+
+    def __init__(self, tool: EditorTool, session: EpisodeSession) -> None:
+        self._tool, self._session = tool, session
+        self._working = asyncio.Lock()  # the calls of one turn come at the same time
+        self._before: list[tuple[str, bytes | None]] = []  # files as they were before each change, the last one at last
+
+    async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
+        timeout = float(execute_kwargs.get("timeout", self._tool.options.timeout))
+        return await with_deadline(self._execute(parameters), timeout)
+
+    async def sandbox_session(self) -> Session:
+        """Return the sandbox session, for a scorer; opened where no call was made. It may have ended (`alive`)."""
+        return await self._session.opened()
+
+    async def fork(self) -> ToolSession:
+        async with self._working:
+            twin = _Editor(self._tool, await self._session.fork())
+            twin._before = [*self._before]
+            return twin
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _execute(self, parameters: dict[str, Any]) -> ToolResult:
+        async with self._working:
+            session, lost = await self._session.get()
+            if lost:
+                self._before.clear()
+            try:
+                text, status = await self._carry_out(session, parameters), "ok"
+            except _MistakeError as error:
+                text, status = f"[{error}]", "error"
+            except (SandboxFileNotFoundError, SandboxNotADirectoryError):
+                text, status = f"[There is no file {parameters['path']}]", "error"
+            except (SandboxFileError, ConfigError) as error:  # a name that cannot be one, a full disk
+                text, status = f"[{error}]", "error"
+        text = cut_middle(text, self._tool.options.max_output_chars)
+        return ToolResult(f"{LOST if lost else ''}{text}", 0.0, {"status": status})
+
+    async def _carry_out(self, session: Session, parameters: dict[str, Any]) -> str:
+        name = parameters["path"]
+        path = posixpath.normpath(posixpath.join(self._tool.options.folder, name)) if name else ""
+        if not path:
+            raise _MistakeError("Give the path of a file")
+        command = parameters["command"]
+        if command == "view":
+            return await _view(session, path, name, parameters.get("view_range"))
+        if command == "create":
+            data = _encoded(_argument(parameters, "file_text"))
+            before = await _read_or_none(session, path)
+            await self._write(session, path, before, data)
+            return f"{'Created' if before is None else 'Replaced'} {name}: {_lines(data.decode())} lines."
+        if command == "undo_edit":
+            return await self._undo(session, path, name)
+        old = await session.read_file(path)
+        text = _decoded(name, old)
+        windows = "\r\n" in text and "\n" not in text.replace("\r\n", "")
+        edit = _replace if command == "str_replace" else _insert
+        new, first, last = edit(name, text.replace("\r\n", "\n") if windows else text, parameters)
+        await self._write(session, path, old, _encoded(new.replace("\n", "\r\n") if windows else new))
+        return f"Changed {name}:\n{_numbered(new, max(1, first - CONTEXT), last + CONTEXT)}"
+
+    async def _write(self, session: Session, path: str, before: bytes | None, data: bytes) -> None:
+        await session.write_file(path, data)
+        self._before = [*self._before, (path, before)][-UNDO:]
+
+    async def _undo(self, session: Session, path: str, name: str) -> str:
+        place = next((at for at in reversed(range(len(self._before))) if self._before[at][0] == path), None)
+        if place is None:
+            raise _MistakeError(f"There is no change of {name} to undo")
+        before = self._before[place][1]
+        if before is None:
+            await session.remove(path)
+        else:
+            await session.write_file(path, before)
+        del self._before[place]
+        if before is None:
+            return f"Undone: {name} was created, and is removed again."
+        return f"Undone: {name} is as it was before the last change."
+
+
+class EditorTool(StatefulTool):
+    """Lets the model read and edit text files, by the commands that models know from other such editors.
+
+    `view` shows a file with numbers of lines, or a folder two levels deep; `create` writes a whole file; `str_replace`
+    replaces a text that stands in the file exactly once; `insert` puts a text behind a line; `undo_edit` takes the last
+    change of a file back. Relative paths are those of `folder`. What cannot be done is an observation. The metrics of a
+    call are `status`. A fork has the same files, and can undo the same changes.
+
+    Args:
+        config: see `EditorConfig`.
+        tool_schema: another name or description for the model; it must keep the arguments.
+        sandbox: where the files are; it stays the caller's to close. With a `Workspace`, the tools of an episode share
+            one session.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+        SandboxUnsupportedError: the sandbox has no sessions.
+    """
+
+    stays_on_loop = True
+    default_schema = ToolSchema(
+        name="editor",
+        description=(
+            "View, create and edit text files. `view` shows a file with line numbers, or lists a folder; `create` "
+            "writes a whole file; `str_replace` replaces a text that occurs exactly once; `insert` puts a text behind "
+            "a line; `undo_edit` takes the last change of a file back."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "enum": list(COMMANDS)},
+                "path": {"type": "string", "description": "The file or folder."},
+                "view_range": {
+                    "type": "array",
+                    "items": {"type": "integer"},
+                    "description": "For view: the first and the last line to show; -1 is the end of the file.",
+                },
+                "file_text": {"type": "string", "description": "For create: the whole content."},
+                "old_str": {"type": "string", "description": "For str_replace: the text to replace, to the letter."},
+                "new_str": {
+                    "type": "string",
+                    "description": "For str_replace: what takes its place. Default: nothing.",
+                },
+                "insert_line": {"type": "integer", "description": "For insert: behind this line; 0 is the beginning."},
+                "insert_text": {"type": "string", "description": "For insert: the lines to put there."},
+            },
+            "required": ["command", "path"],
+        },
+    )
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        self.options = read_options(EditorConfig, self.config, "editor")
+        self._owned: Workspace | None = None
+        if sandbox is None:
+            sandbox = self._owned = Workspace.of(self.options, "editor")
+        self.sandbox = require_sessions(sandbox)
+
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        return _Editor(self, EpisodeSession(self.sandbox, self.options.folder))
+
+    def on(self, session: Session) -> ToolSession:
+        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
+        return _Editor(self, GivenSession(session, self.sandbox))
+
+    async def close(self) -> None:
+        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
+        await super().close()
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            await owned.close()
+
+
+# ---------------------------------------------------------------------- view
+
+
+async def _view(session: Session, path: str, name: str, view_range: list[int] | None) -> str:
+    kind = (await session.stat(path)).kind
+    if kind == "link":  # what it leads to decides
+        try:
+            await session.list(path)
+            kind = "folder"
+        except SandboxNotADirectoryError:
+            kind = "file"
+    if kind == "folder":
+        if view_range is not None:
+            raise _MistakeError(f"{name} is a folder: leave view_range out")
+        return await _view_folder(session, path, name)
+    text = _decoded(name, await session.read_file(path)).replace("\r\n", "\n")
+    total = _lines(text)
+    if view_range is None:
+        return _numbered(text, 1, total) if text else f"[{name} is empty]"
+    if len(view_range) != 2:
+        raise _MistakeError(f"view_range must be two numbers, the first and the last line, got {view_range}")
+    first, last = view_range[0], total if view_range[1] == -1 else view_range[1]
+    if not 1 <= first <= max(total, 1) or last < first:
+        raise _MistakeError(f"view_range {view_range} is not in {name}, which has {total} lines")
+    return _numbered(text, first, last)
+
+
+async def _view_folder(session: Session, path: str, name: str) -> str:
+    found: list[str] = []
+    for one in await session.list(path):
+        if one.name.startswith("."):
+            continue
+        found.append(f"{one.name}/" if one.kind == "folder" else one.name)
+        if one.kind == "folder" and len(found) <= MAX_ENTRIES:
+            try:
+                below = [item for item in await session.list(f"{path}/{one.name}") if not item.name.startswith(".")]
+            except SandboxFileError:  # closed to the model, or gone meanwhile
+                found[-1] += " [cannot be read]"
+                continue
+            found += [f"{one.name}/{item.name}{'/' if item.kind == 'folder' else ''}" for item in below]
+    left_out = f"\n[{len(found) - MAX_ENTRIES} more]" if len(found) > MAX_ENTRIES else ""
+    return f"{name}, two levels deep, without hidden files:\n" + "\n".join(found[:MAX_ENTRIES]) + left_out
+
+
+def _numbered(text: str, first: int, last: int) -> str:
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], start=first))
+
+
+def _lines(text: str) -> int:
+    return text.count("\n") + (not text.endswith("\n") and text != "")
+
+
+# ---------------------------------------------------------------------- changes
+
+
+def _replace(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the new text, and the first and the last line that changed."""
+    old, new = _argument(parameters, "old_str"), parameters.get("new_str") or ""
+    if not old:
+        raise _MistakeError("old_str is empty: give the text to replace, or use the command insert")
+    if old == new:
+        raise _MistakeError("old_str and new_str are the same")
+    count = text.count(old)
+    if count == 0:
+        raise _MistakeError(f"Nothing was changed: old_str does not occur in {name}. View it, and copy to the letter")
+    if count > 1:
+        raise _MistakeError(
+            f"Nothing was changed: old_str occurs {count} times in {name}, in lines {_places(text, old)}. Give more of "
+            "the lines around it, so that it occurs once"
+        )
+    at = text.index(old)
+    first = text.count("\n", 0, at) + 1
+    return text[:at] + new + text[at + len(old) :], first, first + new.count("\n")
+
+
+def _places(text: str, old: str) -> str:
+    found: list[str] = []
+    at = text.find(old)
+    while at >= 0 and len(found) < 10:
+        found.append(str(text.count("\n", 0, at) + 1))
+        at = text.find(old, at + len(old))
+    return ", ".join(found) + (", ..." if at >= 0 else "")
+
+
+def _insert(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the new text, and the first and the last line that changed."""
+    added, behind = _argument(parameters, "insert_text"), parameters.get("insert_line")
+    total = _lines(text)
+    if behind is None or not 0 <= behind <= total:
+        raise _MistakeError(f"insert_line must be a line of {name}, from 0 to {total}, got {behind}")
+    lines = _kept_lines(text)
+    if behind and not lines[behind - 1].endswith("\n"):
+        lines[behind - 1] += "\n"
+    added = added if added.endswith("\n") or behind == total else f"{added}\n"
+    return "".join([*lines[:behind], added, *lines[behind:]]), behind + 1, behind + max(1, _lines(added))
+
+
+def _kept_lines(text: str) -> list[str]:
+    parts = text.split("\n")
+    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _argument(parameters: Mapping[str, Any], name: str) -> str:
+    value = parameters.get(name)
+    if value is None:
+        raise _MistakeError(f"The command {parameters['command']} needs the argument {name!r}")
+    return str(value)
+
+
+async def _read_or_none(session: Session, path: str) -> bytes | None:
+    try:
+        return await session.read_file(path)
+    except SandboxFileNotFoundError:
+        return None
+
+
+def _decoded(name: str, data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise _MistakeError(f"{name} is no text in UTF-8, which is all that this editor can read") from None
+    if "\0" in text:
+        raise _MistakeError(f"{name} is a binary file")
+    return text
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise _MistakeError("The text holds characters that are no Unicode") from None

@@ -1,0 +1,109 @@
+"""`open_sandbox`: the sandbox that a tool's options name, on this machine or behind an address."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pydantic
+
+from toolgym.tools.errors import ConfigError
+from toolgym.tools.sandbox.base import Limits, Sandbox
+from toolgym.tools.sandbox.local.host import languages
+from toolgym.tools.sandbox.local.host.isolation import offered
+from toolgym.tools.sandbox.process import ProcessSandbox
+from toolgym.tools.sandbox.remote.sandbox import MAX_CONNECTIONS, RemoteSandbox
+from toolgym.tools.sandbox.shared import SharedSandbox
+
+_log = logging.getLogger("toolgym.tools")
+
+TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
+"""Environment variable whose content is the token where the configuration has none, as for the server."""
+
+URLS_VARIABLE = "TOOLGYM_SANDBOX_URLS"
+"""Environment variable with addresses of servers, with commas between, where the configuration names none."""
+
+
+class SandboxOptions(pydantic.BaseModel):
+    """Where a tool's programs run. The names are those of verl's sandbox tool."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    num_workers: int | None = pydantic.Field(default=None, ge=1)
+    """Executions that this tool object runs at once. Default: as many as the sandbox takes, see `LocalSandbox`
+    (`max_running`) and `RemoteSandbox` (`max_connections`)."""
+    default_language: str = "python"
+    """Language of the code."""
+    sandbox_url: str | None = None
+    """Run on this server instead of on this machine: `toolgym serve sandbox`, or one with SandboxFusion's API. The tool
+    asks it at the first episode which of the two it is."""
+    sandbox_urls: list[str] | None = None
+    """Run on these servers; each episode stays on one where it has a session. Where no address is given, those of the
+    environment variable `TOOLGYM_SANDBOX_URLS`, with commas between."""
+    sandbox_token: pydantic.SecretStr | None = None
+    """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
+    sandbox_fusion_url: str | None = None
+    """Run on this server by SandboxFusion's `/run_code` alone, so without sessions. For verl's
+    files, and for gateways that let nothing else through."""
+    memory_limit_mb: int = -1
+    """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
+    isolation: str | None = None
+    """Weakest isolation level of the local sandbox that is acceptable: `namespaces`, `uid` or `landlock`. Default:
+    the strongest that the machine offers, and on machines that offer none a plain process, said in the log. A server's
+    is set there."""
+
+
+def open_sandbox(options: SandboxOptions, what: str) -> Sandbox:
+    """Return the sandbox that options name, which is the caller's to close.
+
+    Args:
+        options: the options.
+        what: the tool's name in error messages.
+
+    Raises:
+        ConfigError: the options do not fit together, or the local sandbox lacks the language.
+    """
+    remote = _remote(options, what)
+    if remote is not None:
+        return remote
+    if options.isolation is None and not offered():
+        _log.warning(
+            "this machine offers no isolation that the sandbox knows: code runs in plain processes of this user, with "
+            "access to its files and network; set isolation='landlock' to refuse that"
+        )
+        ProcessSandbox.check_language(options.default_language)
+        return ProcessSandbox()
+    languages.find(options.default_language)
+    limits = Limits(memory_mb=options.memory_limit_mb) if options.memory_limit_mb > 0 else Limits()
+    return SharedSandbox(require=options.isolation, limits=limits)
+
+
+def _remote(options: SandboxOptions, what: str) -> Sandbox | None:
+    """The servers that the options name, if they name any."""
+    named = {"sandbox_url", "sandbox_urls", "sandbox_fusion_url"}
+    given = sorted(name for name in named if getattr(options, name) is not None)
+    usual = [url.strip() for url in os.environ.get(URLS_VARIABLE, "").split(",") if url.strip()]
+    if not given and usual:
+        given = [f"the environment variable {URLS_VARIABLE}"]
+    if not given:
+        if options.sandbox_token is not None:
+            raise ConfigError(f"{what}: sandbox_token is for servers; give sandbox_url, or leave it out")
+        return None
+    if len(given) > 1:
+        raise ConfigError(f"{what}: give one of {' and '.join(given)}, not both")
+    if options.isolation is not None:
+        raise ConfigError(f"{what}: isolation is set where the server runs; leave it out beside {given[0]}")
+    token = options.sandbox_token.get_secret_value() if options.sandbox_token else os.environ.get(TOKEN_VARIABLE)
+    memory = options.memory_limit_mb if options.memory_limit_mb > 0 else -1
+    if options.sandbox_fusion_url is not None:
+        # The token of the environment is meant for our own server, which this may not be.
+        own = options.sandbox_token.get_secret_value() if options.sandbox_token else None
+        only = memory if memory > 0 else None
+        return RemoteSandbox(options.sandbox_fusion_url, kind="sandboxfusion", memory_mb=only, token=own)
+    urls = [options.sandbox_url] if options.sandbox_url is not None else options.sandbox_urls
+    return RemoteSandbox(
+        usual if urls is None else urls,
+        token=token or None,
+        memory_mb=memory if memory > 0 else None,
+        max_connections=max(MAX_CONNECTIONS, (options.num_workers or 0) + 1),
+    )

@@ -1,0 +1,24 @@
+"""Which episode a tool is called for: so that tools of one episode find what they share.
+
+An env gives each episode an id of its own while it calls the episode's tools. Without an env,
+`with tool_scope("a name"):` around the calls does the same.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+
+from toolgym.tools.concurrency.assigned import assigned
+
+_scope: ContextVar[str | None] = ContextVar("toolgym_tool_scope", default=None)
+
+
+def tool_scope(name: str | None) -> AbstractContextManager[None]:
+    """Call tools for the episode of this name; None: for none."""
+    return assigned(_scope, name)
+
+
+def current_scope() -> str | None:
+    """Return the name of the episode that tools are called for; None: they are called for none."""
+    return _scope.get()

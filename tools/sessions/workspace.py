@@ -1,0 +1,286 @@
+"""`Workspace`: a sandbox that opens one session for each episode, which the tools of the episode share.
+
+What one tool writes, the others find: files of an editor, programs of a shell, variables of a code interpreter.
+
+>>> import asyncio
+>>> from toolgym.tools import BashTool, EditorTool
+>>> from toolgym.tools.sessions.tool_scope import tool_scope
+>>> async def main():
+...     async with Workspace() as workspace:
+...         bash, editor = BashTool(sandbox=workspace), EditorTool(sandbox=workspace)
+...         with tool_scope("episode 1"):  # an env does that
+...             one, other = await bash.create(), await editor.create()
+...             await editor.execute(other, {"command": "create", "path": "a.txt", "file_text": "hello"})
+...             print((await bash.execute(one, {"command": "cat a.txt"})).text)
+...             await bash.release(one)
+...             await editor.release(other)
+>>> asyncio.run(main())
+hello
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pydantic
+
+from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import SandboxUnsupportedError, SessionLostError
+from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
+from toolgym.tools.sandbox.files import FileAction, FileInfo, Row
+from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
+from toolgym.tools.sandbox.options import RunRequest, SessionRequest
+from toolgym.tools.sandbox.processes import Command, Process
+from toolgym.tools.sessions.tool_scope import current_scope
+
+_by_options: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDictionary()
+
+
+class WorkspaceOptions(pydantic.BaseModel):
+    """Where a tool's session runs. Tools of one process with the same of these share their episodes' sessions."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    sandbox_url: str | None = None
+    """Run on this server instead of on this machine: `toolgym serve sandbox`."""
+    sandbox_urls: list[str] | None = None
+    """Run on these servers; an episode stays on one."""
+    sandbox_token: pydantic.SecretStr | None = None
+    """Bearer token for these servers. Default: the environment variable `TOOLGYM_SANDBOX_TOKEN`."""
+    memory_limit_mb: int = -1
+    """Memory limit of one episode's programs in MiB; -1 leaves it to the sandbox."""
+    isolation: str | None = None
+    """Weakest isolation level that is acceptable: `namespaces` or `uid`; at `landlock` there are no programs."""
+    folder: str = "."
+    """The folder of the session that the tool begins in, and relative paths are relative to; it is made."""
+
+    @property
+    def sandbox(self) -> SandboxOptions:
+        """The options of the sandbox."""
+        token = self.sandbox_token
+        return SandboxOptions(
+            sandbox_url=self.sandbox_url,
+            sandbox_urls=self.sandbox_urls,
+            sandbox_token=token,
+            memory_limit_mb=self.memory_limit_mb,
+            isolation=self.isolation,
+        )
+
+
+class _Shared:
+    """The session of one episode.
+
+    Attributes:
+        session: the session; None before it is opened.
+        users: handles of it that are open or being opened. The last one to close closes the session.
+    """
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.users = 0
+        self.opening = asyncio.Lock()
+
+
+class Workspace(Sandbox):
+    """A sandbox whose `session` gives every caller of one episode the same session.
+
+    The first tool that needs a session opens it, with its options; the last one to close its handle closes the session.
+    A session that has ended is opened anew by the next tool that asks. Forks go the same way: the tools of an env's
+    twin share one fork. Outside of an episode (see `toolgym.tools.sessions.tool_scope`), every session is its caller's
+    own.
+
+    Args:
+        sandbox: where sessions are opened; it stays the caller's to close. None: this machine, as for
+            `CodeInterpreterTool`, and the workspace closes it.
+
+    Raises:
+        SandboxUnsupportedError: the sandbox has no sessions.
+    """
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        self._owns = sandbox is None
+        self.sandbox = sandbox if sandbox is not None else open_sandbox(SandboxOptions(), "workspace")
+        require_sessions(self.sandbox)
+        self._shared: dict[str, _Shared] = {}
+        self._owners = 1
+        self._key: str | None = None
+
+    @classmethod
+    def of(cls, options: WorkspaceOptions, what: str) -> Workspace:
+        """Return the workspace of this process for a tool's options. Each call is undone by one of `close`.
+
+        Args:
+            options: the options.
+            what: the tool's name in error messages.
+
+        Raises:
+            ConfigError: the options do not fit together.
+            SandboxUnsupportedError: that sandbox has no sessions.
+        """
+        chosen = options.sandbox
+        token = chosen.sandbox_token.get_secret_value() if chosen.sandbox_token else ""
+        key = repr((chosen.model_dump(), token))
+        found = _by_options.get(key)
+        if found is None:
+            found = cls(open_sandbox(chosen, what))
+            found._owns, found._key = True, key
+            _by_options[key] = found
+        else:
+            found._owners += 1
+        return found
+
+    @property
+    def sessions_known(self) -> bool | None:
+        return self.sandbox.sessions_known
+
+    async def has_sessions(self) -> bool:
+        return await self.sandbox.has_sessions()
+
+    async def execute(self, request: RunRequest) -> ExecutionResult:
+        return await self.sandbox.execute(request)
+
+    async def open_session(self, request: SessionRequest) -> Session:
+        scope = current_scope()
+        if scope is None:
+            return await self.sandbox.open_session(request)
+
+        async def opening() -> Session:
+            return await self.sandbox.open_session(request)
+
+        return await self._join(scope, opening)
+
+    async def close(self) -> None:
+        """Close the sandbox where it is the workspace's own, unless others have the workspace too."""
+        self._owners -= 1
+        if self._owners:
+            return
+        if self._key is not None:
+            _by_options.pop(self._key, None)
+        shared, self._shared = self._shared, {}
+        for one in shared.values():
+            if one.session is not None:
+                await shielded(one.session.close())
+        if self._owns:
+            await self.sandbox.close()
+
+    async def _join(self, scope: str, opening: Any) -> WorkspaceSession:
+        """Return a handle of an episode's session, which is opened where there is none that lives."""
+        shared = self._shared.setdefault(scope, _Shared())
+        shared.users += 1
+        try:
+            async with shared.opening:
+                before = shared.session
+                if before is None or not before.alive:
+                    shared.session = await opening()
+                    if before is not None:
+                        await shielded(before.close())
+                assert shared.session is not None
+                return WorkspaceSession(self, scope, shared, shared.session)
+        except BaseException:  # cancelled or not, this handle is given back
+            await self._leave(scope, shared)
+            raise
+
+    async def _leave(self, scope: str, shared: _Shared) -> None:
+        shared.users -= 1
+        if not shared.users:
+            if self._shared.get(scope) is shared:
+                del self._shared[scope]
+            if shared.session is not None:
+                await shielded(shared.session.close())
+
+
+class WorkspaceSession(Session):
+    """One tool's handle of the session of an episode."""
+
+    def __init__(self, workspace: Workspace, scope: str, shared: _Shared, inner: Session) -> None:
+        self._workspace, self._scope, self._shared, self._inner = workspace, scope, shared, inner
+        self._open = True
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def alive(self) -> bool:
+        return self._open and self._inner.alive
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        return self._inner.checkpoints
+
+    async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
+        return await self._session.run_cell(code, timeout=timeout)
+
+    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
+        return await self._session._exec(command, stdin, timeout)
+
+    async def _start(self, command: Command) -> Process:
+        return await self._session._start(command)
+
+    async def write_file(self, name: str, data: bytes) -> None:
+        await self._session.write_file(name, data)
+
+    async def read_file(self, name: str) -> bytes:
+        return await self._session.read_file(name)
+
+    async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
+        return await self._session._act(action, name, rest)
+
+    async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
+        return await self._session._pack(name, names)
+
+    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
+        await self._session._unpack(name, rows, data)
+
+    async def _fork(self, name: str | None, n: int) -> list[Session]:
+        scope = current_scope()
+        if n > 1 or scope is None or scope == self._scope:
+            return await self._session.fork(name, n=n)
+
+        async def forking() -> Session:
+            return await self._session.fork(name)
+
+        return [await self._workspace._join(scope, forking)]
+
+    async def _checkpoint(self, name: str) -> None:
+        await self._session.checkpoint(name)
+
+    async def _drop_checkpoint(self, name: str) -> None:
+        await self._session.drop_checkpoint(name)
+
+    async def close(self) -> None:
+        """Give the handle back; the last one of the episode closes the session."""
+        if self._open:
+            self._open = False
+            await self._workspace._leave(self._scope, self._shared)
+
+    @property
+    def _session(self) -> Session:
+        if not self._open:
+            raise SessionLostError("this handle of the session is closed")
+        return self._inner
+
+
+def require_sessions(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox that has sessions, or may have.
+
+    Raises:
+        SandboxUnsupportedError: it has none.
+    """
+    if sandbox.sessions_known is False:
+        raise SandboxUnsupportedError(
+            f"{type(sandbox).__name__} has no sessions, which tools that work in a folder need; use a LocalSandbox "
+            "(`toolgym doctor` says what this machine offers) or a server that has them (`toolgym serve sandbox`)"
+        )
+    return sandbox
+
+
+def cut_middle(text: str, most: int) -> str:
+    """Return a text; where it is longer than so many characters, a note stands in place of its middle."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"
