@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Thousands of processes import the library, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint types notebooks bench install sglang-cpu clean
+.PHONY: help demo test test-rest test-further test-ray test-sglang test-trainers test-mcp test-lowest test-all lint size types notebooks bench install sglang-cpu clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,7 +70,7 @@ test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and ru
 
 # What needs the library and its command alone. Commands that play episodes need the extra `rollout`.
 LOWEST_TESTS := $(addprefix tests/,envs/test_gymnasium_env.py envs/test_vector_env.py envs/test_registry.py \
-  envs/server/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
+  envs/served/environments/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
   tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py)
 
 test-lowest: $(VENV)/.dev  ## Run tests of the library and its command with the lowest versions that pyproject.toml allows.
@@ -84,6 +84,9 @@ test-all: test test-lowest test-rest test-trainers  ## Run all tests.
 lint: $(VENV)/.dev  ## Check style.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+size:  ## Show lines and files of each room of the library beside its budget; fail above it.
+	@$(PYTHON) scripts/size.py
 
 types: $(VENV)/.dev  ## Type-check a plain copy of the library (mypy does not see through an editable install).
 	rm -rf build

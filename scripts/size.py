@@ -1,0 +1,72 @@
+"""Lines and files of each room of the library beside its budget: size.py [--all]
+
+A room is a folder. Ends with status 1 if the core or the rim has more lines than `size.toml` allows, or if a room that
+is no list of equals has too many files. Without `--all`, small rooms are added to the room above them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ["tools", "envs", "wrappers", "rollout", "front"]
+SMALL = 1_000
+"""A room with fewer lines has no row of its own in the short table."""
+
+
+def lines_of(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+def rooms() -> dict[str, list[int]]:
+    """From each folder of the library to the lines of its files, `__init__.py` included."""
+    folders: dict[str, list[int]] = {}
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            folders.setdefault(str(path.parent.relative_to(ROOT)), []).append(lines_of(path))
+    return folders
+
+
+def in_rim(room: str, rim: list[str]) -> bool:
+    return any(room == place or room.startswith(f"{place}/") for place in rim)
+
+
+def main() -> int:
+    """Print the table and what is above the budget; return the exit status."""
+    budget = tomllib.loads((ROOT / "scripts/size.toml").read_text(encoding="utf-8"))
+    rim, equals, most = budget["rim"]["rooms"], budget["files"]["equals"], budget["files"]["most"]
+    folders = rooms()
+    faults = [
+        f"{room} has {count} files, {most} are allowed"
+        for room, sizes in folders.items()
+        if (count := len(sizes) - (ROOT / room / "__init__.py").exists()) > most and room not in equals
+    ]
+    total = {"core": 0, "rim": 0}
+    shown: dict[str, list[int]] = {}
+    for room, sizes in folders.items():
+        total["rim" if in_rim(room, rim) else "core"] += sum(sizes)
+        row = room
+        while "--all" not in sys.argv and row.count("/") and sum(map(sum, _below(row, folders))) < SMALL:
+            row = row.rpartition("/")[0]
+        shown.setdefault(row, []).extend(sizes)
+    for room in sorted(shown):
+        part = "rim" if in_rim(room, rim) else "core"
+        print(f"{part:<5} {room:<40} {len(shown[room]):>4} files {sum(shown[room]):>7} lines")
+    for part, lines in total.items():
+        print(f"{part:<5} {'of ' + format(budget['lines'][part], ','):<40} {'':>10} {lines:>7} lines")
+        if lines > budget["lines"][part]:
+            faults.append(f"the {part} has {lines} lines, {budget['lines'][part]} are allowed")
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+def _below(room: str, folders: dict[str, list[int]]) -> list[list[int]]:
+    return [sizes for name, sizes in folders.items() if name == room or name.startswith(f"{room}/")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
