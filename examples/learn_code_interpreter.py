@@ -11,7 +11,7 @@ do it, and to do it right.
 
 The held-out tasks are drawn from a tenth of all expressions (`ArithmeticTasks("test")`), of which neither this training
 nor that of the starting policy shows any; they and the seeds of their episodes are the same before and after, and for
-each seed of the training. What stands behind ± is the standard error over the tasks. The README has the figures.
+each seed of the training. What stands behind ± is the standard error over the tasks. docs/learning.md has the figures.
 
 It needs TRL, and the plot needs matplotlib: `pip install '.[trl]' matplotlib` in a checkout.
 """

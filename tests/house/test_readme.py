@@ -19,7 +19,8 @@ def _blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
 
 
-README = _blocks("README.md", "python")
+PAGES = ("README.md", "docs/rollout.md", "docs/tools.md", "docs/sandbox.md")
+PROGRAMS = [program for page in PAGES for program in _blocks(page, "python")]
 OWN_ENV = _blocks("docs/own_env.md", "python")
 TRAINERS = [one for page in ("docs/trainers.md", "docs/trl.md") for one in _blocks(page, "python")]
 FOREIGN_ENVS = _blocks("docs/foreign_envs.md", "python")
@@ -46,15 +47,15 @@ def _name(program):
 
 
 def test_there_are_programs():
-    assert len(README) >= 4
+    assert len(PROGRAMS) >= 5
     assert len(OWN_ENV) == 4
     assert len(TRAINERS) >= 5
     assert len(FOREIGN_ENVS) == 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", README, ids=_name)
-def test_a_program_of_the_readme_runs(program):
+@pytest.mark.parametrize("program", PROGRAMS, ids=_name)
+def test_a_program_of_the_readme_and_its_pages_runs(program):
     _run([sys.executable, "-c", program])
 
 
@@ -96,3 +97,50 @@ def test_the_training_of_the_page_learns_from_exactly_what_was_sampled(folder):
     assert len(steps) == 3
     assert all(float(apart) < 1e-3 for _, apart in steps)
     assert any(float(reward) > 0 for reward, _ in steps)
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
+
+
+def _prose(page):
+    """A page's text without its programs."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def _anchors(page):
+    headings = re.findall(r"^#+ (.+)$", _prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _pages():
+    return [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
+        (ROOT / "docs").rglob("*.md")
+    )
+
+
+def test_every_link_leads_somewhere():
+    broken = []
+    for page in _pages():
+        for target, anchor in LINK.findall(_prose(page)):
+            if "://" in target:
+                continue
+            path = (page.parent / target).resolve()
+            if not path.exists() or (anchor and path.suffix == ".md" and anchor not in _anchors(path)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert broken == []
+
+
+def test_the_index_leads_to_every_page():
+    index = ROOT / "docs" / "README.md"
+    reached, waiting = set(), [index]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md" or not page.exists():
+            continue
+        reached.add(page)
+        waiting += [(page.parent / target).resolve() for target, _ in LINK.findall(_prose(page))]
+    assert [str(page.relative_to(ROOT)) for page in _pages() if page not in reached] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120

@@ -108,7 +108,7 @@ KNOWN = {
     ("root:landlock", "escapes/privileges"): _STAYS_ROOT,
     ("docker-root:landlock", "escapes/privileges"): _STAYS_ROOT,
 }
-"""Holes that are known and named (in `Isolation.missing` and the README), by place and program."""
+"""Holes that are known and named (in `Isolation.missing` and docs/sandbox.md), by place and program."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,4 +1,4 @@
-"""The security table of the README, from a real run.
+"""The security table of docs/sandbox.md, from a real run.
 
     python tests/tools/sandbox/abuse/report.py [--places root:namespaces docker-root:uid ...] [--out table.md]
 
