@@ -308,7 +308,7 @@ def test_the_wheel_holds_exactly_the_librarys_files(tmp_path):
         wanted = {name + one.removeprefix(inside) if one.startswith(inside) else one for one in wanted}
     assert held == wanted
     assert "Requires-Python: >=3.11" in metadata
-    for extra in ("cli", "rollout", "sglang", "ray", "viewer", "trl", "verl", "testing", "dev"):
+    for extra in ("cli", "rollout", "sglang", "ray", "trl", "verl", "testing", "dev"):
         assert f"Provides-Extra: {extra}" in metadata
 
 
