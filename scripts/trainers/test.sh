@@ -29,5 +29,8 @@ run() {
 code=0
 run "${tests[@]}" || code=$?
 [ $code = 1 ] || exit $code
-echo "== $name: what failed runs once more =="
+retried=$("$folder/bin/python" -c 'import json, sys; print(len(json.load(open(sys.argv[1]))))' \
+  ".pytest_cache/$name/v/cache/lastfailed")
+echo "$retried $name" >>"${RETRIED_FILE:-/dev/null}"
+echo "== $name: what failed runs once more: $retried tests =="
 run "${tests[@]}" --last-failed --last-failed-no-failures none
