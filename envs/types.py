@@ -126,7 +126,7 @@ class StopReason(enum.StrEnum):
         return not self.failed
 
     @property
-    def counts(self) -> bool:
+    def in_group_statistics(self) -> bool:
         """Whether the episode's reward enters its group's statistics: the policy earned it within its limits."""
         return not self.failed and self not in (StopReason.ABORTED, StopReason.STRAGGLER)
 

@@ -155,7 +155,7 @@ def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", lo
     """
     [trajectory] = require_trajectories([trajectory])
     sequences = [one for one in trajectory.sequences if one.policy_tokens]
-    if not (trajectory.trainable and trajectory.counts) or len(sequences) != 1:
+    if not trajectory.usable or len(sequences) != 1:
         raise BatchError(
             f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) has {len(sequences)} token sequences with "
             "tokens that the policy sampled; OpenRLHF takes exactly one, of an episode that nothing broke off: play it "
@@ -206,7 +206,7 @@ class _Player:
         for attempt in range(1, self._attempts + 1):
             trajectory = await run_episode(self._factory, task, engine, config=config)
             reason = trajectory.stop_reason
-            if trajectory.counts and trajectory.trainable and trajectory.policy_tokens:
+            if trajectory.usable:
                 return trajectory
             why = shorten(str(not_trainable_error(trajectory)))
             log.warning("attempt %s of %s: %s: %s", attempt, self._attempts, reason.value, why)

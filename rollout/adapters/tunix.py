@@ -45,7 +45,7 @@ def to_items(
     """The items of whole groups, group by group, for `GroupQueueManager.put`.
 
     Tunix takes groups of one size only, and each reward counts in its group. So a group of which a trajectory does not
-    count (see `StopReason.counts`) is left out as a whole, and a warning says so.
+    count (see `Trajectory.usable`) is left out as a whole, and a warning says so.
 
     Args:
         trajectories: whole groups, in any order; those of one run, one task and one role are a group.
@@ -77,8 +77,8 @@ def to_items(
                 f"group {members[0].group_id} has {len(members)} trajectories, and Tunix waits for "
                 f"group_size={group_size}"
             )
-    whole = [members for members in groups.values() if all(one.counts for one in members)]
-    broken = [one for members in groups.values() for one in members if not one.counts]
+    whole = [members for members in groups.values() if all(one.usable for one in members)]
+    broken = [one for members in groups.values() for one in members if not one.usable]
     if not whole:
         reasons = ", ".join(sorted({one.stop_reason.value for one in broken}))
         raise BatchError(f"no group is left of {len(groups)}: each has a trajectory that does not count ({reasons})")

@@ -36,8 +36,9 @@ def group_advantages(
 ) -> list[float | None]:
     """The advantage of each trajectory over its group, in the order given; None for one that does not count.
 
-    A trajectory counts unless something broke, its last turn was aborted, or its run cut it (see `StopReason.counts`):
-    the others' statistics are as if it were not there. A branch counts like any other (see docs/trees.md).
+    A trajectory counts if it is `usable`: nothing broke, its last turn was not aborted, its run did not cut it, and the
+    policy sampled something. The others' statistics are as if the rest were not there. A branch counts like any other
+    (see docs/trees.md).
     `Batch.per_row` makes values of a batch's rows of the list.
 
     With r a trajectory's reward, and n rewards in its group:
@@ -69,7 +70,7 @@ def group_advantages(
     given = require_trajectories(trajectories)
     groups: dict[Hashable, list[int]] = {}
     for index, one in enumerate(given):
-        if one.counts:
+        if one.usable:
             if not math.isfinite(one.reward):
                 raise ConfigError(f"trajectory {one.id} has the reward {one.reward!r}, which is not finite")
             groups.setdefault(per(one), []).append(index)

@@ -40,9 +40,9 @@ async def add_group_reward(
     """Return the trajectories in the order given, with a reward of their group added.
 
     Call it on whole groups, before advantages are computed and batches are made. A trajectory that does not count (see
-    `StopReason.counts`) is passed on as it is, and the group's function does not see it. All groups are rewarded at the
-    same time. What is added goes to the policy's last token (see `token_rewards`), and stands in the metrics under
-    `score/NAME`, without its weight.
+    `StopReason.in_group_statistics`) is passed on as it is, and the group's function does not see it. All groups are
+    rewarded at the same time. What is added goes to the policy's last token (see `token_rewards`), and stands in the
+    metrics under `score/NAME`, without its weight.
 
     Where the function fails for a group (a judge does not answer, `timeout` passes), that group's trajectories fail,
     with `score_failed` or `score_timeout`, and stay out of all statistics: that is never a reward of 0.
@@ -67,7 +67,7 @@ async def add_group_reward(
     check_seconds(timeout=timeout)
     groups: dict[Hashable, list[int]] = {}
     for index, one in enumerate(given):
-        if one.counts:
+        if one.in_group_statistics:
             groups.setdefault(per(one), []).append(index)
     found = list(given)
 

@@ -33,8 +33,7 @@ def make_batch(
 ) -> Batch:
     """Make a batch, and check it. See `toolgym.rollout.batch.batch` for what becomes a row.
 
-    Trajectories that are not `trainable`, and those without a single policy token, are left out and listed in
-    `Batch.dropped`; one warning says how many and why.
+    Trajectories that are not `trainable` are left out and listed in `Batch.dropped`; one warning says how many and why.
 
     Args:
         trajectories: in the order of the rows; the rows of one trajectory follow each other.
@@ -95,11 +94,10 @@ def make_batch(
 def _reason_to_drop(trajectory: Trajectory) -> str | None:
     if trajectory.error is not None:
         return f"{trajectory.stop_reason}: {trajectory.error.message}"
-    if not trajectory.trainable:
-        return f"not trainable (stop reason {trajectory.stop_reason.value})"
-    if trajectory.policy_tokens == 0:
-        return f"no policy tokens (stop reason {trajectory.stop_reason.value})"
-    return None
+    if trajectory.trainable:
+        return None
+    problem = "not trainable" if trajectory.policy_tokens else "no policy tokens"
+    return f"{problem} (stop reason {trajectory.stop_reason.value})"
 
 
 def _reasons(dropped: Sequence[Dropped]) -> str:

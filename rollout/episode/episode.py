@@ -404,7 +404,7 @@ class Episode:
 
         One that does not count, since the engine aborted it, is not scored.
         """
-        if reason.counts and self._record.turns:
+        if reason.in_group_statistics and self._record.turns:
             if self._asked is Asked.CUT:
                 raise StoppedError
             self._phase = StopReason.ENV_FAILED

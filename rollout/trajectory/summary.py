@@ -28,8 +28,8 @@ def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return figures of trajectories by name, as loggers of metrics take them.
 
     A rate is between 0 and 1. A standard deviation is that of a sample, and 0 of one episode. What a failure broke off
-    does not count in rewards and successes (see `Trajectory.counts`); without an episode that counts, and without any
-    episode at all, the figures that would have no value are left out.
+    does not count in rewards and successes (see `Trajectory.in_group_statistics`); without an episode that counts, and
+    without any episode at all, the figures that would have no value are left out.
 
     | name | what it is |
     | --- | --- |
@@ -68,7 +68,7 @@ def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     }
     if not given:
         return figures
-    counted = [one for one in given if one.counts]
+    counted = [one for one in given if one.in_group_statistics]
     if counted:
         rewards = [one.reward for one in counted]
         figures |= _spread("reward", rewards)

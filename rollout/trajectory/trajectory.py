@@ -157,7 +157,7 @@ class Trajectory:
         branch_turn: number of the parent's turn, counted from 0, before which it was branched; None without a parent.
         settings: what its run was beside the sampling (limits, chat template, tools, the env's arguments, ...), as
             short texts by name; see `run_settings`. Empty where it was not played in a run.
-        peers: the members of its group that count and were given out before it, where the group was whole without it.
+        peers: the usable members of its group that were given out before it, where the group was whole without it.
     """
 
     id: str
@@ -269,13 +269,18 @@ class Trajectory:
 
     @property
     def trainable(self) -> bool:
-        """Whether a policy may be trained on its tokens: only such a trajectory becomes rows of a batch."""
-        return self.stop_reason.trainable
+        """Whether its tokens may be trained on, as rows of a batch: the policy sampled some, and nothing broke."""
+        return self.stop_reason.trainable and self.policy_tokens > 0
 
     @property
-    def counts(self) -> bool:
-        """Whether its reward counts in its group's statistics: a failure is not the policy's."""
-        return self.stop_reason.counts
+    def usable(self) -> bool:
+        """Whether a trainer may use tokens and reward: it is trainable, and its group is compared with it."""
+        return self.trainable and self.in_group_statistics
+
+    @property
+    def in_group_statistics(self) -> bool:
+        """Whether the policy earned its reward: not where something broke, the engine aborted it or the run cut it."""
+        return self.stop_reason.in_group_statistics
 
     @property
     def tool_calls(self) -> list[ToolCallRecord]:

@@ -34,11 +34,11 @@ def table():
     """The rows of the page's table, as the page should have them."""
     said = documented()
     lines = [
-        "| stop reason | when | blame | failed | trainable | counts |",
+        "| stop reason | when | blame | failed | trainable | in group statistics |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for one in StopReason:
-        flags = ["yes" if flag else "" for flag in (one.failed, one.trainable, one.counts)]
+        flags = ["yes" if flag else "" for flag in (one.failed, one.trainable, one.in_group_statistics)]
         lines.append(
             f"| `{one.value}` | {said[one.name].removesuffix('.')} | {one.blame.value} | {' | '.join(flags)} |"
         )

@@ -39,12 +39,17 @@ def test_the_three_forms_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reason", [reason for reason in StopReason if not reason.counts])
+@pytest.mark.parametrize("reason", [reason for reason in StopReason if not reason.in_group_statistics])
 def test_what_does_not_count_has_none_and_changes_nothing(form, reason):
     broken = one("x", -9.0, stop_reason=reason, error=None if reason is StopReason.ABORTED else Failure("died", 0))
     mixed = [GROUP[0], broken, *GROUP[1:]]
     alone = group_advantages(GROUP, form=form)
     assert group_advantages(mixed, form=form) == [alone[0], None, *alone[1:]]
+
+
+def test_an_episode_without_a_token_of_the_policy_changes_nothing():
+    empty = one("x", -9.0, stop_reason=StopReason.BUDGET, sequences=())
+    assert group_advantages([*GROUP, empty]) == [*group_advantages(GROUP), None]
 
 
 def test_limits_count():

@@ -62,7 +62,7 @@ async def test_a_turn_that_was_cut_is_scored_and_its_calls_are_not_run(scripted,
     scorer = Watching()
     long = f"I know: {CALL} " + "word " * 90
     [one] = await play(scripted, tokenizer, turns(CALL, long), scorer)
-    assert (one.stop_reason, one.counts, one.reward) == (StopReason.LENGTH, True, 1.0)
+    assert (one.stop_reason, one.in_group_statistics, one.reward) == (StopReason.LENGTH, True, 1.0)
     assert (one.metrics["score"], one.metrics["score/seen"]) == (1.0, 1.0)
     assert [turn.reward for turn in one.turns] == [0.0, 1.0]
     [outcome] = scorer.seen
@@ -126,7 +126,7 @@ async def test_a_scorer_that_fails_or_hangs_at_a_cut_is_the_failure_that_it_is_a
         return ToolEnv([echo], [Task((user("q"),))], scorer=hanging, score_timeout=0.05)
 
     [one] = await play(scripted, tokenizer, turns("word " * 90), broken, sampling=SHORT)
-    assert (one.stop_reason, one.counts) == (StopReason.SCORE_FAILED, False)
+    assert (one.stop_reason, one.in_group_statistics) == (StopReason.SCORE_FAILED, False)
     [one] = await play(scripted, tokenizer, turns("word " * 90), None, env=slow_env, sampling=SHORT)
     assert one.stop_reason is StopReason.SCORE_TIMEOUT
     # The episode's own clock, which waits `score_grace` for a scorer at work.
@@ -162,7 +162,7 @@ async def test_a_straggler_that_is_scored_at_its_cut_is_ended_or_waited_for(scri
         done = await runner.run([Task((user("q"),))], plan=plan)
         done += await runner.run([], plan=plan)
     late = StopReason.STRAGGLER if how == "keep" else StopReason.LENGTH
-    assert {one.stop_reason: (one.counts, one.reward) for one in done} == {
+    assert {one.stop_reason: (one.in_group_statistics, one.reward) for one in done} == {
         StopReason.ANSWERED: (True, 1.0),
         late: (how == "carry", float(how == "carry")),
     }

@@ -182,7 +182,7 @@ async def test_a_cut_keeps_what_the_engine_had_sampled(stand, exact):
     one = await result(running)
     exact(engine, one)
     assert (one.stop_reason, one.failed, one.policy_tokens) == (StopReason.STRAGGLER, False, 3)
-    assert (one.trainable, one.counts, one.stop_reason.truncated) == (True, False, True)
+    assert (one.trainable, one.in_group_statistics, one.stop_reason.truncated) == (True, False, True)
     [turn] = one.turns
     assert (turn.finish_reason, turn.truncated, turn.reward, turn.resumes) == ("abort", True, None, 0)
     assert engine.aborts == (f"{one.id}-0",)

@@ -144,7 +144,7 @@ async def test_a_group_that_cannot_be_judged_fails_and_the_others_do_not(error, 
 
     timeout = 0.3 if error is None else 60
     a, b = await add_group_reward([made("a"), made("b", group="h")], reward, timeout=timeout)
-    assert (a.stop_reason, a.failed, a.counts, a.trainable, a.reward) == (reason, True, False, False, 0.0)
+    assert (a.stop_reason, a.failed, a.in_group_statistics, a.trainable, a.reward) == (reason, True, False, False, 0.0)
     assert a.error.message.startswith("the reward of the group: ")
     assert (b.reward, b.failed) == (1.0, False)
 

@@ -73,7 +73,7 @@ async def test_stragglers_that_are_kept_are_whole_up_to_where_they_got(held):
     done = await run
     assert members(done) == [("a", 0, ANSWERED), ("a", 1, STRAGGLER), ("a", 2, ANSWERED)]
     assert done[1].policy_tokens == PARTIAL
-    assert (done[1].trainable, done[1].counts) == (True, False)
+    assert (done[1].trainable, done[1].in_group_statistics) == (True, False)
     assert len(make_batch(done, pad_token_id=0).rewards) == 3
     assert runner.counts.episodes_dropped == 0
 

@@ -95,7 +95,7 @@ async def test_a_source_hears_of_each_group_in_the_order_of_the_tasks(scripted):
     trajectories = await rollout(env, scripted(script), source, num_tasks=4, config=config(group_size=2, seed=None))
     by_task = {}
     for one in trajectories:
-        if one.counts:
+        if one.in_group_statistics:
             by_task.setdefault(one.task_id, []).append(one.reward)
     assert source.seen == list(by_task.items())
     assert {id: len(rewards) for id, rewards in source.seen} == {"0": 2, "1": 1, "3": 2}

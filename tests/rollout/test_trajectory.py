@@ -348,9 +348,15 @@ def test_a_file_has_one_type_in_each_field_for_readers_of_tables(tmp_path, first
 
 
 def test_failures_are_neither_trained_on_nor_counted():
-    assert (trajectory().trainable, trajectory().counts) == (False, False)
-    fine = trajectory(error=None, stop_reason=StopReason.ANSWERED)
-    assert (fine.trainable, fine.counts) == (True, True)
+    def answers(**changes):
+        asked = trajectory(error=None, **changes)
+        return asked.trainable, asked.in_group_statistics, asked.usable
+
+    assert (trajectory().trainable, trajectory().in_group_statistics, trajectory().usable) == (False, False, False)
+    assert answers(stop_reason=StopReason.ANSWERED) == (True, True, True)
+    for cut in (StopReason.ABORTED, StopReason.STRAGGLER):
+        assert answers(stop_reason=cut) == (True, False, False)
+    assert answers(stop_reason=StopReason.BUDGET, sequences=()) == (False, True, False)
 
 
 def test_a_file_holds_each_as_soon_as_it_is_written(tmp_path):

@@ -87,7 +87,7 @@ def without_step(session: EnvSession, further: Mapping[str, Any]) -> dict[str, A
 def step_metadata(session: EnvSession, result: StepResult) -> dict[str, Any]:
     """Return what a step tells besides: `stop_reason`, what became of the calls, and the episode's reward so far.
 
-    `trainable` and `counts` are those of the `StopReason`; they come with the last step.
+    `trainable` and `in_group_statistics` are those of the `StopReason`; they come with the last step.
     """
     info, reason = result.info, result.stop_reason
     metadata: dict[str, Any] = {
@@ -102,7 +102,7 @@ def step_metadata(session: EnvSession, result: StepResult) -> dict[str, Any]:
             "terminated": result.terminated,
             "truncated": result.truncated,
             "trainable": reason.trainable,
-            "counts": reason.counts,
+            "in_group_statistics": reason.in_group_statistics,
         }
     return metadata
 

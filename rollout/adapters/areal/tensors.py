@@ -39,7 +39,7 @@ def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[st
     import torch
 
     [trajectory] = require_trajectories([trajectory])
-    if not (trajectory.trainable and trajectory.counts and trajectory.policy_tokens):
+    if not trajectory.usable:
         return None
     sequences = [one for one in trajectory.sequences if one.policy_tokens]
     if len(sequences) > 1 and not several_rows:

@@ -175,6 +175,6 @@ def _log(trajectory: Trajectory) -> None:
     from areal.utils import stats_tracker
 
     tracker = stats_tracker.get(workflow_context.stat_scope())
-    tracker.scalar(num_turns=len(trajectory.turns), broken_off=float(not trajectory.counts))
-    if trajectory.counts:
+    tracker.scalar(num_turns=len(trajectory.turns), broken_off=float(not trajectory.in_group_statistics))
+    if trajectory.in_group_statistics:
         tracker.scalar(reward=trajectory.reward)

@@ -197,7 +197,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         if episode.stop_reason is None:
             await session.truncate(StopReason.LENGTH if cut else StopReason.MAX_TURNS, turn)
         reason = episode.stop_reason
-        if reason is not None and not reason.counts:
+        if reason is not None and not reason.in_group_statistics:
             return _masked(body, f"toolgym:{reason.value}", f"the episode ended with {reason.value}")
         return VerifyResponse(
             **body.model_dump(),

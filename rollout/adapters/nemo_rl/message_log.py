@@ -83,7 +83,7 @@ def to_batch(
     import torch
 
     given = require_trajectories(trajectories)
-    usable = [one.trainable and one.counts and bool(one.policy_tokens) for one in given]
+    usable = [one.usable for one in given]
     rewards = defaultdict(list)
     for one, use in zip(given, usable, strict=True):
         if use:

@@ -117,20 +117,15 @@ def to_generator_output(
     }
 
 
-def usable(trajectory: Trajectory) -> bool:
-    """Whether SkyRL may train on it: it may be trained on, it counts, and the policy sampled something."""
-    return trajectory.trainable and trajectory.counts and trajectory.policy_tokens > 0
-
-
 def stop_reason(trajectory: Trajectory) -> str:
     """SkyRL's word for how it ended: "stop", "length" where it was cut by a number of tokens, or "abort"."""
-    if not usable(trajectory):
+    if not trajectory.usable:
         return BROKEN_OFF
     return "length" if trajectory.stop_reason in (StopReason.LENGTH, StopReason.BUDGET) else "stop"
 
 
 def _rows(trajectory: Trajectory, name: TrajectoryID, routing: ContextRouting | None, step_wise: bool) -> list[_Row]:
-    if not usable(trajectory):
+    if not trajectory.usable:
         return [_Row(trajectory, name, True, None, np.zeros(1), None)]
     placed = token_rewards(trajectory, "outcome" if step_wise else "turns")
     made = [
@@ -207,7 +202,7 @@ def _metrics(trajectory: Trajectory) -> dict[str, Any]:
         "turns": len(trajectory.turns),
         "tool_calls": len(trajectory.tool_calls),
         "tool_errors": sum(one.status != "ok" for one in trajectory.tool_calls),
-        "broken_off": not usable(trajectory),
+        "broken_off": not trajectory.usable,
         "ended_with": trajectory.stop_reason.value,
         "error": trajectory.error.message if trajectory.error is not None else None,
     }

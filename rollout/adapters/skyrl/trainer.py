@@ -80,7 +80,7 @@ class CountedEpisodes:
 
         with self.generator.scores() as scores:  # type: ignore[attr-defined]
             metrics: dict[str, float] = await super().eval(*args, **kwargs)  # type: ignore[misc]
-        counted = [one for one in scores if one.counts]
+        counted = [one for one in scores if one.in_group_statistics]
         if len(counted) == len(scores):
             return metrics
         count = self.cfg.generator.eval_n_samples_per_prompt  # type: ignore[attr-defined]

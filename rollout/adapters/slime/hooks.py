@@ -39,9 +39,9 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
         BatchError: a sample has no group, or no number; names the field and the row.
     """
     rewards = [float(sample.get_reward_value(args)) for sample in samples]
-    counted = [reward for reward, sample in zip(rewards, samples, strict=True) if counts(sample)]
+    counted = [reward for reward, sample in zip(rewards, samples, strict=True) if is_usable(sample)]
     mean = sum(counted) / max(len(counted), 1)
-    raw = [reward if counts(sample) else mean for reward, sample in zip(rewards, samples, strict=True)]
+    raw = [reward if is_usable(sample) else mean for reward, sample in zip(rewards, samples, strict=True)]
     if not (args.rewards_normalization and args.advantage_estimator in _CENTRED):
         return raw, rewards
     groups: dict[int, dict[Any, list[int]]] = {}
@@ -50,7 +50,7 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
             if getattr(sample, name) is None:
                 raise BatchError(f"field {name} of row {row} is None, so it is not known what its reward belongs to")
         episode = sample.index if sample.rollout_id is None else sample.rollout_id
-        if counts(sample):
+        if is_usable(sample):
             groups.setdefault(sample.group_index, {}).setdefault(episode, []).append(row)
     rewards = [0.0] * len(samples)
     for episodes in groups.values():
@@ -81,7 +81,7 @@ def log_eval_rollout(
     for name in list(data):
         samples: list[Sample] = data[name]["samples"]
         size = args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1
-        out = {sample.index // size for sample in samples if not counts(sample)}
+        out = {sample.index // size for sample in samples if not is_usable(sample)}
         first = {sample.index: row for row, sample in reversed(list(enumerate(samples)))}
         kept = sorted(row for index, row in first.items() if index // size not in out)
         if out:
@@ -96,7 +96,7 @@ def log_eval_rollout(
     return False
 
 
-def counts(sample: Sample) -> bool:
-    """Whether its reward says something about the policy; of samples that were made elsewhere, always."""
+def is_usable(sample: Sample) -> bool:
+    """Whether it may be trained on, see `Trajectory.usable`; samples that were made elsewhere always may."""
     about = (sample.metadata or {}).get(METADATA)
-    return about["counts"] if isinstance(about, Mapping) else True
+    return about["usable"] if isinstance(about, Mapping) else True

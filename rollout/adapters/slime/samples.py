@@ -79,7 +79,7 @@ def fill(
     Raises:
         BatchError: the samples would not be consistent.
     """
-    sequences = [one for one in trajectory.sequences if one.policy_tokens] if usable(trajectory) else []
+    sequences = [one for one in trajectory.sequences if one.policy_tokens] if trajectory.usable else []
     samples = [base, *(copy.deepcopy(base) for _ in sequences[1:])]
     for sample in samples:
         sample.metadata = {**(sample.metadata or {}), METADATA: _about(trajectory)}
@@ -93,11 +93,6 @@ def fill(
     base.non_generation_time = trajectory.env_seconds
     check_samples(samples, siblings=True)
     return samples
-
-
-def usable(trajectory: Trajectory) -> bool:
-    """Whether slime may train on it: it may be trained on, it counts, and the policy sampled something."""
-    return trajectory.trainable and trajectory.counts and trajectory.policy_tokens > 0
 
 
 def sample_class() -> Any:
@@ -190,7 +185,7 @@ def _about(trajectory: Trajectory) -> dict[str, Any]:
         "env_id": trajectory.env_id,
         "task_id": trajectory.task_id,
         "stop_reason": trajectory.stop_reason.value,
-        "counts": usable(trajectory),
+        "usable": trajectory.usable,
         "turns": len(trajectory.turns),
         "tool_calls": len(trajectory.tool_calls),
         "error": trajectory.error.message if trajectory.error is not None else None,

@@ -146,7 +146,7 @@ class ToolgymEnv(types.Env):  # type: ignore[misc]  # tinker-cookbook may be mis
                 next_observation=tinker.ModelInput.from_ints(list(now.prompt_ids)),
                 next_stop_condition=list(now.params.stop_token_ids),
             )
-        if not now.counts:
+        if not now.usable:
             raise not_trainable_error(now)
         return types.StepResult(
             reward=self._pay(now.reward),

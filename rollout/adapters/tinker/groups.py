@@ -22,7 +22,7 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]
         groups = to_groups(trajectories)
         data, _ = assemble_training_data(groups, compute_advantages(groups))
 
-    A trajectory that does not count (see `StopReason.counts`) is among its group's `rollout_errors`, not among its
+    A trajectory that does not count (see `Trajectory.usable`) is among its group's `rollout_errors`, not among its
     trajectories. A group without any that counts is left out.
 
     Args:
@@ -34,11 +34,11 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[types.TrajectoryGroup]
     groups: dict[object, list[Trajectory]] = {}
     for one in require_trajectories(trajectories):
         groups.setdefault(by_group(one), []).append(one)
-    return [_group(members) for members in groups.values() if any(one.counts for one in members)]
+    return [_group(members) for members in groups.values() if any(one.usable for one in members)]
 
 
 def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
-    counting = [one for one in members if one.counts]
+    counting = [one for one in members if one.usable]
     return types.TrajectoryGroup(
         trajectories_G=[_trajectory(one) for one in counting],
         final_rewards_G=[float(one.reward) for one in counting],
@@ -46,7 +46,7 @@ def _group(members: list[Trajectory]) -> types.TrajectoryGroup:
         rollout_errors=[
             types.RolloutError(one.stop_reason.value, "" if one.error is None else one.error.message)
             for one in members
-            if not one.counts
+            if not one.usable
         ],
     )
 

@@ -42,7 +42,7 @@ def to_output(trajectories: Sequence[Trajectory], *, filler_id: int) -> dict[str
     """
     output: dict[str, Any] = {name: [] for name in (*_IDS, *_PER_TOKEN, REWARD, STOP_REASON)}
     for trajectory in require_trajectories(trajectories):
-        usable = trajectory.trainable and trajectory.counts and trajectory.policy_tokens > 0
+        usable = trajectory.usable
         if usable and len(trajectory.sequences) > 1:
             raise BatchError(
                 f"trajectory {trajectory.id} has {len(trajectory.sequences)} token sequences, and TRL takes one row "

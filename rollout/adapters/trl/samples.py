@@ -47,7 +47,7 @@ def to_rollout_samples(
     groups = {group_id: first_group + n for n, group_id in enumerate(dict.fromkeys(one.group_id for one in given))}
     samples = []
     for trajectory, advantage in zip(given, advantages, strict=True):
-        if not (trajectory.trainable and trajectory.counts):
+        if not trajectory.usable:
             continue
         if advantage is None or not np.isfinite(advantage):
             raise BatchError(f"the advantage of trajectory {trajectory.id} is {advantage!r}")

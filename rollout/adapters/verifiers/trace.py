@@ -50,7 +50,7 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
         BatchError: the turns tell of other tokens than the sequences hold.
     """
     [trajectory] = require_trajectories([trajectory])
-    ok = trajectory.trainable and trajectory.counts
+    ok = trajectory.usable
     trace = vf.Trace(
         id=trajectory.id,
         task=_task(trajectory),

@@ -16,7 +16,7 @@ from uuid import uuid4
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.plugin import ADVANTAGE_NAME
-from toolgym.rollout.adapters.verl.rows import Row, counts, metrics, rows_of
+from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
 from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.engines.base import SamplingParams
@@ -97,7 +97,7 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
                 "(trainer.use_v1): the other wants a row for each episode"
             )
         trajectory, generate = await self.play(sampling_params, row)
-        if not counts(trajectory) and self.options.failed == "drop":
+        if not trajectory.usable and self.options.failed == "drop":
             return []
         outputs = self._outputs(trajectory, generate, row)
         if len(outputs) == 1:

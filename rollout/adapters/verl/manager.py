@@ -18,7 +18,6 @@ from typing import Any, Self
 from toolgym.rollout.adapters.transfer_queue import Group, TransferQueueWriter
 from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop
 from toolgym.rollout.adapters.verl.options import ManagerOptions
-from toolgym.rollout.adapters.verl.rows import counts
 from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.errors import ConfigError
@@ -150,7 +149,7 @@ class Worker:
                 trajectory, generate = await loop.play(sampling, row)
                 if trajectory.error is None:
                     break
-        if not counts(trajectory) and loop.options.failed == "drop":
+        if not trajectory.usable and loop.options.failed == "drop":
             return
         made = queue_rows(
             trajectory,

@@ -38,11 +38,6 @@ class Row:
     extra_fields: dict[str, Any]
 
 
-def counts(trajectory: Trajectory) -> bool:
-    """Whether a trajectory may be trained on and its reward counts; else its row is masked, or there is none."""
-    return trajectory.trainable and trajectory.counts
-
-
 def rows_of(
     trajectory: Trajectory,
     *,
@@ -53,7 +48,7 @@ def rows_of(
 ) -> list[Row]:
     """The rows of a trajectory, one for each sequence with tokens of the policy, and at least one.
 
-    An episode that failed, or whose reward does not count (see `StopReason`), is one row whose mask is 0 throughout.
+    An episode that is not usable (see `Trajectory.usable`) is one row whose mask is 0 throughout.
 
     Args:
         trajectory: the trajectory.
@@ -66,7 +61,7 @@ def rows_of(
     Raises:
         ConfigError: the prompt of a sequence is too long; names the trajectory.
     """
-    masked = not counts(trajectory)
+    masked = not trajectory.usable
     sequences: Sequence[TokenSequence] = [one for one in trajectory.sequences if one.policy_tokens]
     if masked or not sequences:
         sequences = trajectory.sequences[-1:]
@@ -123,7 +118,7 @@ def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
     Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
     `validation.without_failures` leaves it out of verl's validation.
     """
-    masked = not counts(trajectory)
+    masked = not trajectory.usable
     reward = 0.0 if masked else float(trajectory.reward)
     score = trajectory.metrics.get("score", 0.0)
     return {

@@ -122,7 +122,7 @@ class EnvCounts:
 
 
 class GroupCounts:
-    """Rewards within groups. A member counts if its reward does (see `Trajectory.counts`)."""
+    """Rewards within groups. A member counts if its reward does (see `Trajectory.in_group_statistics`)."""
 
     __slots__ = ("_forgotten", "_groups")
 
@@ -201,7 +201,7 @@ class EventCounts:
         queued = sum(turn.queue_seconds for turn in trajectory.turns)
         self.outside_seconds += max(0.0, trajectory.seconds - trajectory.engine_seconds - queued)
         self.finished_steps += sum(turn.reward is not None for turn in trajectory.turns)
-        if trajectory.counts:
+        if trajectory.in_group_statistics:
             self.rewards.add(trajectory.reward)
             self.groups.add(trajectory)
         if trajectory.env_id not in self.envs:

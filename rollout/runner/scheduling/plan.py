@@ -15,11 +15,11 @@ Keep = Callable[[Sequence[Trajectory]], bool]
 
 
 def has_signal(group: Sequence[Trajectory]) -> bool:
-    """Whether a group-relative advantage can tell its trajectories apart: two rewards that count differ.
+    """Whether a group-relative advantage can tell its trajectories apart: two usable ones differ in their rewards.
 
     The rule of dynamic sampling (DAPO, arXiv 2503.14476), for `GroupPlan(keep=has_signal)`.
     """
-    return len({one.reward for one in group if one.counts}) > 1
+    return len({one.reward for one in group if one.usable}) > 1
 
 
 @named_fields

@@ -176,7 +176,7 @@ class PlannedGroups(Scheduler):
             return []
         group.ended = {}
         group.late = True  # they play on, and come by themselves
-        group.peers = tuple(Peer(one.id, one.reward) for one in chosen if one.counts)
+        group.peers = tuple(Peer(one.id, one.reward) for one in chosen if one.usable)
         return chosen
 
     def give_up(self, unwanted: Callable[[Trajectory], bool]) -> int:

@@ -427,7 +427,7 @@ async def test_by_an_id_and_a_failure_is_no_reward_of_0(registry, caplog):
         config = RunConfig(sampling=SamplingParams(max_new_tokens=8), on_truncated_turn="close")
         done = await rollout("Guess-v0", engine, seed_tasks(range(4)), config=config)
     assert [one.stop_reason for one in done if one.failed] == [StopReason.ENV_FAILED]
-    assert not done[2].stop_reason.counts
+    assert not done[2].stop_reason.in_group_statistics
     assert "RuntimeError: the world ended" in done[2].error.message
     assert "the world ended" in caplog.text
 

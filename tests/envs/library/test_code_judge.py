@@ -184,7 +184,7 @@ async def test_an_episode_whose_test_cannot_be_judged_does_not_count():
         await env.reset(seed=0)
         with pytest.raises(EpisodeFailedError, match="cannot be judged") as caught:
             await env.step("```python\ndef f(x): return 1\n```")
-    assert not caught.value.stop_reason.counts
+    assert not caught.value.stop_reason.in_group_statistics
 
 
 async def test_tasks_of_verls_shape_and_files(tmp_path):

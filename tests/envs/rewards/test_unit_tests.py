@@ -87,7 +87,7 @@ async def test_a_test_that_cannot_be_judged_is_no_score(sandbox, test, said, pro
         return
     with pytest.raises(EpisodeFailedError, match=f"test 1 cannot be judged: .*{said}") as caught:
         await UnitTests(sandbox, reward="fraction")(outcome(f"```python\n{program}\n```", [test]))
-    assert not caught.value.stop_reason.counts
+    assert not caught.value.stop_reason.in_group_statistics
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ async def test_a_failed_episode_is_masked_and_does_not_count(state, tokenizer, c
     )
     assert (sample.status, sample.remove_sample) == (type(sample).Status.ABORTED, True)
     assert sample.loss_mask == [0]
-    assert sample.metadata["toolgym"]["counts"] is False
+    assert sample.metadata["toolgym"]["usable"] is False
     assert sample.rollout_top_p_token_offsets.tolist() == [0, 0]
     assert list(sample.rollout_routed_experts.shape) == [1, LAYERS, TOP_K]
     assert "engine_failed" in caplog.text
@@ -281,7 +281,7 @@ async def test_an_evaluation_leaves_failed_episodes_out(state, tokenizer, caplog
         await play(Router(tokenizer), evaluation=True)
     hook = {"custom_eval_rollout_log_function_path": f"{HOOKS}.log_eval_rollout"}
     good = await play(Router(tokenizer), sample_of(index=0), evaluation=True, **hook)
-    bad = sample_of(index=3, reward=0.0, metadata={"toolgym": {"counts": False}})
+    bad = sample_of(index=3, reward=0.0, metadata={"toolgym": {"usable": False}})
     other = sample_of(index=2, reward=0.0)
     data = {"set": {"rewards": [1.0, 0.0, 0.0], "truncated": [False] * 3, "samples": [good, other, bad]}}
     passes = {"set": {name: list(values) for name, values in data["set"].items()}}

@@ -150,7 +150,7 @@ def test_the_golden_set(to_items):
         rows = []
         for one in trajectories:
             lengths = {"max_prompt_length": 8, "max_response_length": 12}
-            items = to_items([one], group_size=1, **lengths) if one.trainable and one.counts else []
+            items = to_items([one], group_size=1, **lengths) if one.trainable and one.in_group_statistics else []
             if not items:
                 with pytest.raises(BatchError, match="no group is left"):
                     to_items([one], group_size=1, **lengths)

@@ -110,7 +110,7 @@ async def test_an_episode(serve, ask, http):
     assert (result["ok"], result["reason"]) == (False, "input_validation")
     _, result = await ask.call(service.url, "submit_answer", {"answer": "4"}, sid)
     assert (result["output"]["reward"], result["output"]["finished"]) == (1.0, True)
-    assert {"stop_reason": "answered", "counts": True}.items() <= result["output"]["metadata"].items()
+    assert {"stop_reason": "answered", "in_group_statistics": True}.items() <= result["output"]["metadata"].items()
     _, result = await ask.call(service.url, "add", {"a": 1, "b": 2}, sid)
     assert (result["ok"], result["reason"]) == (False, "episode_finished")
     assert SumEnv.open == 1
