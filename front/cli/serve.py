@@ -1,136 +1,36 @@
-"""`toolgym serve`: the library's parts as servers."""
+"""`toolgym serve`: the library's parts as servers, each a command whose flags come from its settings' class."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import logging
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from toolgym.cli.user_code import env_ids, load_env, read_env_kwargs
+from toolgym.tools.errors import ConfigError
 
-app = typer.Typer(
-    name="serve",
-    help="Serve the sandbox, envs, sessions, or a search over HTTP.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
+if TYPE_CHECKING:
+    from toolgym.tools.serving.config import ServingConfig
+
+HELP = "Serve the sandbox, envs, sessions, or a search over HTTP."
+
+STOPS = (
+    "Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage."
 )
 
 
-# ------------------------------------------------------------------ options of every server
-
-_Config = Annotated[Path | None, typer.Option(help="Settings in YAML, see --print-config; flags win.")]
-_Host = Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")]
-_SessionIdleTimeout = Annotated[
-    float | None, typer.Option(help="Seconds after which an idle session is closed [default: 1800].")
-]
-_TokenFile = Annotated[Path | None, typer.Option(help="File with the bearer token that clients must send.")]
-_LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info].")]
-_AccessLog = Annotated[
-    str | None, typer.Option(help="A line in the log for each request: none or requests [default: none].")
-]
-_PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit.")
-]
-
-
-def _token(variable: str) -> Any:
-    """The option `--token`, which a variable of the environment may give."""
-    return typer.Option(
-        envvar=variable,
-        show_envvar=True,
-        help="The token itself; better by the variable, since others can see a command line.",
-    )
-
-
-# ------------------------------------------------------------------ the servers
-
-
-@app.callback()
-def _root() -> None:
-    """Serve the sandbox, envs, sessions, or a search over HTTP."""
-
-
-@app.command("sandbox")
-def sandbox_command(
-    config: _Config = None,
-    host: _Host = None,
-    port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8080].")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes [default: one per four processors].")] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Programs at once, those that sleep included [default: 32 per processor].")
-    ] = None,
-    max_computing: Annotated[
-        int | None, typer.Option(help="How many of them may compute [default: 4 per processor].")
-    ] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(help="Requests that may wait; more get a 429 [default: 4096].")
-    ] = None,
-    max_sessions: Annotated[int | None, typer.Option(help="Open sessions [default: 1024].")] = None,
-    session_idle_timeout: _SessionIdleTimeout = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running programs get when the server stops [default: 30].")
-    ] = None,
-    isolation: Annotated[
-        str | None,
-        typer.Option(help="Weakest acceptable level: namespaces, uid or landlock [default: the strongest there is]."),
-    ] = None,
-    network: Annotated[
-        str | None, typer.Option(help="What programs can reach: off, loopback or host [default: off].")
-    ] = None,
-    datasets: Annotated[
-        Path | None, typer.Option(help="Folder of data sets, NAME.jsonl each, to judge programs by.")
-    ] = None,
-    token_file: _TokenFile = None,
-    token: Annotated[str | None, _token("TOOLGYM_SANDBOX_TOKEN")] = None,
-    log_level: _LogLevel = None,
-    access_log: _AccessLog = None,
-    print_config: _PrintConfig = False,
-) -> None:
-    """Serve the sandbox: SandboxFusion's API and stateful sessions.
-
-    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage.
-    """
-    from toolgym.tools.sandbox.server.config import load_config
-    from toolgym.tools.sandbox.server.serve import serve
-    from toolgym.tools.serving.settings_file import settings_file
-    from toolgym.tools.serving.worker import LOG_FORMAT
-
-    flags = {
-        "host": host,
-        "port": port,
-        "workers": workers,
-        "max_concurrency": max_concurrency,
-        "max_computing": max_computing,
-        "max_queue": max_queue,
-        "max_sessions": max_sessions,
-        "session_idle_timeout": session_idle_timeout,
-        "drain_timeout": drain_timeout,
-        "isolation": isolation,
-        "network": network,
-        "datasets": None if datasets is None else str(datasets),
-        "token_file": token_file,
-        "token": token,
-        "log_level": log_level,
-        "access_log": access_log,
-    }
-    settings = load_config(config, flags)
-    if print_config:
-        typer.echo(settings_file(settings, "toolgym serve sandbox"), nl=False)
-        return
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
-    count = f"{settings.workers} worker{'s'[: settings.workers > 1]}"
-    typer.echo(f"starting the sandbox server with {count}; their libraries take some seconds to load", err=True)
-    console = Console(soft_wrap=True, highlight=False)
-    asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
-
-
-@app.command("openenv")
-def openenv_command(
+def _named_envs(
     envs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -146,187 +46,183 @@ def openenv_command(
         str | None,
         typer.Option(metavar="JSON", help="Arguments of each ENV as a JSON object; for one each see --print-config."),
     ] = None,
-    config: _Config = None,
-    host: _Host = None,
-    port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8000].")] = None,
-    max_sessions: Annotated[int | None, typer.Option(help="Open sessions, an env each [default: 1024].")] = None,
-    session_idle_timeout: _SessionIdleTimeout = None,
-    reset_timeout: Annotated[float | None, typer.Option(help="Seconds for a reset [default: 600].")] = None,
-    step_timeout: Annotated[float | None, typer.Option(help="Seconds for a step [default: 600].")] = None,
-    num_tasks: Annotated[int | None, typer.Option(help="Tasks of a split that has no end [default: 1000].")] = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running steps get when the server stops [default: 30].")
-    ] = None,
-    token_file: _TokenFile = None,
-    token: Annotated[str | None, _token("TOOLGYM_OPENENV_TOKEN")] = None,
-    log_level: _LogLevel = None,
-    access_log: _AccessLog = None,
-    print_config: _PrintConfig = False,
-) -> None:
-    """Serve envs: OpenEnv's API and the Open Reward Standard, for trainers that take a URL.
-
-    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage.
-    """
-    from toolgym.envs.served.environments.config import load_config
-    from toolgym.envs.served.environments.serve import serve
-    from toolgym.tools.errors import ConfigError
-    from toolgym.tools.serving.settings_file import settings_file
-    from toolgym.tools.serving.worker import LOG_FORMAT
-
-    flags: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "max_sessions": max_sessions,
-        "session_idle_timeout": session_idle_timeout,
-        "reset_timeout": reset_timeout,
-        "step_timeout": step_timeout,
-        "num_tasks": num_tasks,
-        "drain_timeout": drain_timeout,
-        "token_file": token_file,
-        "token": token,
-        "log_level": log_level,
-        "access_log": access_log,
-    }
-    named = [*(envs or ()), *(env or ())]
-    if named:
-        flags["envs"] = dict.fromkeys(named, read_env_kwargs(env_kwargs))
-    elif env_kwargs is not None:
+) -> dict[str, Any]:
+    """Return the setting `envs` from the arguments of `toolgym serve openenv`."""
+    names = [*(envs or ()), *(env or ())]
+    if names:
+        return {"envs": dict.fromkeys(names, read_env_kwargs(env_kwargs))}
+    if env_kwargs is not None:
         raise ConfigError("--env-kwargs goes with ENV; in a file each env has its own")
-    settings = load_config(config, flags)
-    if print_config:
-        typer.echo(settings_file(settings, "toolgym serve openenv"), nl=False)
-        return
-    if not settings.envs:
+    return {}
+
+
+def _check_envs(config: Any) -> None:
+    if not config.envs:
         raise ConfigError("name at least one env to serve, such as CodeInterpreter-v0 (`toolgym envs` lists them)")
-    for name in settings.envs:
-        load_env(name)  # here, where a mistake stops the command
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
-    console = Console(soft_wrap=True, highlight=False)
-    asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
+    for name in config.envs:
+        load_env(name)
 
 
-@app.command("sessions")
-def sessions_command(
-    backend: Annotated[
-        str | None,
-        typer.Option(help="repository, env, sandbox_fusion, or module:Class of your own [default: repository]."),
-    ] = None,
-    backend_kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Arguments of the backend as a JSON object.")
-    ] = None,
-    database: Annotated[
-        Path | None, typer.Option(help="File that holds the sessions, to go on with later [default: sessions.db].")
-    ] = None,
-    config: _Config = None,
-    host: _Host = None,
-    port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 5000].")] = None,
-    max_sessions: Annotated[int | None, typer.Option(help="Open sessions [default: 1024].")] = None,
-    max_sessions_per_client: Annotated[
-        int | None, typer.Option(help="Open sessions of one client [default: 1024].")
-    ] = None,
-    session_idle_timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which an idle session is deleted [default: 3600].")
-    ] = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running calls get when the server stops [default: 30].")
-    ] = None,
-    clients_file: Annotated[Path | None, typer.Option(help="YAML file with names of clients and their tokens.")] = None,
-    token_file: _TokenFile = None,
-    token: Annotated[str | None, _token("TOOLGYM_SESSIONS_TOKEN")] = None,
-    log_level: _LogLevel = None,
-    access_log: _AccessLog = None,
-    print_config: _PrintConfig = False,
-) -> None:
-    """Serve sessions: veRL's multi-turn sandbox protocol, over repositories to repair, envs, or SandboxFusion.
+def _check_backend(config: Any) -> None:
+    from toolgym.envs.served.sessions.config import make_backend
 
-    Stops on SIGTERM or Ctrl-C after what runs has finished; the sessions go on when it is started again. Exit status: 0
-    it was stopped, 1 an error, 2 wrong usage.
-    """
-    from toolgym.envs.served.sessions.config import load_config, make_backend
-    from toolgym.envs.served.sessions.serve import serve
-    from toolgym.tools.serving.settings_file import settings_file
-    from toolgym.tools.serving.worker import LOG_FORMAT
-
-    flags = {
-        "backend": backend,
-        "backend_kwargs": None if backend_kwargs is None else read_env_kwargs(backend_kwargs, "--backend-kwargs"),
-        "database": database,
-        "host": host,
-        "port": port,
-        "max_sessions": max_sessions,
-        "max_sessions_per_client": max_sessions_per_client,
-        "session_idle_timeout": session_idle_timeout,
-        "drain_timeout": drain_timeout,
-        "clients_file": clients_file,
-        "token_file": token_file,
-        "token": token,
-        "log_level": log_level,
-        "access_log": access_log,
-    }
-    settings = load_config(config, flags)
-    if print_config:
-        typer.echo(settings_file(settings, "toolgym serve sessions"), nl=False)
-        return
-    make_backend(settings.backend, settings.backend_kwargs)  # here, where a mistake stops the command
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
-    console = Console(soft_wrap=True, highlight=False)
-    asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))
+    make_backend(config.backend, config.backend_kwargs)
 
 
-@app.command("search")
-def search_command(
-    corpus: Annotated[Path | None, typer.Option(help="The file of passages, in JSON Lines.")] = None,
-    index: Annotated[Path | None, typer.Option(help="Folder of its index [default: beside the file].")] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of a model whose vectors are compared [default: none, BM25].")
-    ] = None,
-    topk: Annotated[int | None, typer.Option(help="Passages where a request does not say [default: 3].")] = None,
-    config: _Config = None,
-    host: _Host = None,
-    port: Annotated[int | None, typer.Option(help="TCP port; 0: any free one [default: 8000].")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes, which read one index [default: 1].")] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Requests that search at once [default: 4 per processor].")
-    ] = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running searches get when the server stops [default: 30].")
-    ] = None,
-    token_file: _TokenFile = None,
-    token: Annotated[str | None, _token("TOOLGYM_SEARCH_TOKEN")] = None,
-    log_level: _LogLevel = None,
-    access_log: _AccessLog = None,
-    print_config: _PrintConfig = False,
-) -> None:
-    """Serve passages of a file: Search-R1's `/retrieve`, and the older `/observation_kilt/`.
-
-    Stops on SIGTERM or Ctrl-C after what runs has finished. Exit status: 0 it was stopped, 1 an error, 2 wrong usage.
-    """
-    from toolgym.tools.search.server.config import load_config
+def _make_index(config: Any) -> None:
+    """Make the index once for all workers."""
     from toolgym.tools.search.server.open_retriever import open_retriever
-    from toolgym.tools.search.server.serve import serve
-    from toolgym.tools.serving.settings_file import settings_file
+
+    asyncio.run(open_retriever(config).close())
+
+
+def _announce_start(config: Any) -> None:
+    count = f"{config.workers} worker{'s'[: config.workers > 1]}"
+    typer.echo(f"starting the sandbox server with {count}; their libraries take some seconds to load", err=True)
+
+
+def _nothing_more() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class _Server:
+    settings: str
+    """The settings' class, `module:Class`."""
+    help: str
+    before: Callable[[Any], None]
+    """Called with the settings before the workers start: mistakes stop the command here."""
+    arguments: Callable[..., dict[str, Any]] = _nothing_more
+    """Takes further parameters of the command; returns the settings that they give."""
+
+
+SERVERS = {
+    "sandbox": _Server(
+        "toolgym.tools.sandbox.server.config:ServerConfig",
+        "Serve the sandbox: SandboxFusion's API and stateful sessions.",
+        _announce_start,
+    ),
+    "openenv": _Server(
+        "toolgym.envs.served.environments.config:EnvServerConfig",
+        "Serve envs: OpenEnv's API and the Open Reward Standard, for trainers that take a URL.",
+        _check_envs,
+        _named_envs,
+    ),
+    "sessions": _Server(
+        "toolgym.envs.served.sessions.config:SessionServerConfig",
+        "Serve sessions: veRL's multi-turn sandbox protocol, over repositories to repair, envs, or SandboxFusion. "
+        "A server that is started again continues its sessions.",
+        _check_backend,
+    ),
+    "search": _Server(
+        "toolgym.tools.search.server.config:SearchServerConfig",
+        "Serve passages of a file: Search-R1's `/retrieve`, and the older `/observation_kilt/`.",
+        _make_index,
+    ),
+}
+"""The servers by the names of their commands."""
+
+
+class ServerCommands(TyperGroup):
+    """The commands of `SERVERS`. Each is made when it is used, since its flags need its settings' class."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(SERVERS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in SERVERS:
+            return None
+        single = typer.Typer(rich_markup_mode=None, add_completion=False)
+        single.command(name, help=f"{SERVERS[name].help}\n\n{STOPS}")(_command(SERVERS[name]))
+        return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, server.help) for name, server in SERVERS.items()])
+
+
+app = typer.Typer(
+    name="serve", cls=ServerCommands, help=HELP, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+
+@app.callback(help=HELP)
+def _root() -> None:
+    pass
+
+
+def _command(server: _Server) -> Callable[..., None]:
+    """Return the command of a server as typer takes it: a function with a parameter for each flag."""
+    module, _, name = server.settings.partition(":")
+    model: type[ServingConfig] = getattr(importlib.import_module(module), name)
+
+    def run(config: Path | None, print_config: bool, **values: Any) -> None:
+        flags = {name: values.pop(name) for name in model.spec.flags}
+        for name, value in flags.items():
+            if value is not None and _kind(model.model_fields[name].annotation) is dict:
+                flags[name] = read_env_kwargs(value, f"--{name.replace('_', '-')}")
+        settings = model.load(config, flags | server.arguments(**values))
+        if print_config:
+            typer.echo(settings.as_yaml(), nl=False)
+            return
+        server.before(settings)
+        _serve(settings)
+
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *inspect.signature(server.arguments, eval_str=True).parameters.values(),
+            _option("config", Path, typer.Option(help="Settings in YAML, see --print-config; flags win.")),
+            *_flags(model),
+            _option(
+                "print_config",
+                bool,
+                typer.Option("--print-config", help="Print all settings and what they mean, for --config, and exit."),
+                default=False,
+            ),
+        ]
+    )
+    return run
+
+
+def _option(name: str, kind: Any, info: Any, default: Any = None) -> inspect.Parameter:
+    annotation: Any = Annotated[kind, info]  # typer takes it without a value too, since there is a default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flags(model: type[ServingConfig]) -> Iterator[inspect.Parameter]:
+    """Yield an option for each setting that is a flag. `ServingConfig.load` refuses wrong values."""
+    from toolgym.tools.serving.config import meanings
+
+    texts = meanings(model)
+    for name in model.spec.flags:
+        field = model.model_fields[name]
+        text = re.sub(r"\bNone\b", "not set", texts[name])
+        if field.default_factory is None and field.default is not None:
+            default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+            text += f" [default: {default}]"
+        kind = _kind(field.annotation)
+        info = typer.Option(
+            help=text[0].upper() + text[1:],
+            metavar="JSON" if kind is dict else None,
+            envvar=model.spec.token_variable if name == "token" else None,
+            show_envvar=True,
+        )
+        yield _option(name, str if kind is dict else kind, info)
+
+
+def _kind(annotation: Any) -> type:
+    """Return the type of a flag's value: int, float, Path, dict for a JSON object, or str."""
+    if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is Mapping:
+        return dict
+    return annotation if annotation in (int, float, Path) else str
+
+
+def _serve(settings: ServingConfig) -> None:
+    from toolgym.tools.serving.supervisor import serve
     from toolgym.tools.serving.worker import LOG_FORMAT
 
-    flags = {
-        "corpus": corpus,
-        "index": index,
-        "model": model,
-        "topk": topk,
-        "host": host,
-        "port": port,
-        "workers": workers,
-        "max_concurrency": max_concurrency,
-        "drain_timeout": drain_timeout,
-        "token_file": token_file,
-        "token": token,
-        "log_level": log_level,
-        "access_log": access_log,
-    }
-    settings = load_config(config, flags)
-    if print_config:
-        typer.echo(settings_file(settings, "toolgym serve search"), nl=False)
-        return
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
-    asyncio.run(open_retriever(settings).close())  # here, where a mistake stops the command; once for all workers
     console = Console(soft_wrap=True, highlight=False)
     asyncio.run(serve(settings, lambda text: console.print(text, markup=False)))

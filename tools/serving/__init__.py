@@ -6,11 +6,11 @@
 | `admission` | a gate: how many requests run, how many wait |
 | `transport` | aiohttp's low-level server with deadlines; bodies, tokens |
 | `json_bodies` | requests and answers as JSON, errors in FastAPI's shape |
-| `config`, `settings_file` | the settings that every server has, and a file with all of a server's |
+| `config` | the settings that every server has, and a file with all of a server's |
 | `supervisor`, `worker` | several processes that share a port, watched and drained |
 | `peers` | one worker's calls of another |
 | `sweeper` | closes what is idle |
-| `metrics`, `openapi`, `openapi_page` | the page for Prometheus, and the API's description, from the routes |
+| `metrics`, `openapi` | the page for Prometheus, and the API's description, from the routes |
 
 Import from the modules. None of them depends on what a server serves.
 """

@@ -19,8 +19,7 @@ from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError
 from toolgym.tools.serving.metrics import CONTENT_TYPE, Metrics, render
-from toolgym.tools.serving.openapi import describe
-from toolgym.tools.serving.openapi_page import render_page
+from toolgym.tools.serving.openapi import describe, render_page
 from toolgym.tools.serving.peers import WORKER_METRICS, Peers
 from toolgym.tools.serving.routes import UNKNOWN, Call, Operation, Route, Router
 from toolgym.tools.serving.transport import Bodies, Listener, RefusedError, Token, answer, send

@@ -1,21 +1,51 @@
-"""Settings that every server has, from a YAML file and from flags, checked before anything starts."""
+"""Settings that every server has: one class per server, from which its file, its flags and its workers come."""
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
+import re
 import string
+import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
+import docstring_parser
 import pydantic
+import yaml
 from pydantic import Field
 
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 from toolgym.tools.yaml_file import read_yaml
 
+_WIDTH = 100
 
-class Settings(pydantic.BaseModel):
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Identity of a server.
+
+    Attributes:
+        command: its command, `toolgym serve COMMAND`.
+        name: its name in announcements.
+        worker: module that is run as a worker process and calls `run_worker`.
+        flags: settings that are flags of the command, in the order of its help.
+    """
+
+    command: str
+    name: str
+    worker: str
+    flags: tuple[str, ...]
+
+    @property
+    def token_variable(self) -> str:
+        """Environment variable that the command reads the token from. Workers do not get it."""
+        return f"TOOLGYM_{self.command.upper()}_TOKEN"
+
+
+class StrictSettings(pydantic.BaseModel):
     """Settings: frozen, without unknown names, and without YAML's `yes` read as the number 1."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -28,8 +58,10 @@ class Settings(pydantic.BaseModel):
         return value
 
 
-class ServingConfig(Settings):
+class ServingConfig(StrictSettings):
     """Settings of a server. Each server has defaults of its own for `workers` and `max_concurrency`.
+
+    The attributes' descriptions are the comments of the printed file and the help of the command's flags.
 
     Attributes:
         host: address to listen on. One that others can reach needs a token.
@@ -45,12 +77,16 @@ class ServingConfig(Settings):
         write_timeout: seconds for a client to read its answer.
         keepalive_timeout: seconds that an idle connection is kept.
         drain_timeout: seconds that requests have to finish when the server stops.
-        token: secret that clients must send as `Authorization: Bearer ...`; None: every client is let in.
+        token: secret that clients must send as `Authorization: Bearer ...`; None: every client is let in. Others can
+            see a command line: rather give it in `token_file` or the environment.
         token_file: file that holds the token.
         log_level: least level of the log's lines, which go to standard error: `debug`, `info`, `warning` or `error`.
         access_log: `requests` for one line at the level `info` for each request: client, method, path, status, seconds.
             The ids of sessions are left out. `none` for none.
     """
+
+    spec: ClassVar[ServerSpec]
+    """Identity of the server, set by each server's class."""
 
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8080, ge=0, le=65535)
@@ -89,48 +125,62 @@ class ServingConfig(Settings):
         """Return one worker's part of what all workers have together, rounded up."""
         return -(-total // self.workers)
 
+    @classmethod
+    def load(cls, path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:
+        """Return settings from a file and from flags, which win.
 
-C = TypeVar("C", bound=ServingConfig)
+        Args:
+            path: YAML file.
+            flags: by the field's name; None means not given.
 
-
-def load_settings(
-    model: type[C], path: Path | None = None, flags: Mapping[str, Any] | None = None, *, token_variable: str
-) -> C:
-    """Return settings from a file and from flags, which win.
-
-    Args:
-        model: the settings' class.
-        path: YAML file.
-        flags: by the field's name; None means not given.
-        token_variable: environment variable that the command reads the token from, for an error message.
-
-    Raises:
-        UnknownNameError: the file does not exist, or a setting is not known; names the nearest one.
-        ConfigError: the file or a value cannot be used; names the file or flag, and the field.
-    """
-    values = _read(path) if path is not None else {}
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    try:
-        config = model.model_validate(values | given)
-    except pydantic.ValidationError as error:
-        raise _problem(model, error, path, given) from None
-    if config.token is None and config.token_file is not None:
+        Raises:
+            UnknownNameError: the file does not exist, or a setting is not known; names the nearest one.
+            ConfigError: the file or a value cannot be used; names the file or flag, and the field.
+        """
+        values = _read(path) if path is not None else {}
+        set_flags = {name: value for name, value in (flags or {}).items() if value is not None}
         try:
-            text = config.token_file.read_text(encoding="utf-8").strip()
+            config = cls.model_validate(values | set_flags)
+        except pydantic.ValidationError as error:
+            raise _problem(cls, error, path, set_flags) from None
+        if config.token is None and config.token_file is not None:
+            config = config._with_token_from(config.token_file)
+        if config.token is None and not is_loopback(config.host):
+            raise ConfigError(
+                f"host: {config.host!r} can be reached from other machines, and every client there could use this "
+                "server: set a token (token_file, or the environment variable "
+                f"{cls.spec.token_variable}), or listen on 127.0.0.1"
+            )
+        return config
+
+    def _with_token_from(self, path: Path) -> Self:
+        try:
+            text = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"token_file: cannot read {str(config.token_file)!r}: {error}") from None
+            raise ConfigError(f"token_file: cannot read {str(path)!r}: {error}") from None
         try:
-            config = model.model_validate(config.model_dump() | {"token": text})
+            return self.model_validate(self.model_dump() | {"token": text})
         except pydantic.ValidationError:
             raise ConfigError(
-                f"token_file: {str(config.token_file)!r} should hold one line of printable ASCII without spaces"
+                f"token_file: {str(path)!r} should hold one line of printable ASCII without spaces"
             ) from None
-    if config.token is None and not is_loopback(config.host):
-        raise ConfigError(
-            f"host: {config.host!r} can be reached from other machines, and every client there could use this server: "
-            f"set a token (token_file, or the environment variable {token_variable}), or listen on 127.0.0.1"
-        )
-    return config
+
+    def as_yaml(self) -> str:
+        """Return the settings as a file that `load` takes, each with its meaning as a comment.
+
+        A setting that follows the machine and was not set is commented out: the file may go to another machine. A token
+        is left out.
+        """
+        return "\n".join([f"# Settings of `toolgym serve {self.spec.command}`.", *_yaml_lines(self, "")]) + "\n"
+
+
+def meanings(model: type[StrictSettings]) -> dict[str, str]:
+    """Return what each setting means, by its name, from the docstrings of the class and its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        parsed = docstring_parser.parse(inspect.cleandoc(base.__doc__ or ""), docstring_parser.DocstringStyle.GOOGLE)
+        texts |= {each.arg_name: " ".join((each.description or "").split()) for each in parsed.params}
+    return texts
 
 
 def is_loopback(host: str) -> bool:
@@ -149,22 +199,43 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _problem(
-    model: type[Settings], error: pydantic.ValidationError, path: Path | None, flags: Mapping[str, Any]
+    model: type[StrictSettings], error: pydantic.ValidationError, path: Path | None, flags: Mapping[str, Any]
 ) -> ConfigError:
     first = error.errors(include_url=False)[0]
     names = [str(part) for part in first["loc"]]
-    place = ".".join(names)
-    where = f"--{names[0].replace('_', '-')}" if names[0] in flags else f"{path}: {place}" if path else place
+    field = ".".join(names)
+    where = f"--{names[0].replace('_', '-')}" if names[0] in flags else f"{path}: {field}" if path else field
     if first["type"] == "extra_forbidden":
         return UnknownNameError(f"{where}: no such setting{nearest(names[-1], _known_names(model, names))}")
     got = "" if names[0] == "token" else f" (got {first['input']!r})"
     return ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}{got}")
 
 
-def _known_names(model: type[Settings], place: list[str]) -> list[str]:
-    """Return the names of the settings where `place`, whose last part is not known, stands."""
-    for name in place[:-1]:
+def _known_names(model: type[StrictSettings], field: list[str]) -> list[str]:
+    """Return the names of the settings beside the last part of `field`, which is not known."""
+    for name in field[:-1]:
         inner = model.model_fields[name].annotation
-        if isinstance(inner, type) and issubclass(inner, Settings):
+        if isinstance(inner, type) and issubclass(inner, StrictSettings):
             model = inner
     return list(model.model_fields)
+
+
+def _yaml_lines(config: StrictSettings, indent: str) -> list[str]:
+    lines = []
+    texts = meanings(type(config))
+    plain = config.model_dump(mode="json") | ({"token": None} if "token" in type(config).model_fields else {})
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        text = re.sub(r"\bNone\b", "null", texts[name])
+        comment = f"{indent}# "
+        lines += ["", *textwrap.wrap(text, _WIDTH - len(indent), initial_indent=comment, subsequent_indent=comment)]
+        if isinstance(value, StrictSettings):
+            lines += [f"{indent}{name}:", *_yaml_lines(value, f"{indent}  ")]
+        else:
+            follows = field.default_factory is not None and name not in config.model_fields_set
+            lines.append(f"{indent}{'# ' if follows else ''}{name}: {_yaml(plain[name])}")
+    return lines
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")

@@ -1,14 +1,22 @@
-"""The description of an API as OpenAPI 3.1, from its routes."""
+"""The description of an API, from its routes: OpenAPI 3.1, and a plain page that loads nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import html
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from toolgym.tools.serving.routes import Operation, Route
+
+_STYLE = (
+    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}code,pre{font-family:monospace}"
+    "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2rem .6rem;text-align:left;vertical-align:top}"
+    "pre{overflow-x:auto;background:#f4f4f4;padding:.5rem}summary{cursor:pointer}"
+)
 
 _SCHEMAS = {
     "HTTPValidationError": {
@@ -97,16 +105,16 @@ def _operation(route: Route, operation: Operation) -> dict[str, Any]:
         responses[code] = {"description": text, "content": _reference("Error")}
     if operation.conflict:
         responses["409"] = {"description": operation.conflict, "content": _reference("Error")}
-    found: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    description: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if route.public:
-        found["security"] = []
+        description["security"] = []
     if operation.request is not None:
-        found["requestBody"] = {"required": True, "content": _content(operation.request)}
+        description["requestBody"] = {"required": True, "content": _content(operation.request)}
     if route.placeholders:
-        found["parameters"] = [
+        description["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.placeholders
         ]
-    return found
+    return description
 
 
 def _content(what: type[BaseModel] | str) -> dict[str, Any]:
@@ -116,3 +124,51 @@ def _content(what: type[BaseModel] | str) -> dict[str, Any]:
 
 def _reference(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+
+def render_page(description: Mapping[str, Any]) -> str:
+    """Return an OpenAPI 3.1 description, as `describe` makes it, as one HTML page without scripts."""
+    info = description["info"]
+    title = html.escape(f"{info['title']} {info['version']}".strip())
+    token = ""
+    if description.get("security"):
+        token = "<p>Send the header <code>Authorization: Bearer TOKEN</code>, but where it says <em>no token</em>.</p>"
+    operations = "".join(
+        _operation_html(path, method, operation, bool(token))
+        for path, methods in description["paths"].items()
+        for method, operation in methods.items()
+    )
+    schemas = "".join(
+        _schema_html(name, schema) for name, schema in sorted(description["components"]["schemas"].items())
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1>{token}<h2>Paths</h2>{operations}<h2>Bodies</h2>{schemas}</html>"
+    )
+
+
+def _operation_html(path: str, method: str, operation: Mapping[str, Any], with_token: bool) -> str:
+    public = " <em>no token</em>" if with_token and operation.get("security") == [] else ""
+    rows = "".join(
+        f"<tr><td>{code}<td>{html.escape(response['description'])}<td>{_content_html(response)}"
+        for code, response in sorted(operation["responses"].items())
+    )
+    body = f"<p>Body: {_content_html(operation['requestBody'])}</p>" if "requestBody" in operation else ""
+    summary = html.escape(operation["summary"])
+    return (
+        f"<details><summary><code>{method.upper()} {html.escape(path)}</code> {summary}{public}</summary>"
+        f"{body}<table><tr><th>Status<th>Meaning<th>Answer{rows}</table></details>"
+    )
+
+
+def _content_html(holder: Mapping[str, Any]) -> str:
+    parts = []
+    for kind, content in holder.get("content", {}).items():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        parts.append(f'<a href="#{name}">{name}</a>' if name else f"<code>{html.escape(kind)}</code>")
+    return ", ".join(parts)
+
+
+def _schema_html(name: str, schema: Mapping[str, Any]) -> str:
+    text = html.escape(json.dumps(schema, indent=2, ensure_ascii=False))
+    return f'<details id="{name}"><summary><code>{name}</code></summary><pre>{text}</pre></details>'

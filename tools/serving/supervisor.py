@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from toolgym.tools.concurrency.blocking import in_thread
@@ -36,22 +36,12 @@ class ServerStartError(ToolgymError, RuntimeError):
     """The workers of a server cannot start."""
 
 
-async def supervise(
-    config: ServingConfig,
-    module: str,
-    name: str,
-    announce: Callable[[str], None],
-    *,
-    hidden_variables: Collection[str] = (),
-) -> None:
+async def serve(config: ServingConfig, announce: Callable[[str], None]) -> None:
     """Run a server until SIGTERM, SIGINT or SIGHUP; then drain it. A second signal ends the drain.
 
     Args:
         config: settings.
-        module: module that is run as a worker process and calls `run_worker`.
-        name: name of the server, for its announcement.
         announce: called once, when all workers serve, with the name, the address, and what a worker says of itself.
-        hidden_variables: environment variables that the workers do not get.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -62,7 +52,7 @@ async def supervise(
     # Not where TMPDIR says: a UNIX socket's path has at most 107 bytes.
     folder = tempfile.mkdtemp(prefix="toolgym-serve-", dir="/tmp") if config.workers > 1 else ""
     try:
-        server = _Supervisor(config, module, name, folder, family, reserved.getsockname(), hidden_variables)
+        server = _Supervisor(config, folder, family, reserved.getsockname())
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for number in signals:
@@ -102,18 +92,8 @@ def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
 class _Supervisor:
     """Keeps the workers running, in the parent process."""
 
-    def __init__(
-        self,
-        config: ServingConfig,
-        module: str,
-        name: str,
-        folder: str,
-        family: int,
-        address: tuple[Any, ...],
-        hidden_variables: Collection[str],
-    ) -> None:
-        self._config, self._module, self._name, self._hidden_variables = config, module, name, hidden_variables
-        self._folder, self._family, self._address = folder, family, address
+    def __init__(self, config: ServingConfig, folder: str, family: int, address: tuple[Any, ...]) -> None:
+        self._config, self._folder, self._family, self._address = config, folder, family, address
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ready: set[int] = set()
         self._restarts = dict.fromkeys(range(config.workers), 0)
@@ -146,7 +126,7 @@ class _Supervisor:
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         count = self._config.workers
         about = f", {self._about}" if self._about else ""
-        announce(f"{self._name} on {where} ({count} worker{'s'[: count > 1]}{about})")
+        announce(f"{self._config.spec.name} on {where} ({count} worker{'s'[: count > 1]}{about})")
 
     async def _keep(self, number: int) -> None:
         failures = 0
@@ -184,10 +164,10 @@ class _Supervisor:
                 sys.executable,
                 "-P",
                 "-m",
-                self._module,
+                self._config.spec.worker,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={name: value for name, value in os.environ.items() if name not in self._hidden_variables},
+                env={name: value for name, value in os.environ.items() if name != self._config.spec.token_variable},
                 start_new_session=True,
             )
         except OSError as error:  # no more processes or descriptors now; the other workers go on

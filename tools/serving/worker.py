@@ -1,6 +1,6 @@
 """One worker process of a server.
 
-`supervise` starts it, writes one line of settings to its standard input, and keeps that open. When it closes, the
+`serve` starts it, writes one line of settings to its standard input, and keeps that open. When it closes, the
 parent has ended, and the worker ends too. The worker writes JSON lines to its standard output: that it is ready, or why
 it cannot start, and a heartbeat every second.
 """
@@ -20,13 +20,13 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.serving.app import HttpApp
-from toolgym.tools.serving.config import C
+from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.peers import socket_path
 
 BACKLOG = 4096
@@ -58,6 +58,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 _log = logging.getLogger("toolgym.tools.serving")
+
+C = TypeVar("C", bound=ServingConfig)
 
 OpenApp = Callable[[C, int, Path | None], AbstractAsyncContextManager[tuple[HttpApp, str]]]
 """Opens the service of one worker, from the settings, the worker's number and the folder of the workers' sockets (None:

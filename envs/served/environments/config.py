@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from toolgym.tools.serving.config import ServingConfig, load_settings
-
-TOKEN_VARIABLE = "TOOLGYM_OPENENV_TOKEN"
-"""Environment variable that `toolgym serve openenv` reads the token from."""
+from toolgym.tools.serving.config import ServerSpec, ServingConfig
 
 
 class EnvServerConfig(ServingConfig):
@@ -45,6 +41,26 @@ class EnvServerConfig(ServingConfig):
         num_tasks: tasks that are offered of each split of an env that generates them without end.
     """
 
+    spec = ServerSpec(
+        command="openenv",
+        name="env server",
+        worker="toolgym.envs.served.environments.worker",
+        flags=(
+            "host",
+            "port",
+            "max_sessions",
+            "session_idle_timeout",
+            "reset_timeout",
+            "step_timeout",
+            "num_tasks",
+            "drain_timeout",
+            "token_file",
+            "token",
+            "log_level",
+            "access_log",
+        ),
+    )
+
     port: int = Field(8000, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=1)
     max_concurrency: int = Field(1024, ge=1)
@@ -66,8 +82,3 @@ class EnvServerConfig(ServingConfig):
         if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             raise ValueError("a tool's name has letters, digits and underscores; null for no such tool")
         return name
-
-
-def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> EnvServerConfig:
-    """Return settings from a file and from flags, see `load_settings`."""
-    return load_settings(EnvServerConfig, path, flags, token_variable=TOKEN_VARIABLE)

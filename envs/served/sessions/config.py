@@ -8,18 +8,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pydantic
 from pydantic import Field
 
 from toolgym.envs.served.sessions.backend import SessionBackend
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
-from toolgym.tools.serving.config import ServingConfig, load_settings
+from toolgym.tools.serving.config import ServerSpec, ServingConfig
 from toolgym.tools.yaml_file import read_yaml
-
-TOKEN_VARIABLE = "TOOLGYM_SESSIONS_TOKEN"
-"""Environment variable that `toolgym serve sessions` reads the token from."""
 
 BACKENDS = {
     "repository": "toolgym.envs.served.sessions.repository:RepositoryBackend",
@@ -38,10 +35,10 @@ class SessionServerConfig(ServingConfig):
         max_concurrency: calls that run at once; others wait.
         body_limit_mb: MiB of one request's body.
         backend: what sessions are made of: `repository`, `env`, `sandbox_fusion`, or `module:Class` of your own.
-        backend_kwargs: its arguments.
+        backend_kwargs: arguments of the backend, by name.
         database: file that holds the sessions. A server that is started with it again continues them.
         max_sessions: sessions that are open at once; more are refused (429).
-        max_sessions_per_client: the same for one client.
+        max_sessions_per_client: sessions of one client that are open at once; more are refused (429).
         max_requests_per_client: requests of one client that are answered at once; more are refused (429).
         session_idle_timeout: seconds without a call after which an open session is deleted.
         reward_timeout_after_postprocess: seconds without a call after which a session is deleted whose /postprocess was
@@ -52,9 +49,31 @@ class SessionServerConfig(ServingConfig):
         reward_timeout: wall seconds to compute a reward.
         max_content_chars: characters of what the policy reads after an action; a longer text loses its middle.
         clients_file: YAML file with the names of further clients and their tokens. Each is a client of its own, whose
-            sessions no other client can use. The bearers of `token` are one client, too; where there is no token at
-            all, each address is one.
+            sessions no other client can use. The bearers of `token` are one client, too; without any token
+            each address is one.
     """
+
+    spec = ServerSpec(
+        command="sessions",
+        name="session server",
+        worker="toolgym.envs.served.sessions.worker",
+        flags=(
+            "backend",
+            "backend_kwargs",
+            "database",
+            "host",
+            "port",
+            "max_sessions",
+            "max_sessions_per_client",
+            "session_idle_timeout",
+            "drain_timeout",
+            "clients_file",
+            "token_file",
+            "token",
+            "log_level",
+            "access_log",
+        ),
+    )
 
     port: int = Field(5000, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=1)
@@ -75,12 +94,12 @@ class SessionServerConfig(ServingConfig):
     max_content_chars: int = Field(50_000, ge=1)
     clients_file: Path | None = None
 
-
-def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> SessionServerConfig:
-    """Return settings from a file and from flags, see `load_settings`."""
-    config = load_settings(SessionServerConfig, path, flags, token_variable=TOKEN_VARIABLE)
-    read_clients(config)
-    return config
+    @classmethod
+    def load(cls, path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:
+        """Return settings from a file and from flags, see `ServingConfig.load`; checks `clients_file` too."""
+        config = super().load(path, flags)
+        read_clients(config)
+        return config
 
 
 def read_clients(config: SessionServerConfig) -> dict[str, str]:

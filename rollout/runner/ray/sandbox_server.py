@@ -13,13 +13,13 @@ import signal
 import sys
 import threading
 
-from toolgym.tools.sandbox.server.config import load_config
-from toolgym.tools.sandbox.server.serve import serve
+from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.serving.supervisor import serve
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    config = load_config(flags=json.loads(sys.stdin.readline()))
+    config = ServerConfig.load(flags=json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_at_the_end_of_input, daemon=True).start()
     asyncio.run(serve(config, lambda text: print(text, flush=True)))
 

@@ -8,7 +8,7 @@ import dataclasses
 from aiohttp import web
 
 from toolgym.tools.sandbox.server.app import SandboxApp
-from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.factory import offered_languages
 
 
@@ -25,7 +25,7 @@ class Service:
 async def serving(sandbox, *, port=0, **settings):
     """A service over a sandbox, with these settings."""
     await sandbox.start()
-    config = load_config(flags={"workers": 1, **settings})
+    config = ServerConfig.load(flags={"workers": 1, **settings})
     app = SandboxApp(sandbox, config, languages=offered_languages(config, sandbox.level))
     await app.start()
     runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)

@@ -12,7 +12,7 @@ from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import LocalSandbox
 from toolgym.tools.sandbox.local import probe
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
-from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.config import ServerConfig
 
 HELLO = {
     "node/node_modules/greet/index.js": "module.exports = () => 'hello'",
@@ -128,9 +128,9 @@ def test_the_folder_must_be_there(tmp_path):
         with pytest.raises(ConfigError, match="packages must be a folder"):
             LocalSandbox(packages=bad)
         with pytest.raises(ConfigError, match="packages must be a folder"):
-            load_config(flags={"packages": bad})
+            ServerConfig.load(flags={"packages": bad})
     if os.geteuid() == 0:
         with pytest.raises(ConfigError, match="readable for all users"):
             LocalSandbox(packages=str(tmp_path))
     tmp_path.chmod(0o755)
-    assert load_config(flags={"packages": str(tmp_path)}).packages == str(tmp_path)
+    assert ServerConfig.load(flags={"packages": str(tmp_path)}).packages == str(tmp_path)

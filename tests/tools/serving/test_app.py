@@ -17,8 +17,7 @@ from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.metrics import Metrics, render
-from toolgym.tools.serving.openapi import describe
-from toolgym.tools.serving.openapi_page import render_page
+from toolgym.tools.serving.openapi import describe, render_page
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import UNKNOWN, Operation, Route, Router
 from toolgym.tools.serving.transport import answer

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field, PositiveInt
@@ -22,13 +21,10 @@ from toolgym.tools.sandbox.local.host.packages import check
 from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, most_executions
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD
 from toolgym.tools.sandbox.options import Network
-from toolgym.tools.serving.config import ServingConfig, Settings, load_settings
-
-TOKEN_VARIABLE = "TOOLGYM_SANDBOX_TOKEN"
-"""Environment variable that `toolgym serve sandbox` reads the token from."""
+from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings
 
 
-class LimitsConfig(Settings):
+class LimitsConfig(StrictSettings):
     """`toolgym.tools.sandbox.base.Limits`, as a file gives them."""
 
     memory_mb: PositiveInt = 1024
@@ -62,7 +58,7 @@ class ServerConfig(ServingConfig):
         max_memory_mb: most MiB that a request may ask for.
         max_disk_mb: most MiB of files that a session may ask for; so is the size of one file.
         max_inodes: most files and folders that a session may ask for.
-        isolation: weakest isolation level that is acceptable; None takes the strongest that the machine offers.
+        isolation: weakest acceptable isolation: `namespaces`, `uid` or `landlock`; None: the strongest that there is.
         network: what programs can reach: `off`, `loopback` (their own) or `host`.
         max_network: the widest network that a session may ask for, `loopback` or `host`.
         limits: what one execution or session may use.
@@ -73,6 +69,30 @@ class ServerConfig(ServingConfig):
         datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only
             those that requests bring.
     """
+
+    spec = ServerSpec(
+        command="sandbox",
+        name="sandbox server",
+        worker="toolgym.tools.sandbox.server.worker",
+        flags=(
+            "host",
+            "port",
+            "workers",
+            "max_concurrency",
+            "max_computing",
+            "max_queue",
+            "max_sessions",
+            "session_idle_timeout",
+            "drain_timeout",
+            "isolation",
+            "network",
+            "datasets",
+            "token_file",
+            "token",
+            "log_level",
+            "access_log",
+        ),
+    )
 
     workers: int = Field(default_factory=lambda: max(1, processors.available() // 4), ge=1, le=256)
     max_concurrency: int = Field(default_factory=lambda: most_executions(Limits(), processors.available()), ge=1)
@@ -126,8 +146,3 @@ class ServerConfig(ServingConfig):
     def sandbox_limits(self) -> Limits:
         """The limits as the sandbox takes them."""
         return Limits(**self.limits.model_dump())
-
-
-def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> ServerConfig:
-    """Return settings from a file and from flags, see `load_settings`."""
-    return load_settings(ServerConfig, path, flags, token_variable=TOKEN_VARIABLE)

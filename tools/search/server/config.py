@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pydantic
 from pydantic import Field
 
 from toolgym.tools.search.threads import processors
-from toolgym.tools.serving.config import ServingConfig, load_settings
-
-TOKEN_VARIABLE = "TOOLGYM_SEARCH_TOKEN"
-"""Environment variable that `toolgym serve search` reads the token from."""
+from toolgym.tools.serving.config import ServerSpec, ServingConfig
 
 
 class SearchServerConfig(ServingConfig):
@@ -34,11 +30,32 @@ class SearchServerConfig(ServingConfig):
         query_prefix: put before each query for the model, such as `query: `.
         passage_prefix: put before each passage for the model, such as `passage: `.
         device: where the model computes.
-        topk: passages for each query, where a request does not say.
+        topk: passages for each query, if a request does not say.
         max_topk: most passages for each query that a request may ask for.
         max_queries: most queries of one request.
         search_timeout: seconds for the search of one request.
     """
+
+    spec = ServerSpec(
+        command="search",
+        name="search server",
+        worker="toolgym.tools.search.server.worker",
+        flags=(
+            "corpus",
+            "index",
+            "model",
+            "topk",
+            "host",
+            "port",
+            "workers",
+            "max_concurrency",
+            "drain_timeout",
+            "token_file",
+            "token",
+            "log_level",
+            "access_log",
+        ),
+    )
 
     port: int = Field(8000, ge=0, le=65535)
     workers: int = Field(1, ge=1, le=256)
@@ -55,8 +72,3 @@ class SearchServerConfig(ServingConfig):
     max_topk: int = Field(100, ge=1)
     max_queries: int = Field(4096, ge=1)
     search_timeout: pydantic.FiniteFloat = Field(60.0, gt=0)
-
-
-def load_config(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> SearchServerConfig:
-    """Return settings from a file and from flags, see `load_settings`."""
-    return load_settings(SearchServerConfig, path, flags, token_variable=TOKEN_VARIABLE)

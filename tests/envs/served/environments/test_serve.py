@@ -11,9 +11,9 @@ import pytest
 from tests.envs.served.environments.toy import serving
 from tests.serve_command import running
 from toolgym.cli.app import main
-from toolgym.envs.served.environments.config import EnvServerConfig, load_config
+from toolgym.envs.served.environments.config import EnvServerConfig
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.serving.settings_file import meanings
+from toolgym.tools.serving.config import meanings
 
 MINE = """
 import toolgym
@@ -47,7 +47,7 @@ def test_the_settings_are_printed_as_a_file(run, tmp_path):
     assert code == 0
     file = tmp_path / "server.yaml"
     file.write_text(printed)
-    config = load_config(file)
+    config = EnvServerConfig.load(file)
     assert (config.step_timeout, config.port, config.workers) == (5.0, 8000, 1)
     assert config.envs == {"CodeInterpreter-v0": {"max_turns": 3}, "mine:Echo-v0": {"max_turns": 3}}
     assert set(meanings(EnvServerConfig)) >= set(EnvServerConfig.model_fields), "each has a meaning"

@@ -15,7 +15,7 @@ from toolgym.envs.responses import End
 from toolgym.envs.served.sessions.actions import NO_ACTION, read_actions
 from toolgym.envs.served.sessions.backend import number_of
 from toolgym.envs.served.sessions.client import SessionClient
-from toolgym.envs.served.sessions.config import load_config, make_backend
+from toolgym.envs.served.sessions.config import SessionServerConfig, make_backend
 from toolgym.envs.served.sessions.episodes import EnvBackend
 from toolgym.envs.served.sessions.repository import RepositoryBackend
 from toolgym.envs.served.sessions.sandbox_fusion import SandboxFusionBackend
@@ -271,7 +271,7 @@ def test_the_settings(tmp_path):
     for text in ("[]", "a: 1", "a: same\nb: same"):
         clients.write_text(text)
         with pytest.raises(ConfigError):
-            load_config(None, {"token": "x", "clients_file": clients})
+            SessionServerConfig.load(None, {"token": "x", "clients_file": clients})
     clients.write_text("a: one")
     with pytest.raises(ConfigError, match="set a token too"):
-        load_config(None, {"clients_file": clients})
+        SessionServerConfig.load(None, {"clients_file": clients})

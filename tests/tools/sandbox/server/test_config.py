@@ -8,27 +8,26 @@ import pytest
 
 from toolgym.tools.errors import ConfigError, UnknownNameError
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.server.config import LimitsConfig, ServerConfig, load_config
-from toolgym.tools.serving.config import is_loopback
-from toolgym.tools.serving.settings_file import meanings, settings_file
+from toolgym.tools.sandbox.server.config import LimitsConfig, ServerConfig
+from toolgym.tools.serving.config import is_loopback, meanings
 
 
 def test_flags_win_over_the_file(tmp_path):
     file = tmp_path / "server.yaml"
     file.write_text("port: 1234\nmax_queue: 7\nlimits: {memory_mb: 100}\nlanguages: [python, bash]\n")
-    config = load_config(file, {"port": 4321, "host": None})
+    config = ServerConfig.load(file, {"port": 4321, "host": None})
     assert (config.port, config.max_queue, config.host, config.languages) == (4321, 7, "127.0.0.1", ("python", "bash"))
     assert config.sandbox_limits == Limits(memory_mb=100)
 
 
 def test_the_printed_settings_are_taken_back(tmp_path):
     given = {"port": 4321, "workers": 3, "network": "loopback", "isolation": "landlock", "languages": ["python"]}
-    config = load_config(flags={**given, "limits": {"cores": 0.5}, "token": "s3sam3"})
-    text = settings_file(config, "toolgym serve sandbox")
+    config = ServerConfig.load(flags={**given, "limits": {"cores": 0.5}, "token": "s3sam3"})
+    text = config.as_yaml()
     assert "s3sam3" not in text
     file = tmp_path / "server.yaml"
     file.write_text(text)
-    assert load_config(file, {"token": "s3sam3"}) == config
+    assert ServerConfig.load(file, {"token": "s3sam3"}) == config
     for name in ("max_concurrency", "max_computing"):  # they follow the machine where the file is read
         assert f"\n# {name}: " in text
     assert "\nworkers: 3\n" in text
@@ -73,29 +72,29 @@ def test_mistakes_name_the_field(tmp_path, text, message):
     file = tmp_path / "server.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_config(file)
+        ServerConfig.load(file)
     assert message in str(caught.value)
 
 
 def test_mistakes_in_flags_name_the_flag():
     with pytest.raises(ConfigError, match="--max-queue: Input should be greater than or equal to 0"):
-        load_config(None, {"max_queue": -1})
+        ServerConfig.load(None, {"max_queue": -1})
 
 
 def test_a_missing_file_names_the_nearest(tmp_path):
     (tmp_path / "server.yaml").touch()
     with pytest.raises(UnknownNameError, match=r"did you mean 'server\.yaml'"):
-        load_config(tmp_path / "sever.yaml")
+        ServerConfig.load(tmp_path / "sever.yaml")
 
 
 def test_the_token_is_read_and_never_shown(tmp_path):
     (tmp_path / "token").write_text("open-sesame\n")
-    config = load_config(None, {"token_file": tmp_path / "token", "host": "0.0.0.0"})
+    config = ServerConfig.load(None, {"token_file": tmp_path / "token", "host": "0.0.0.0"})
     assert config.secret == "open-sesame"
     assert "open-sesame" not in repr(config)
     (tmp_path / "token").write_text("open sesame\n")
     with pytest.raises(ConfigError, match="token_file") as caught:
-        load_config(None, {"token_file": tmp_path / "token"})
+        ServerConfig.load(None, {"token_file": tmp_path / "token"})
     assert "sesame" not in str(caught.value).replace(str(tmp_path), "")
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolgym.tools.sandbox.protocol import messages
-from toolgym.tools.sandbox.server.config import load_config
+from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.request_checks import check_limits, run_request, session_request
 from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse
 
@@ -25,7 +25,7 @@ FIELDS = sorted({*messages.RunCodeRequest.model_fields, *messages.RunJupyterRequ
 LIKELY = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6).map(
     lambda fields: {"code": "", "language": "python", "cells": [], "argv": ["x"]} | fields
 )
-CONFIG = load_config()
+CONFIG = ServerConfig.load()
 MODELS = (
     messages.RunCodeRequest,
     messages.RunJupyterRequest,

@@ -19,8 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from toolgym.cli.app import main
-from toolgym.tools.sandbox.server.config import load_config
-from toolgym.tools.sandbox.server.serve import serve
+from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.serving import supervisor
 
 HELLO = {"code": "print('hello')", "language": "python"}
@@ -227,7 +226,9 @@ async def test_sessions_overflow_into_other_workers(command, settings):
 async def test_a_stuck_worker_is_replaced(monkeypatch, caplog):
     monkeypatch.setattr(supervisor, "SILENCE", 3.0)  # instead of half a minute
     said = []
-    server = asyncio.create_task(serve(load_config(None, {"port": 0, "workers": 1, "preload": ()}), said.append))
+    server = asyncio.create_task(
+        supervisor.serve(ServerConfig.load(None, {"port": 0, "workers": 1, "preload": ()}), said.append)
+    )
     await until(lambda: said)
     await until(lambda: workers_of(psutil.Process()))
     [stuck] = workers_of(psutil.Process())
@@ -276,9 +277,9 @@ def test_the_settings_are_printed_as_a_file(monkeypatch, capsys, tmp_path):
     assert left.value.code == 0
     file = tmp_path / "server.yaml"
     file.write_text(capsys.readouterr().out)
-    config = load_config(file)
+    config = ServerConfig.load(file)
     assert (config.port, config.access_log, config.log_level) == (4321, "requests", "warning")
-    assert config == load_config(flags={"port": 4321, "access_log": "requests", "log_level": "warning"})
+    assert config == ServerConfig.load(flags={"port": 4321, "access_log": "requests", "log_level": "warning"})
 
 
 @pytest.mark.parametrize(

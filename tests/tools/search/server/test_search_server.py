@@ -17,8 +17,8 @@ from toolgym.tools import BM25Retriever, RetrievalService, Retriever, SearchTool
 from toolgym.tools.errors import RetrievalError
 from toolgym.tools.search.retriever import Passage
 from toolgym.tools.search.server.app import SearchApp
-from toolgym.tools.search.server.config import SearchServerConfig, load_config
-from toolgym.tools.serving.settings_file import meanings
+from toolgym.tools.search.server.config import SearchServerConfig
+from toolgym.tools.serving.config import meanings
 
 ROWS = [
     {"id": "1", "contents": '"Paris"\nThe capital of France.'},
@@ -189,7 +189,7 @@ def run(monkeypatch, capsys):
 def test_the_settings_are_printed_as_a_file(run, tmp_path):
     code, printed, _ = run("--corpus", "c.jsonl", "--topk", "5", "--print-config")
     (tmp_path / "server.yaml").write_text(printed)
-    config = load_config(tmp_path / "server.yaml")
+    config = SearchServerConfig.load(tmp_path / "server.yaml")
     assert (code, str(config.corpus), config.topk, config.port) == (0, "c.jsonl", 5, 8000)
     assert set(meanings(SearchServerConfig)) >= set(SearchServerConfig.model_fields), "each has a meaning"
 
