@@ -109,6 +109,19 @@ class SandboxPermissionError(SandboxFileError, PermissionError):
     """The session's user may not do that, or the place is read-only."""
 
 
+class NoSessionError(ToolgymError):
+    """A server has no session of that name (any more).
+
+    Args:
+        name: what the client asked for.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"no session {name[:80]!r}: it was never opened, was closed or idle for too long, or what held it has died"
+        )
+
+
 class EngineError(ToolgymError, RuntimeError):
     """An engine could not generate: unreachable, refused the request, died."""
 

@@ -9,7 +9,7 @@
 | `config` | the settings that every server has, and a file with all of a server's |
 | `supervisor`, `worker` | several processes that share a port, watched and drained |
 | `peers` | one worker's calls of another |
-| `sweeper` | closes what is idle |
+| `session_table` | open sessions: one call at a time, so many at once, removed when idle |
 | `metrics`, `openapi` | the page for Prometheus, and the API's description, from the routes |
 
 Import from the modules. None of them depends on what a server serves.

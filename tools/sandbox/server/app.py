@@ -12,6 +12,7 @@ import pydantic
 from aiohttp import web
 
 from toolgym.tools.concurrency.deadline import shielded
+from toolgym.tools.errors import NoSessionError
 from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.protocol.messages import (
     AskProcessRequest,
@@ -40,11 +41,12 @@ from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.process_api import ProcessApi
 from toolgym.tools.sandbox.server.session_api import RAW, SessionApi, made_sessions
-from toolgym.tools.sandbox.server.sessions import NoSessionError, Sessions
+from toolgym.tools.sandbox.server.sessions import ServedSession, owner_of
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
+from toolgym.tools.serving.session_table import SessionTable
 from toolgym.tools.serving.transport import answer
 
 EVALUATION = "toolgym.tools.integrations.sandbox_fusion.api"
@@ -114,12 +116,10 @@ class SandboxApp(HttpApp):
         self.sandbox = sandbox
         self._workers = config.workers
         self._about = dict(about or {})
-        self._sessions = Sessions(
-            worker, config.share(config.max_sessions), config.session_idle_timeout, config.queue_timeout
-        )
+        self._sessions = SessionTable[ServedSession](config.share(config.max_sessions), config.session_idle_timeout)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self._sessions))
         self._executor = Executor(sandbox, config, languages, gate, metrics)
-        self._api = SessionApi(sandbox, config, gate, metrics, self._sessions)
+        self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
         self._programs = ProcessApi(config, gate, metrics, self._sessions, self._api)
         self._languages = sorted(languages)
         evaluation = importlib.import_module(EVALUATION).EvaluationApi(sandbox, config, gate, metrics)
@@ -347,10 +347,8 @@ class SandboxApp(HttpApp):
 
     def _owner(self, name: str) -> int | None:
         """Return the other worker that a session's id names; None: this worker, or the id names none."""
-        number = name[1:].partition("-")[0]
-        if not (name.startswith("w") and number.isascii() and number.isdigit() and len(number) < 4):
-            return None
-        return None if int(number) == self._worker else int(number)
+        number = owner_of(name)
+        return None if number == self._worker else number
 
     async def _ping(self, call: Call) -> web.Response:
         return answer("pong")

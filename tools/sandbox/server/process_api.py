@@ -25,7 +25,7 @@ from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import check_limits
 from toolgym.tools.sandbox.server.session_api import SessionApi
-from toolgym.tools.sandbox.server.sessions import Entry, Sessions
+from toolgym.tools.sandbox.server.sessions import MAX_BESIDE, SandboxSessions, ServedSession
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call
@@ -44,7 +44,7 @@ class ProcessApi:
     """
 
     def __init__(
-        self, config: ServerConfig, gate: Gate, metrics: SandboxMetrics, sessions: Sessions, api: SessionApi
+        self, config: ServerConfig, gate: Gate, metrics: SandboxMetrics, sessions: SandboxSessions, api: SessionApi
     ) -> None:
         self._config, self._gate, self._metrics = config, gate, metrics
         self._sessions, self._api = sessions, api
@@ -96,9 +96,9 @@ class ProcessApi:
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
-    async def _using(self, call: Call, seconds: float) -> AsyncIterator[Entry]:
+    async def _using(self, call: Call, seconds: float) -> AsyncIterator[ServedSession]:
         """Give the session. Translates what goes wrong to answers."""
-        async with self._sessions.use_beside(call.params["id"]) as entry:
+        async with self._sessions.use_beside(call.params["id"], MAX_BESIDE) as entry:
             try:
                 async with asyncio.timeout(seconds + GRACE + self._config.queue_timeout):
                     yield entry
@@ -110,7 +110,7 @@ class ProcessApi:
                 raise await self._api.failed(entry, error) from None
 
 
-def _found(entry: Entry, call: Call) -> Process:
+def _found(entry: ServedSession, call: Call) -> Process:
     process = entry.processes.get(call.params["process"])
     if process is None:
         raise RefusedError(404, "the session has no such process, or it was ended", reason="no_process")

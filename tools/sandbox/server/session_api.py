@@ -35,12 +35,13 @@ from toolgym.tools.sandbox.protocol.messages import (
     ForkRequest,
     ForkResponse,
     PackRequest,
+    SessionInfo,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import check_limits, refused, session_request
-from toolgym.tools.sandbox.server.sessions import Entry, Sessions
+from toolgym.tools.sandbox.server.sessions import SandboxSessions, ServedSession
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
 from toolgym.tools.serving.routes import Call
@@ -58,13 +59,20 @@ class SessionApi:
         gate: gives slots to run.
         metrics: counts.
         sessions: those that are open.
+        worker: number of this worker.
     """
 
     def __init__(
-        self, sandbox: Sandbox, config: ServerConfig, gate: Gate, metrics: SandboxMetrics, sessions: Sessions
+        self,
+        sandbox: Sandbox,
+        config: ServerConfig,
+        gate: Gate,
+        metrics: SandboxMetrics,
+        sessions: SandboxSessions,
+        worker: int,
     ) -> None:
         self._sandbox, self._config, self._gate = sandbox, config, gate
-        self._metrics, self._sessions = metrics, sessions
+        self._metrics, self._sessions, self._worker = metrics, sessions, worker
 
     async def create(self, call: Call) -> web.Response:
         """Open a session."""
@@ -75,7 +83,7 @@ class SessionApi:
                 return [await self._sandbox.open_session(request)]
 
         (entry,) = await self._add(opening)
-        return answer(self._sessions.info(entry), 201, {"Location": f"/sessions/{entry.name}"})
+        return answer(self._info(entry), 201, {"Location": f"/sessions/{entry.name}"})
 
     async def fork(self, call: Call) -> web.Response:
         """Make independent sessions in the same state, or in that of a checkpoint."""
@@ -86,15 +94,17 @@ class SessionApi:
                 async with self._forking():
                     return await entry.session.fork(request.checkpoint, n=request.n)
 
-            infos = [self._sessions.info(one) for one in await self._add(opening, request.n, entry.cells)]
+            infos = [self._info(fork) for fork in await self._add(opening, request.n, entry.cells)]
         response = ForkResponse(**infos[0].model_dump(), sessions=infos)
         return answer(response, 201, {"Location": f"/sessions/{response.id}"})
 
     async def checkpoint(self, call: Call) -> web.Response:
         """Keep the state as it is now, under a name."""
         label = _unquoted(call.params["name"])
-        async with self._sessions.use(call.params["id"]) as entry, self._sessions.room(), self._forking():
-            await entry.session.checkpoint(label)
+        async with self._sessions.use(call.params["id"]) as entry:
+            with self._sessions.room():
+                async with self._forking():
+                    await entry.session.checkpoint(label)
         return web.Response(status=204)
 
     async def checkpoints(self, call: Call) -> web.Response:
@@ -135,15 +145,18 @@ class SessionApi:
 
     async def _add(
         self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0
-    ) -> list[Entry]:
+    ) -> list[ServedSession]:
         try:
-            return await self._sessions.add(opening, n, cells)
+            with self._sessions.room(n):
+                sessions = await opening()
         except ConfigError as error:
             raise refused(error) from None
         except SandboxUnsupportedError as error:
             raise RefusedError(409, str(error), reason="unsupported") from None
         except (SandboxError, OSError, TimeoutError) as error:
             raise RefusedError(503, str(error) or "a session did not open in time", {"Retry-After": "1"}) from None
+        patience = self._config.queue_timeout
+        return [self._sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
 
     async def run_cell(self, call: Call) -> web.Response:
         """Run a cell."""
@@ -227,14 +240,17 @@ class SessionApi:
 
     async def info(self, call: Call) -> web.Response:
         """Tell about a session. That is no call: it goes on being idle."""
-        return answer(self._sessions.info(self._sessions.find(call.params["id"])))
+        return answer(self._info(self._sessions.find(call.params["id"])))
+
+    def _info(self, entry: ServedSession) -> SessionInfo:
+        return entry.info(self._sessions.idle_timeout)
 
     async def delete(self, call: Call) -> web.Response:
         """Close a session."""
         await self._sessions.remove(call.params["id"])
         return web.Response(status=204)
 
-    async def failed(self, entry: Entry, error: Exception, *, of_file: bool = False) -> RefusedError:
+    async def failed(self, entry: ServedSession, error: Exception, *, of_file: bool = False) -> RefusedError:
         """Return the answer for a failure of the sandbox. A session that does not answer is closed.
 
         How far the call came is unknown, so the status is one that clients do not retry.
@@ -251,7 +267,7 @@ class SessionApi:
         if isinstance(error, SessionLostError):
             return RefusedError(404, str(error), reason="no_session")
         if isinstance(error, TimeoutError):
-            await self._sessions.remove(entry.name)
+            await self._sessions.discard(entry.name)
             return RefusedError(500, "the sandbox did not answer in time; the session is closed")
         if of_file and entry.session.alive:
             return RefusedError(409, str(error))
