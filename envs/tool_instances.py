@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import ToolCallRecord
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.concurrency import quarantine
+from toolgym.tools.concurrency import tool_loops
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.loop_watch import tool_works
 from toolgym.tools.concurrency.run_limits import TOOL_CALLS
 from toolgym.tools.errors import error_text, is_infrastructure, shorten
@@ -26,7 +26,7 @@ from toolgym.tools.sessions.tool_scope import tool_scope
 T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.envs")
-_warnings = Seldom(60.0)
+_warnings = LogThrottle(60.0)
 
 
 class ToolInstances:
@@ -225,14 +225,14 @@ async def _work(tool: BaseTool, name: str, call: Callable[[], Awaitable[T]]) -> 
 
 
 def _own_loop(tool: BaseTool) -> EventLoopThread | None:
-    return None if tool.stays_on_loop else quarantine.QUARANTINE.loop_of((type(tool), tool.name))
+    return None if tool.stays_on_loop else tool_loops.TOOL_LOOPS.loop_of((type(tool), tool.name))
 
 
 def _catch(tool: BaseTool) -> str:
     """Take note that a tool blocked its event loop; returns what is done about it."""
     if tool.stays_on_loop:
         return ""
-    if not quarantine.QUARANTINE.catch((type(tool), tool.name), tool.name):
+    if not tool_loops.TOOL_LOOPS.catch((type(tool), tool.name), tool.name):
         return "It runs on an event loop of its own already."
     return (
         "In episodes that begin from now on it runs on an event loop of its own; a tool that must stay on this one, as "

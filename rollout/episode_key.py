@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from toolgym.tools.concurrency.assigned import assigned
+from toolgym.tools.concurrency.set_contextvar import set_contextvar
 
 
 class EpisodeKey(NamedTuple):
@@ -38,4 +38,4 @@ def current_episode() -> EpisodeKey | None:
 
 def episode_scope(key: EpisodeKey) -> AbstractContextManager[None]:
     """Let the code inside of the block belong to an episode."""
-    return assigned(_current, key)
+    return set_contextvar(_current, key)

@@ -6,36 +6,50 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import docstring_parser
 import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.concurrency.blocking import NoThreadError, tool_threads
+from toolgym.tools.concurrency.blocking import NoThreadError
+from toolgym.tools.concurrency.execution_pool import PoolMode, tool_pool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
+RunsIn = Literal["thread", "process"]
+"""Where a plain function runs."""
+
+_MODES = {"thread": PoolMode.ThreadMode, "process": PoolMode.ProcessMode}
+
 
 class FunctionTool(BaseTool):
     """A stateless tool around a function. `@tool` makes it.
 
-    An `async def` function runs on the event loop; a plain one runs in a thread, so that it does not hold up other
-    episodes. At most 256 plain functions run at once in a process (`TOOLGYM_BLOCKING_THREADS`); further calls wait, and
-    their deadlines stand still. A plain function cannot be interrupted: at the env's deadline its answer is dropped,
-    and the thread runs on to its end while another takes its place. The log names the tool, and
-    `toolgym.tools.concurrency.blocking.tool_threads().left_behind` counts such threads.
+    An `async def` function runs on the event loop; a plain one runs in `tool_pool`, so that it does not hold up other
+    episodes: in a thread, or in a process if it computes or may crash. At most 256 plain functions run at once in
+    threads (`TOOLGYM_BLOCKING_THREADS`), and one per processor in processes (`TOOLGYM_BLOCKING_PROCESSES`); further
+    calls wait, and their deadlines stand still. At the env's deadline a process is killed. A thread cannot be
+    interrupted: the answer is dropped, and the thread runs on to its end while another takes its place. The log names
+    the tool, and `tool_pool().left_behind` counts such threads.
 
     It has no state per episode, so a fork is another instance.
     """
 
-    def __init__(self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], schema: ToolSchema, model: type[pydantic.BaseModel], runs_in: RunsIn
+    ) -> None:
         super().__init__({}, schema)
+        if runs_in not in _MODES:
+            raise ConfigError(f"tool {self.name!r}: runs_in must be 'thread' or 'process', got {runs_in!r}")
+        self._mode = _MODES[runs_in]
         if not inspect.iscoroutinefunction(function):
-            tool_threads()  # a number of threads that makes no sense is an error here, and not a model's observation
+            tool_pool(self._mode)  # a wrong number of workers is an error here, and not a model's observation
+        elif runs_in == "process":
+            raise ConfigError(f"tool {self.name!r}: only a plain function runs in a process, not an `async def`")
         self.function = function
         self._model = model
 
@@ -52,7 +66,7 @@ class FunctionTool(BaseTool):
             value = await self.function(**arguments)
         else:
             try:
-                value = await tool_threads().run(functools.partial(self.function, **arguments), name=self.name)
+                value = await tool_pool(self._mode).run(functools.partial(self.function, **arguments), name=self.name)
             except NoThreadError as error:
                 text = f"[The tool {self.name!r} is not available now; your call is not to blame]"
                 return ToolResult(text, 0.0, {"status": "error", "infra_failure": True, "error": str(error)})
@@ -87,26 +101,38 @@ def as_tool(value: object) -> BaseTool:
     Raises:
         ConfigError: it is neither.
     """
-    made = getattr(value, "tool", None) if inspect.isfunction(value) else value
-    if not isinstance(made, BaseTool):
+    candidate = getattr(value, "tool", None) if inspect.isfunction(value) else value
+    if not isinstance(candidate, BaseTool):
         raise ConfigError(f"a tool must be a BaseTool (`@toolgym.tool` makes one of a function), got {value!r}")
-    return made
+    return candidate
 
 
 @overload
 def tool(function: Callable[P, R], /) -> ToolFunction[P, R]: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None
+    *, name: str | None = None, description: str | None = None, runs_in: RunsIn = "thread"
 ) -> Callable[[Callable[P, R]], ToolFunction[P, R]]: ...
 def tool(
-    function: Callable[..., Any] | None = None, /, *, name: str | None = None, description: str | None = None
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    runs_in: RunsIn = "thread",
 ) -> ToolFunction[..., Any] | Callable[[Callable[..., Any]], ToolFunction[..., Any]]:
     """Turn a typed function into a tool, which is a function still; see `ToolFunction`.
 
     The name is the function's, the description its docstring's, the parameters come from the type hints (any type
     that pydantic understands, nested models included) and their descriptions from the docstring's `Args` section.
     The function may return text, a `ToolResult`, or anything that JSON can hold.
+
+    Args:
+        function: the function.
+        name: the tool's name, if not the function's.
+        description: the tool's description, if not the docstring's.
+        runs_in: where a plain function runs: in a thread, or in a `process`, for one that computes or may crash. That
+            one gets its arguments and gives its result by cloudpickle; at a deadline it is killed.
 
     Example:
         >>> @tool
@@ -124,14 +150,16 @@ def tool(
         ['a']
 
     Raises:
-        ConfigError: a parameter has no type hint, or takes `*args` or `**kwargs`.
+        ConfigError: a parameter has no type hint, or takes `*args` or `**kwargs`; or `runs_in` is wrong.
     """
     if function is None:
-        return lambda wrapped: _tool_function(wrapped, name, description)
-    return _tool_function(function, name, description)
+        return lambda wrapped: _tool_function(wrapped, name, description, runs_in)
+    return _tool_function(function, name, description, runs_in)
 
 
-def _tool_function(function: Callable[..., Any], name: str | None, description: str | None) -> ToolFunction[..., Any]:
+def _tool_function(
+    function: Callable[..., Any], name: str | None, description: str | None, runs_in: RunsIn
+) -> ToolFunction[..., Any]:
     """Return a function of its own, so that one function can become several tools."""
     call: Any
     if inspect.iscoroutinefunction(function):
@@ -145,13 +173,13 @@ def _tool_function(function: Callable[..., Any], name: str | None, description: 
         def call(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-    call.tool = _make(function, name, description)
+    call.tool = _make(function, name, description, runs_in)
     call.tool_schema = call.tool.tool_schema
-    made: ToolFunction[..., Any] = call
-    return made
+    wrapper: ToolFunction[..., Any] = call
+    return wrapper
 
 
-def _make(function: Callable[..., Any], name: str | None, description: str | None) -> FunctionTool:
+def _make(function: Callable[..., Any], name: str | None, description: str | None, runs_in: RunsIn) -> FunctionTool:
     tool_name = name or function.__name__
     docstring = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
     described = {param.arg_name: param.description or "" for param in docstring.params}
@@ -174,7 +202,7 @@ def _make(function: Callable[..., Any], name: str | None, description: str | Non
     text = description
     if text is None:
         text = "\n\n".join(part for part in (docstring.short_description, docstring.long_description) if part)
-    return FunctionTool(function, ToolSchema(tool_name, text, parameters), model)
+    return FunctionTool(function, ToolSchema(tool_name, text, parameters), model, runs_in)
 
 
 def drop_titles(schema: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from toolgym.tools.concurrency.blocking import DaemonThread, contained, tool_threads
+from toolgym.tools.concurrency.blocking import DaemonThread, contained
+from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.errors import EpisodeError, error_text
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ _log = logging.getLogger("toolgym.envs")
 
 
 class EnvThreads:
-    """Runs the blocking functions of one env, one at a time: in the threads of `tool_threads`, or in one of its own.
+    """Runs the blocking functions of one env, one at a time: in the threads of `tool_pool`, or in one of its own.
 
     A thread cannot be stopped. One that its caller gave up, as at a deadline, runs on; what it was to make is undone
     when it ends, and a `close` that came meanwhile happens then, so that an env is never closed while it steps.
@@ -61,7 +62,7 @@ class EnvThreads:
         try:
             work = functools.partial(self._do, call)
             if self._own is None:
-                return await tool_threads().run(work, name=self.name)
+                return await tool_pool().run(work, name=self.name)
             context = contextvars.copy_context()
             return await asyncio.wrap_future(self._own.submit(context.run, contained, work, (), {}))
         except asyncio.CancelledError:

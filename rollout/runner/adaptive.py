@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from toolgym.rollout.engines.base import Engine, EngineLoad
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_fields, require_whole_number
 from toolgym.tools.sandbox.local.host import processors
@@ -34,7 +34,7 @@ UNANSWERED = 3
 """So many questions in a row without an answer, and the engine is no longer taken to be full."""
 
 _log = logging.getLogger("toolgym.rollout")
-_silent = Seldom(60.0)
+_silent = LogThrottle(60.0)
 
 
 @named_fields

@@ -19,11 +19,11 @@ from toolgym.rollout.job import Job
 from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.trajectory.trajectory import Turn
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import ConfigError, error_text, require_whole_number, shorten
 
 _log = logging.getLogger("toolgym.rollout")
-_warnings = Seldom(60.0)
+_warnings = LogThrottle(60.0)
 
 
 @dataclass(frozen=True)

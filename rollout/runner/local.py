@@ -36,9 +36,9 @@ from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.failures import FailureLog
 from toolgym.rollout.trajectory.trajectory import Trajectory
+from toolgym.tools.concurrency.gc_freeze import freeze_heap
 from toolgym.tools.concurrency.loop_watch import watch_loop
 from toolgym.tools.concurrency.rate_limit import Lease
-from toolgym.tools.concurrency.settled_heap import settled_heap
 from toolgym.tools.errors import ConfigError, EngineError, EpisodeError, named_keywords
 from toolgym.tools.schema import ToolSchema
 
@@ -144,7 +144,7 @@ class Runner(RunnerProtocol):
             stack.callback(run.failures.warn)
             await stack.enter_async_context(run.admission)
             stack.enter_context(watch_loop())
-            stack.enter_context(settled_heap())
+            stack.enter_context(freeze_heap())
             stack.enter_context(observed_run(run.observed_by))
             # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
             env = await run.envs.take()

@@ -14,7 +14,7 @@ import pytest
 from toolgym.envs import Task, ToolEnv, tool_instances
 from toolgym.envs.library.code_interpreter import CodeInterpreterEnv
 from toolgym.tools import CodeInterpreterTool, tool
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import SandboxError, SandboxFileError, SandboxFileNotFoundError
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox, Retries
 
@@ -25,7 +25,7 @@ NEUTRAL = "[The sandbox failed; your program is not to blame]"
 @pytest.fixture(autouse=True)
 def log(caplog, monkeypatch):
     """The log, in which nothing was said before."""
-    monkeypatch.setattr(tool_instances, "_warnings", Seldom(60.0))
+    monkeypatch.setattr(tool_instances, "_warnings", LogThrottle(60.0))
     caplog.set_level(logging.WARNING, "toolgym.envs")
     return caplog
 

@@ -180,7 +180,7 @@ def test_a_server_that_stops_answering_leaves_the_limit_where_it_is():
 
 async def test_an_engine_that_fails_to_tell_is_in_the_log_once(caplog, monkeypatch, scripted):
     monkeypatch.setattr(adaptive, "LOAD_TIMEOUT", 0.05)
-    monkeypatch.setattr(adaptive, "_silent", adaptive.Seldom(60.0))
+    monkeypatch.setattr(adaptive, "_silent", adaptive.LogThrottle(60.0))
     engine = scripted(lambda *_: "#### 1")
 
     async def fails():

@@ -30,7 +30,7 @@ from toolgym.rollout import (
 from toolgym.rollout.episode import turn_sampling
 from toolgym.rollout.runner import branching as branching_room
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import ConfigError
 
 TASKS = [Task(({"role": "user", "content": f"q{n}"},), id=str(n)) for n in range(4)]
@@ -164,7 +164,7 @@ async def test_branches_obey_the_admission(play):
 
 
 async def test_an_env_that_cannot_be_forked_plays_alone_and_the_log_says_why(play, caplog, monkeypatch):
-    monkeypatch.setattr(branching_room, "_warnings", Seldom(60))
+    monkeypatch.setattr(branching_room, "_warnings", LogThrottle(60))
 
     class Rigid(ToolEnv):
         fork = BaseEnv.fork

@@ -31,7 +31,7 @@ from toolgym.rollout.episode import env_lifecycle, turn_sampling
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.runner.branching import Branching, by_chance
 from toolgym.tools import tool
-from toolgym.tools.concurrency import deadline, quarantine
+from toolgym.tools.concurrency import deadline, tool_loops
 from toolgym.tools.errors import EngineError, EpisodeError
 
 GRACE = 0.02
@@ -235,8 +235,8 @@ async def test_nothing_hangs_and_nothing_is_left(wild, exact, seed, monkeypatch)
     monkeypatch.setattr(turn_sampling, "ABORT_GRACE", 0.05)
     monkeypatch.setattr(deadline, "CANCEL_GRACE", GRACE)
     monkeypatch.setattr(env_lifecycle, "CLOSE_TIMEOUT", 0.1)
-    fresh = quarantine.Quarantine()
-    monkeypatch.setattr(quarantine, "QUARANTINE", fresh)
+    fresh = tool_loops.ToolLoops()
+    monkeypatch.setattr(tool_loops, "TOOL_LOOPS", fresh)
     draws = random.Random(seed)
     threads = set(threading.enumerate())
     chance = draws.choice([0.0, 0.02, 0.1, 0.3])

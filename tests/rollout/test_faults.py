@@ -16,8 +16,8 @@ from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, SGLangServer
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
-from toolgym.tools.concurrency import deadline, loop_watch, quarantine
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency import deadline, loop_watch, tool_loops
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 GRACE = 0.2
@@ -87,11 +87,11 @@ def config(**changes):
 @pytest.fixture
 def _short(monkeypatch):
     monkeypatch.setattr(deadline, "CANCEL_GRACE", GRACE)
-    monkeypatch.setattr(deadline, "_stuck_logs", {})
+    monkeypatch.setattr(deadline, "_overruns", LogThrottle(10.0))
     monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", 0.1)
-    monkeypatch.setattr(loop_watch, "_said", Seldom(60.0))
-    fresh = quarantine.Quarantine()
-    monkeypatch.setattr(quarantine, "QUARANTINE", fresh)
+    monkeypatch.setattr(loop_watch, "_said", LogThrottle(60.0))
+    fresh = tool_loops.ToolLoops()
+    monkeypatch.setattr(tool_loops, "TOOL_LOOPS", fresh)
     yield
     fresh.close()
 

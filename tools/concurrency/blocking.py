@@ -1,39 +1,27 @@
-"""Blocking functions beside the event loop, in threads that functions which hang cannot use up.
+"""Blocking functions in threads that end with the interpreter, for the library's own work.
 
 `asyncio.to_thread` runs the processors and four functions at once, for all of an event loop: as many that hang disable
-all others, the library's own among them. So blocking tools run in the threads of `tool_threads`, where one that overran
-its deadline is left behind and replaced. Each piece of the library's own work has a thread for itself: `in_thread`.
+all others, the library's own among them. So each piece of the library's own work has a thread for itself, `in_thread`,
+and tools have a pool that replaces threads that hang, `toolgym.tools.concurrency.execution_pool`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import contextvars
 import functools
-import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, OverrunLog, overran, queueing
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
-from toolgym.tools.errors import ConfigError, ToolgymError, error_text
+from toolgym.tools.concurrency.deadline import ExitError
+from toolgym.tools.errors import ToolgymError, error_text
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-THREADS_VARIABLE = "TOOLGYM_BLOCKING_THREADS"
-"""Environment variable: how many blocking tools run at once in a process."""
-
-DEFAULT_THREADS = 256
-"""The same where it is not set. Blocking tools mostly wait, and a thread that waits costs some ten KiB."""
-
-QUEUE_TIMEOUT = 600.0
-"""Seconds that a call waits for a free thread, unless a deadline around it is shorter."""
 
 
 class NoThreadError(ToolgymError, RuntimeError):
@@ -86,135 +74,6 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None
         value = None
 
 
-class BlockingPool:
-    """Runs blocking functions for all event loops of a process, a bounded number at once, first come, first served.
-
-    A thread cannot be stopped. When its caller waits no longer, as at a deadline, it is left behind: it runs on unseen,
-    takes no place, and ends with its function. Other threads stay for later calls, as functions may keep connections
-    in `threading.local`. All are daemons.
-
-    Args:
-        max_threads: functions at once, not counting those that were left behind.
-        queue_timeout: seconds that a call waits for a free thread, unless a deadline around it is shorter.
-
-    Raises:
-        ConfigError: `max_threads` is not a whole number of at least 1.
-    """
-
-    def __init__(self, max_threads: int, *, queue_timeout: float = QUEUE_TIMEOUT) -> None:
-        if not isinstance(max_threads, int) or max_threads < 1:
-            raise ConfigError(f"max_threads must be a whole number of at least 1, got {max_threads!r}")
-        self.max_threads = max_threads
-        self.queue_timeout = queue_timeout
-        self._places = LocalRateLimiter(max_threads)
-        self._idle: list[DaemonThread] = []
-        self._closed = False
-        self._left: dict[Future[Any], str] = {}
-        self._logs: dict[str, OverrunLog] = {}
-        self._lock = threading.RLock()  # re-entrant: a garbage collection inside it may end a forgotten call
-
-    @property
-    def left_behind(self) -> dict[str, int]:
-        """How many threads were left behind and still run, by the name that their calls gave."""
-        with self._lock:
-            return dict(collections.Counter(self._left.values()))
-
-    async def run(self, function: Callable[[], T], *, name: str) -> T:
-        """Run a function in a thread, with the caller's context variables, and return what it returns.
-
-        While it waits for a thread, deadlines of `with_deadline` stand still.
-
-        Args:
-            function: takes no arguments; see `functools.partial`.
-            name: what `left_behind` and the log call it.
-
-        Raises:
-            DeadlineError: no thread came free within `queue_timeout` seconds.
-            NoThreadError: the system gives this process no further thread.
-            Exception: what the function raises; see `contained`.
-        """
-        try:
-            with queueing():
-                async with asyncio.timeout(self.queue_timeout):
-                    place = await self._places.acquire()
-        except TimeoutError:
-            raise DeadlineError(self.queue_timeout, stuck=False, queued=True) from None
-        try:
-            thread = self._thread()
-            future: Future[T] = thread.submit(contextvars.copy_context().run, contained, function, (), {})
-            future.add_done_callback(functools.partial(self._on_done, thread))  # before the caller hears of it
-            try:
-                return await asyncio.wrap_future(future)
-            finally:
-                self._leave_behind(future, name)
-        finally:
-            place.release()
-
-    def close(self) -> None:
-        """End the threads that are idle, and each of the others with its function."""
-        with self._lock:
-            self._closed = True
-            while self._idle:
-                self._idle.pop().shutdown(wait=False)
-
-    def _thread(self) -> DaemonThread:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        try:
-            return DaemonThread("toolgym-blocking")
-        except NoThreadError as error:
-            hung = ", ".join(f"{count} in {name!r}" for name, count in self.left_behind.items())
-            raise NoThreadError(f"{error}; threads that overran a deadline and still run: {hung or 'none'}") from error
-
-    def _leave_behind(self, future: Future[Any], name: str) -> None:
-        """Give up the thread where it still runs the function."""
-        with self._lock:
-            if future.done():
-                return
-            self._left[future] = name
-            count = sum(one == name for one in self._left.values())
-            log = self._logs.setdefault(name, OverrunLog())
-        if overran():
-            log.add(f"the thread of the blocking tool {name!r}; {count} of its threads run on")
-
-    def _on_done(self, thread: DaemonThread, future: Future[Any]) -> None:
-        with self._lock:
-            if self._left.pop(future, None) is None and not self._closed:
-                self._idle.append(thread)
-            else:
-                thread.shutdown(wait=False)
-
-
-_tool_threads: BlockingPool | None = None
-_tool_threads_lock = threading.Lock()
-
-
-def tool_threads() -> BlockingPool:
-    """Return the pool of all blocking tools of this process.
-
-    Raises:
-        ConfigError: the environment variable `TOOLGYM_BLOCKING_THREADS` is not a whole number of at least 1.
-    """
-    global _tool_threads
-    with _tool_threads_lock:
-        if _tool_threads is None:
-            text = os.environ.get(THREADS_VARIABLE, str(DEFAULT_THREADS))
-            if not text.isdecimal() or not int(text):
-                raise ConfigError(f"{THREADS_VARIABLE} must be a whole number of at least 1, got {text!r}")
-            _tool_threads = BlockingPool(int(text))
-        return _tool_threads
-
-
-def _forget_threads() -> None:
-    """In a forked child, which has none of its parent's threads."""
-    global _tool_threads, _tool_threads_lock
-    _tool_threads, _tool_threads_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_threads)
-
-
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a function in a thread for itself, with the caller's context variables, and return what it returns.
 
@@ -246,7 +105,7 @@ def contained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """What to call a function where a model reads it: `repr` has an address, which is another one each time."""
+    """Return a function's name without its address, which is another one each time; a model may read it."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))

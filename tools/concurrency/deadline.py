@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -14,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from toolgym.tools.concurrency.eager_task import begin
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import ToolgymError
 
 T = TypeVar("T")
@@ -121,31 +121,31 @@ _clock: ContextVar[_Clock | None] = ContextVar("toolgym_deadline", default=None)
 def queueing() -> Iterator[None]:
     """Stop the deadlines of `with_deadline` inside the block: there the caller waits for its turn."""
     clocks = _clocks()
-    for one in clocks:
-        one.queue(1)
+    for clock in clocks:
+        clock.queue(1)
     try:
         yield
     finally:
-        for one in clocks:
-            one.queue(-1)
+        for clock in clocks:
+            clock.queue(-1)
 
 
 @contextlib.contextmanager
 def own_deadline() -> Iterator[None]:
     """Stop the deadlines of `with_deadline` around the block, which has a deadline of its own inside."""
     clocks = _clocks()
-    for one in clocks:
-        one.exempt(1)
+    for clock in clocks:
+        clock.exempt(1)
     try:
         yield
     finally:
-        for one in clocks:
-            one.exempt(-1)
+        for clock in clocks:
+            clock.exempt(-1)
 
 
 class watch_own_deadline(contextlib.AbstractContextManager[Callable[[], bool]]):
     """Give a function that says whether the code of the block is inside of `own_deadline` now. A class, for the reasons
-    of `toolgym.tools.concurrency.assigned.assigned`."""
+    of `toolgym.tools.concurrency.set_contextvar.set_contextvar`."""
 
     __slots__ = ("_around", "_token")
 
@@ -300,32 +300,19 @@ async def _stop(task: asyncio.Task[Any], name: str) -> bool:
         await asyncio.wait({task}, timeout=CANCEL_GRACE / _GRACE_PARTS)
         if task.done():
             return True
-    _stuck_logs.setdefault(name, OverrunLog()).add(f"{name or 'code'}, which ignores cancellation: {task!r}")
+    log_overrun(name, f"{name or 'code'}, which ignores cancellation: {task!r}")
     return False
 
 
-class OverrunLog:
-    """Logs what was left behind at its deadline: the first at once, and how many followed with the next line."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._not_before = -math.inf
-        self._unsaid = 0
-
-    def add(self, what: str) -> None:
-        """Log it, unless a line was logged in the last `LOG_INTERVAL` seconds."""
-        with self._lock:
-            now = time.monotonic()
-            if now < self._not_before:
-                self._unsaid += 1
-                return
-            more = f" (and {self._unsaid} more since the last such line)" if self._unsaid else ""
-            self._not_before, self._unsaid = now + LOG_INTERVAL, 0
-        _log.warning("overran its deadline and was left behind: %s%s", what, more)
+def log_overrun(name: str, text: str) -> None:
+    """Log what was left behind at its deadline, at most one line per name in `LOG_INTERVAL` seconds."""
+    skipped = _overruns.due(name)
+    if skipped is not None:
+        more = f" (and {skipped} more since the last such line)" if skipped else ""
+        _log.warning("overran its deadline and was left behind: %s%s", text, more)
 
 
-_stuck_logs: dict[str, OverrunLog] = {}
-"""By what the log calls the code, so that a tool's line is not missing because of another one's."""
+_overruns = LogThrottle(LOG_INTERVAL)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

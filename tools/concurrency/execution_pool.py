@@ -1,35 +1,53 @@
-"""Running functions beside the event loop, a bounded number at once, strictly first come, first served.
+"""Blocking functions beside the event loop, in threads or processes: a bounded number at once, first come first served.
 
-For tools whose work is a blocking function: a client library without async calls, a computation. The names and options
-are those of verl's sandbox tool (`init_execution_pool`, `PoolMode`), with what was missing there: both modes work, the
-rate limit can be switched off, an exception reaches the caller, and a worker that dies is replaced.
+Blocking tools run here: client libraries without async calls, computations. A function that hangs takes nothing from
+others: when its caller gives it up, as at a deadline, its thread is left behind and replaced, its process is killed.
+
+The names and options of `init_execution_pool` and `PoolMode` are those of verl's sandbox tool, with what was missing
+there: both modes work, the rate limit can be switched off, an exception reaches the caller, and a worker that dies is
+replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
+import collections
+import contextvars
 import enum
 import multiprocessing
+import os
 import pickle
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from functools import partial
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import cloudpickle
 
-from toolgym.tools.concurrency.blocking import DaemonThread, contained, function_name, in_thread
-from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
+from toolgym.tools.concurrency.blocking import DaemonThread, NoThreadError, contained, function_name, in_thread
+from toolgym.tools.concurrency.deadline import DeadlineError, log_overrun, overran, queueing, shielded
+from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter, RateLimiter
+from toolgym.tools.concurrency.run_limits import UNLIMITED, LimitScope, named_limiter
 from toolgym.tools.errors import ConfigError, SandboxError
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+THREADS_VARIABLE = "TOOLGYM_BLOCKING_THREADS"
+"""Environment variable: how many blocking tools run at once in threads of a process."""
+
+DEFAULT_THREADS = 256
+"""Its default. Blocking tools mostly wait, and a thread that waits costs some ten KiB."""
+
+PROCESSES_VARIABLE = "TOOLGYM_BLOCKING_PROCESSES"
+"""Environment variable: how many blocking tools run at once in processes of their own. Default: the processors."""
+
+QUEUE_TIMEOUT = 600.0
+"""Seconds that a tool waits for a free worker, unless a deadline around it is shorter."""
 
 POOL_LIMIT_NAME = "rate-limiter"
-"""Name under which all pools of a process share their rate limit."""
+"""Name under which all pools of `init_execution_pool` in a process share their rate limit."""
 
 START_TIMEOUT = 120.0
 """Seconds for a worker process to start: it imports the main module, which may be a whole trainer."""
@@ -39,98 +57,144 @@ class PoolMode(enum.Enum):
     """Where functions run."""
 
     ThreadMode = 1
-    """In threads of this process. For functions that wait: HTTP clients, files."""
+    """In threads of this process. For functions that wait: HTTP clients, files. A thread cannot be stopped: it runs on
+    unseen when its caller has given up, and ends with its function. Threads are daemons."""
     ProcessMode = 2
-    """In processes. For functions that compute, or that may crash."""
+    """In processes. For functions that compute, or that may crash. One whose caller has given up is killed."""
 
 
 class ExecutionPool:
-    """Runs functions in threads or processes. Made by `init_execution_pool`; `close` it when done.
+    """Runs functions for all event loops of a process.
 
     Each worker is an executor of one thread or process, so that one that is killed or never ends takes no other
-    function with it.
+    function with it. Workers are used again: functions may keep connections in `threading.local`.
+
+    Args:
+        num_workers: functions at once, not counting those that were given up.
+        mode: threads or processes.
+        limiter: a limit that others share; None: there is none.
+        queue_timeout: seconds that a call waits for a free worker, unless a deadline around it is shorter; None: as
+            long as it takes.
+
+    Raises:
+        ConfigError: `num_workers` is not a whole number of at least 1.
     """
 
-    def __init__(self, num_workers: int, limiter: RateLimiter | None, mode: PoolMode) -> None:
-        self.num_workers, self.mode = num_workers, mode
-        self._limiter = limiter
-        self._places = LocalRateLimiter(num_workers)
+    def __init__(
+        self,
+        num_workers: int,
+        mode: PoolMode = PoolMode.ThreadMode,
+        *,
+        limiter: RateLimiter | None = None,
+        queue_timeout: float | None = None,
+    ) -> None:
+        if not isinstance(num_workers, int) or num_workers < 1:
+            raise ConfigError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
+        self.num_workers, self.mode, self.queue_timeout = num_workers, mode, queue_timeout
+        self._limiter = limiter or UNLIMITED
+        self._slots = LocalRateLimiter(num_workers)
         self._idle: list[Executor] = []
         self._workers: set[Executor] = set()
+        self._left: dict[Future[Any], str] = {}
         self._closed = False
+        self._lock = threading.RLock()  # re-entrant: a garbage collection inside it may end a forgotten call
+
+    @property
+    def left_behind(self) -> dict[str, int]:
+        """How many threads were left behind and still run, by the name that their calls gave."""
+        with self._lock:
+            return dict(collections.Counter(self._left.values()))
 
     async def execute(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
+        """Run `function(*args, **kwargs)`; see `run`."""
+        return await self.run(partial(function, *args, **kwargs), name=function_name(function), timeout=timeout)
+
+    async def run(self, function: Callable[[], T], *, name: str, timeout: float | None = None) -> T:
         """Run a function and return what it returns, or raise what it raises.
 
+        While it waits for a worker, deadlines of `with_deadline` stand still.
+
         Args:
-            function: in process mode it may be any function that cloudpickle can carry, lambdas included.
-            args: its positional arguments.
-            timeout: seconds for the function itself, queueing not counted. A thread that overruns it cannot be stopped:
-                it runs on unseen, and another takes its place. A process is killed and replaced. The same happens when
-                the caller is cancelled.
-            kwargs: its keyword arguments.
+            function: takes no arguments; see `functools.partial`. In a thread it has the caller's context variables; a
+                process takes any function that cloudpickle can carry, lambdas included.
+            name: what `left_behind`, errors and the log call it.
+            timeout: seconds for the function itself, queueing not counted.
 
         Raises:
-            TimeoutError: it did not finish in time.
+            TimeoutError: it did not finish within `timeout`.
+            DeadlineError: no worker came free within `queue_timeout`.
+            NoThreadError: the system gives this process no further thread.
             SandboxError: the worker process died, or cannot be started; or the pool is closed.
             ConfigError: the function cannot be carried to another process, or what it returns cannot be carried back.
             ExitError: the function called `sys.exit`, or raised something else that is meant to end a program.
             RuntimeError: the function raised `StopIteration`, which no coroutine can.
         """
-        call = partial(contained, function, args, kwargs)
+        call: Callable[[], Any] = partial(contextvars.copy_context().run, contained, function, (), {})
         if self.mode is PoolMode.ProcessMode:
-            call = partial(_call, _dumps(function, args, kwargs))
-        async with self._places.permit(), self._permit():
-            worker, future = await self._begin(call)
-            clock = asyncio.timeout(timeout)
-            try:
-                async with clock:
-                    found = await asyncio.wrap_future(future)
-            except BrokenExecutor as error:
-                self._discard(worker)
-                raise SandboxError(
-                    f"a worker process died while running {function_name(function)}; it is replaced"
-                ) from error
-            except BaseException as error:
-                if clock.expired() or isinstance(error, asyncio.CancelledError):
-                    self._discard(worker)
-                else:  # what the function raised
-                    self._idle.append(worker)
-                raise
-            self._idle.append(worker)
-        return cast(T, cloudpickle.loads(found) if self.mode is PoolMode.ProcessMode else found)
+            call = partial(_call, _dumps(function, name), name)
+        slot = await self._slot()
+        try:
+            async with self._limiter.permit():
+                worker, future = await self._begin(call)
+                try:
+                    async with asyncio.timeout(timeout):
+                        value = await asyncio.wrap_future(future)
+                except BrokenExecutor as error:
+                    raise SandboxError(f"a worker process died while running {name}; it is replaced") from error
+                finally:
+                    self._give_up(worker, future, name)
+        finally:
+            slot.release()
+        return cast(T, cloudpickle.loads(value) if self.mode is PoolMode.ProcessMode else value)
+
+    def shutdown(self) -> None:
+        """End the workers that are idle, and each of the others with its function. Returns at once."""
+        self._closed = True
+        self._limiter = UNLIMITED  # the next pool may set another limit
+        with self._lock:
+            self._idle.clear()
+            workers, self._workers = self._workers, set()
+        _shut_down(workers, wait=False)
 
     async def close(self) -> None:
         """Wait for what runs and end the workers. Closing twice is fine."""
-        self._closed = True
-        self._limiter = None  # the next pool may set another limit
-        self._idle.clear()
-        workers, self._workers = self._workers, set()
+        workers = set(self._workers)
+        self.shutdown()
         await shielded(in_thread(_shut_down, workers))
 
-    @contextlib.asynccontextmanager
-    async def _permit(self) -> AsyncIterator[None]:
-        if self._limiter is None:
-            yield
-        else:
-            async with self._limiter.permit():
-                yield
+    async def _slot(self) -> Lease:
+        try:
+            with queueing():
+                async with asyncio.timeout(self.queue_timeout):
+                    return await self._slots.acquire()
+        except TimeoutError:
+            raise DeadlineError(self.queue_timeout or 0.0, stuck=False, queued=True) from None
 
-    async def _begin(self, call: Callable[[], Any]) -> tuple[Executor, concurrent.futures.Future[Any]]:
+    async def _begin(self, call: Callable[[], Any]) -> tuple[Executor, Future[Any]]:
         """Hand a call to a worker that is idle, or to a new one. One that died while it was idle is passed over."""
         while True:
             if self._closed:
-                raise SandboxError("the pool is closed; make another with init_execution_pool")
-            worker = self._idle.pop() if self._idle else await self._start()
+                raise SandboxError("the pool is closed; make another")
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                worker = await self._start()
             try:
-                return worker, worker.submit(call)
-            except RuntimeError:  # broken, or shut down by `close` a moment ago
+                future = worker.submit(call)
+            except RuntimeError:  # broken, or shut down a moment ago
                 self._discard(worker)
+                continue
+            future.add_done_callback(partial(self._on_done, worker))  # before the caller hears of it
+            return worker, future
 
     async def _start(self) -> Executor:
         worker: Executor
         if self.mode is PoolMode.ThreadMode:
-            worker = DaemonThread("toolgym-pool")
+            try:
+                worker = DaemonThread("toolgym-blocking")
+            except NoThreadError as error:
+                hung = ", ".join(f"{count} in {name!r}" for name, count in self.left_behind.items()) or "none"
+                raise NoThreadError(f"{error}; threads that overran a deadline and still run: {hung}") from error
             self._workers.add(worker)
             return worker
         # Spawned, not forked: this process may have threads that hold locks.
@@ -147,8 +211,25 @@ class ExecutionPool:
             raise
         return worker
 
+    def _on_done(self, worker: Executor, future: Future[Any]) -> None:
+        with self._lock:
+            self._left.pop(future, None)
+            if worker in self._workers:
+                self._idle.append(worker)
+
+    def _give_up(self, worker: Executor, future: Future[Any], name: str) -> None:
+        """Leave a worker that still runs the function to its end; a process is killed."""
+        with self._lock:
+            if future.done():
+                return
+            if self.mode is PoolMode.ThreadMode:
+                self._left[future] = name
+            self._discard(worker)
+        if self.mode is PoolMode.ThreadMode and overran():
+            count = self.left_behind.get(name, 0)
+            log_overrun(f"thread of {name}", f"the thread of the blocking tool {name!r}; {count} of its threads run on")
+
     def _discard(self, worker: Executor) -> None:
-        """Leave a worker to its end; a process is killed."""
         self._workers.discard(worker)
         processes = list((worker._processes or {}).values()) if isinstance(worker, ProcessPoolExecutor) else []
         worker.shutdown(wait=False)
@@ -163,7 +244,7 @@ def init_execution_pool(
     mode: PoolMode = PoolMode.ThreadMode,
     rate_limit_scope: LimitScope = "process",
 ) -> ExecutionPool:
-    """Make a pool.
+    """Make a pool; `close` it when done.
 
     Args:
         num_workers: functions that this pool runs at once.
@@ -176,46 +257,72 @@ def init_execution_pool(
     Raises:
         ConfigError: a number is not positive, or another pool of the process has another `rate_limit`.
     """
-    if not isinstance(num_workers, int) or num_workers < 1:
-        raise ConfigError(f"num_workers must be a whole number of at least 1, got {num_workers!r}")
     if not isinstance(mode, PoolMode):
         raise ConfigError(f"mode must be PoolMode.ThreadMode or PoolMode.ProcessMode, got {mode!r}")
     if rate_limit_scope not in get_args(LimitScope):
         raise ConfigError(f"rate_limit_scope must be 'process' or 'cluster', got {rate_limit_scope!r}")
     limiter = named_limiter(POOL_LIMIT_NAME, rate_limit, rate_limit_scope) if enable_global_rate_limit else None
-    return ExecutionPool(num_workers, limiter, mode)
+    return ExecutionPool(num_workers, mode, limiter=limiter)
 
 
-def _shut_down(workers: Iterable[Executor]) -> None:
+_tool_pools: dict[PoolMode, ExecutionPool] = {}
+_tool_pools_lock = threading.Lock()
+
+
+def tool_pool(mode: PoolMode = PoolMode.ThreadMode) -> ExecutionPool:
+    """Return the pool of all blocking tools of this process that run in threads, or of those that run in processes.
+
+    Raises:
+        ConfigError: the variable `TOOLGYM_BLOCKING_THREADS`, or `TOOLGYM_BLOCKING_PROCESSES`, is not a whole
+            number of at least 1.
+    """
+    variable, default = THREADS_VARIABLE, DEFAULT_THREADS
+    if mode is PoolMode.ProcessMode:
+        variable, default = PROCESSES_VARIABLE, os.cpu_count() or 1
+    with _tool_pools_lock:
+        if mode not in _tool_pools:
+            text = os.environ.get(variable, str(default))
+            if not text.isdecimal() or not int(text):
+                raise ConfigError(f"{variable} must be a whole number of at least 1, got {text!r}")
+            _tool_pools[mode] = ExecutionPool(int(text), mode, queue_timeout=QUEUE_TIMEOUT)
+        return _tool_pools[mode]
+
+
+def _forget_pools() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global _tool_pools, _tool_pools_lock
+    _tool_pools, _tool_pools_lock = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_pools)
+
+
+def _shut_down(workers: Iterable[Executor], wait: bool = True) -> None:
     for worker in workers:
-        worker.shutdown()
+        worker.shutdown(wait=wait)
 
 
-def _dumps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _dumps(function: Callable[[], Any], name: str) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps((function, args, kwargs))
+        data: bytes = cloudpickle.dumps(function)
     except Exception as error:
-        raise ConfigError(
-            f"{function_name(function)} and its arguments cannot be sent to another process: {error}"
-        ) from error
+        raise ConfigError(f"{name} and its arguments cannot be sent to another process: {error}") from error
     return data
 
 
-def _call(data: bytes) -> bytes:
+def _call(data: bytes, name: str) -> bytes:
     """Carry out what `_dumps` made, in another process. Nothing that cannot travel back breaks the worker."""
-    function, args, kwargs = cloudpickle.loads(data)
+    function = cloudpickle.loads(data)
     try:
-        value = contained(function, args, kwargs)
+        value = contained(function, (), {})
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # noqa: BLE001  its class may raise anything when it is copied
-            raise RuntimeError(f"{function_name(function)} raised {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{name} raised {type(error).__name__}: {error}") from error
         raise
     try:
-        found: bytes = cloudpickle.dumps(value)
+        result: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        raise ConfigError(
-            f"what {function_name(function)} returned cannot be sent to another process: {error}"
-        ) from error
-    return found
+        raise ConfigError(f"what {name} returned cannot be sent to another process: {error}") from error
+    return result

@@ -1,27 +1,30 @@
-"""`Seldom`: what happens thousands of times is logged once in a while."""
+"""`LogThrottle`: log lines that happen thousands of times are written once in a while."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 
 
-class Seldom:
-    """Says when a line of the log is due.
+class LogThrottle:
+    """Tells when a line of the log is due. Callable from every thread.
 
     Args:
-        interval: at most one line about the same thing is due in so many seconds.
+        interval: seconds in which at most one line per key is due.
     """
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self._seen: dict[str, tuple[float, int]] = {}
+        self._lock = threading.RLock()  # re-entrant: a garbage collection inside it may log
 
-    def due(self, what: str) -> int | None:
-        """Return how often it happened since the last line, this time left out; None: no line is due."""
-        now, (last, more) = time.monotonic(), self._seen.get(what, (-math.inf, 0))
-        if now - last < self.interval:
-            self._seen[what] = (last, more + 1)
-            return None
-        self._seen[what] = (now, 0)
-        return more
+    def due(self, key: str) -> int | None:
+        """Return how many lines of that key were not due since the last one that was; None: this one is not due."""
+        with self._lock:
+            now, (last, skipped) = time.monotonic(), self._seen.get(key, (-math.inf, 0))
+            if now - last < self.interval:
+                self._seen[key] = (last, skipped + 1)
+                return None
+            self._seen[key] = (now, 0)
+            return skipped

@@ -10,8 +10,10 @@ What holds the interpreter's lock all the time, as an extension in C may, stops 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -20,10 +22,9 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from toolgym.tools.concurrency.log_throttle import Seldom
-from toolgym.tools.concurrency.loop_lag import Lag, LoopLag
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 
 BLOCKED_AFTER = 1.0
 """Seconds that an event loop may be blocked before the log says so."""
@@ -34,7 +35,57 @@ INTERVAL = 0.05
 LOG_INTERVAL = 60.0
 """At most one line about the same tool, or the same place, is logged in so many seconds."""
 
+KEPT = 4096
+"""The newest lags that are kept: at one in 50 ms, those of the last three minutes and a half."""
+
+_MOST_MISSED = 200
+
 _log = logging.getLogger("toolgym.tools")
+
+
+class Lag(NamedTuple):
+    """Seconds by which timers were called late.
+
+    Attributes:
+        p50: half of them were less late.
+        p99: 99 of 100 were less late.
+        most: the latest one since the beginning.
+    """
+
+    p50: float
+    p99: float
+    most: float
+
+
+class LoopLag:
+    """The lags of a timer that is due once every `interval` seconds.
+
+    A timer that is late by many intervals stands for those that would have been due meanwhile, and each of them counts
+    with the lag that it would have had. Else one that is late by a minute would be a single number among thousands
+    (Gil Tene, "How NOT to measure latency").
+
+    Args:
+        interval: seconds.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._lags: collections.deque[float] = collections.deque(maxlen=KEPT)
+        self._most = 0.0
+
+    def add(self, seconds: float) -> None:
+        """The timer was called so late."""
+        self._most = max(self._most, seconds)
+        missed = min(_MOST_MISSED, int(seconds / self._interval))
+        self._lags.extend(seconds - number * self._interval for number in range(missed + 1))
+
+    def read(self) -> Lag:
+        """The lags so far; all 0 where there are none."""
+        lags = sorted(self._lags)
+        if not lags:
+            return Lag(0.0, 0.0, 0.0)
+        p50, p99 = (lags[min(len(lags) - 1, math.ceil(share * len(lags)) - 1)] for share in (0.5, 0.99))
+        return Lag(p50, p99, self._most)
 
 
 class LoopWatch:
@@ -107,7 +158,7 @@ def _handle(frame: FrameType | None) -> FrameType | None:
 
 
 _calls: dict[asyncio.Task[Any], tuple[str, Callable[[], str]]] = {}
-_said = Seldom(LOG_INTERVAL)
+_said = LogThrottle(LOG_INTERVAL)
 
 
 class tool_works(contextlib.AbstractContextManager[None]):

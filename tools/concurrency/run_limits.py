@@ -1,13 +1,17 @@
-"""The limits of the run that some code belongs to. It finds them in its context; outside of a run there are none."""
+"""Which limiter holds: that of the run that some code belongs to, by its context, and those that a name reaches."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from typing import Literal
 
-from toolgym.tools.concurrency.assigned import assigned
-from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
+from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter, global_limiter
+from toolgym.tools.concurrency.set_contextvar import set_contextvar
+
+LimitScope = Literal["process", "cluster"]
+"""`process`: this one. `cluster`: all processes of the job on its Ray cluster, see `RayRateLimiter`."""
 
 UNLIMITED = LocalRateLimiter(sys.maxsize)
 """A limiter that limits nothing."""
@@ -30,7 +34,7 @@ class RunLimit:
 
     def set(self, limiter: RateLimiter) -> AbstractContextManager[None]:
         """Set the limiter for the code of the block, and what it calls."""
-        return assigned(self._limiter, limiter)
+        return set_contextvar(self._limiter, limiter)
 
     def lift(self) -> None:
         """Let the limit hold no more for what the running task calls from here on."""
@@ -42,3 +46,18 @@ TOOL_CALLS = RunLimit("toolgym_tool_calls")
 
 GENERATIONS = RunLimit("toolgym_generations")
 """Each request to the engine holds a permit."""
+
+
+def named_limiter(name: str, limit: int, scope: LimitScope) -> RateLimiter:
+    """The limiter of that name that all callers in the scope share.
+
+    Raises:
+        ConfigError: it exists with another limit.
+        ClusterError: the scope is a cluster, and this process is connected to none.
+        MissingExtraError: the scope is a cluster, and Ray is not installed.
+    """
+    if scope == "process":
+        return global_limiter(name, limit)
+    from toolgym.tools.concurrency.cluster.rate_limit import RayRateLimiter
+
+    return RayRateLimiter(name, limit)

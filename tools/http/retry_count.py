@@ -23,7 +23,7 @@ _count: ContextVar[RetryCount | None] = ContextVar("toolgym_retry_count", defaul
 
 
 class counted_retries(AbstractContextManager[RetryCount]):
-    """Count the retries of the block, and of the tasks that begin in it. A class, for the reasons of `assigned`."""
+    """Count the retries of the block, and of the tasks that begin in it. A class, as `set_contextvar` is."""
 
     __slots__ = ("_token",)
 

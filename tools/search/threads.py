@@ -8,9 +8,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from toolgym.tools.concurrency.blocking import BlockingPool, NoThreadError
+from toolgym.tools.concurrency.blocking import NoThreadError
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
-from toolgym.tools.errors import RetrievalError, check_seconds
+from toolgym.tools.concurrency.execution_pool import ExecutionPool
+from toolgym.tools.errors import RetrievalError, SandboxError, check_seconds
 from toolgym.tools.search.retriever import Passage
 
 Find = Callable[[Sequence[str], int], list[list[Passage]]]
@@ -33,7 +34,7 @@ class SearchThreads:
     def __init__(self, find: Find, *, timeout: float, max_threads: int, at_once: int | None = None) -> None:
         check_seconds(timeout=timeout)
         self._find, self._timeout, self._at_once = find, timeout, at_once
-        self._pool = BlockingPool(max_threads)
+        self._pool = ExecutionPool(max_threads, queue_timeout=timeout)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """See `Retriever.search`."""
@@ -41,17 +42,17 @@ class SearchThreads:
             return await with_deadline(self._search(queries, topk), self._timeout, queue=self._timeout)
         except DeadlineError as error:
             raise RetrievalError(f"the search {error}") from error
-        except NoThreadError as error:
+        except (NoThreadError, SandboxError) as error:  # the latter: it is closed
             raise RetrievalError(str(error)) from error
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.close()
+        self._pool.shutdown()
 
     async def _search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Share the queries out to the threads."""
         give_up = time.monotonic() + 2 * self._timeout  # its share of waiting for a thread included
-        size = math.ceil(len(queries) / self._pool.max_threads)
+        size = math.ceil(len(queries) / self._pool.num_workers)
         parts = [queries[start : start + size] for start in range(0, len(queries), size)]
         try:
             async with asyncio.TaskGroup() as group:

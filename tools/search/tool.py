@@ -18,8 +18,8 @@ import pydantic
 
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.deadline import queue_clock
-from toolgym.tools.concurrency.limit_scope import LimitScope, named_limiter
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
+from toolgym.tools.concurrency.run_limits import LimitScope, named_limiter
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, RetrievalError
 from toolgym.tools.schema import ToolSchema

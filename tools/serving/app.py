@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError
@@ -68,7 +68,7 @@ class HttpApp:
         self._quiet = asyncio.Event()
         self._bodies = Bodies(config)
         self._token = Token(config.secret, self.key_header)
-        self._strangers = Seldom(TOKEN_LOG_INTERVAL)
+        self._strangers = LogThrottle(TOKEN_LOG_INTERVAL)
         metrics.gauge("in_flight", "Requests being answered, but for this one.", lambda: self._in_flight - 1)
         metrics.gauge("running", "Requests that run something.", lambda: gate.running)
         metrics.gauge("queue_length", "Requests that wait to run something.", lambda: gate.waiting)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from toolgym.tools.concurrency.assigned import assigned
+from toolgym.tools.concurrency.set_contextvar import set_contextvar
 
 _scope: ContextVar[str | None] = ContextVar("toolgym_tool_scope", default=None)
 
 
 def tool_scope(name: str | None) -> AbstractContextManager[None]:
     """Call tools for the episode of this name; None: for none."""
-    return assigned(_scope, name)
+    return set_contextvar(_scope, name)
 
 
 def current_scope() -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgym.envs.families.bfcl import package
 from toolgym.tools.base import BaseTool, ToolResult
-from toolgym.tools.concurrency.blocking import tool_threads
+from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.schema import ToolSchema
 
 STATELESS = "MathAPI"
@@ -83,7 +83,7 @@ class ApiFunction(BaseTool):
         self._apis = apis
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
-        return await tool_threads().run(functools.partial(self._apis.call, self.name, parameters), name=self.name)
+        return await tool_pool().run(functools.partial(self._apis.call, self.name, parameters), name=self.name)
 
     async def fork(self, instance_id: str) -> str:
         return await self.create()  # `BFCLEnv.fork` copies the objects

@@ -10,7 +10,8 @@ from typing import Any
 from toolgym.envs.families.sql.database import Database, QueryError, Result
 from toolgym.envs.families.sql.databases import Databases
 from toolgym.tools.base import ToolResult
-from toolgym.tools.concurrency.blocking import in_thread, tool_threads
+from toolgym.tools.concurrency.blocking import in_thread
+from toolgym.tools.concurrency.execution_pool import tool_pool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.stateful import StatefulTool, ToolSession
@@ -68,7 +69,7 @@ class _Session(ToolSession):
         )
         async with self._turn:
             try:
-                result = await tool_threads().run(ask, name=owner.name)
+                result = await tool_pool().run(ask, name=owner.name)
             except QueryError as error:
                 return ToolResult(f"Error: {error}", 0.0, {"status": "timeout" if error.timeout else "error"})
         return ToolResult(table(result), 0.0, {"rows": len(result.rows)})

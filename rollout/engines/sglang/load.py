@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.rollout.engines.base import EngineLoad
-from toolgym.tools.concurrency.log_throttle import Seldom
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import EngineError, shorten
 
 TIMEOUT = 5.0
 """Seconds that a replica gets to say how busy it is."""
 
 _log = logging.getLogger("toolgym.rollout")
-_silent = Seldom(3600.0)
+_silent = LogThrottle(3600.0)
 
 
 def read_load(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> EngineLoad | None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, end_env
 from toolgym.tools.concurrency import deadline
-from toolgym.tools.concurrency.blocking import BlockingPool, contained
+from toolgym.tools.concurrency.blocking import contained
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.concurrency.execution_pool import ExecutionPool
 from toolgym.tools.errors import EpisodeError
 
 BATCH_SECONDS = 0.02
@@ -35,7 +36,7 @@ class EnvPool:
 
     def __init__(self, make: Callable[[], BaseEnv], timeout: float) -> None:
         self._make, self._timeout = make, timeout
-        self._threads = BlockingPool(1)
+        self._threads = ExecutionPool(1)
         self._waiting: deque[asyncio.Future[BaseEnv]] = deque()
         self._making: asyncio.Task[None] | None = None  # while anything waits
         self._batch: _Batch | None = None  # what the thread makes now
@@ -172,7 +173,7 @@ class EnvPool:
             if self._making is not None:
                 await shielded(self._end_making(self._making))
         finally:
-            self._threads.close()
+            self._threads.shutdown()
             envs, self._idle = [self._open.pop(key) for key in list(self._open)], []
             await shielded(self._close_rest(envs))
 

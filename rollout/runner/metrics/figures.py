@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from toolgym.rollout.runner.metrics.counts import EnvCounts, EventCounts, ToolCounts
 from toolgym.rollout.runner.metrics.sketch import Sketch
-from toolgym.tools.concurrency.loop_lag import Lag
+from toolgym.tools.concurrency.loop_watch import Lag
 
 if TYPE_CHECKING:
     from toolgym.rollout.runner.metrics.clock import RunClock

@@ -12,8 +12,7 @@ from toolgym.rollout.runner.metrics.clock import RunClock
 from toolgym.rollout.runner.metrics.counts import EventCounts
 from toolgym.rollout.runner.metrics.figures import figures
 from toolgym.rollout.runner.metrics.waiting import Wait, Waiting
-from toolgym.tools.concurrency.loop_lag import Lag
-from toolgym.tools.concurrency.loop_watch import LoopWatch, watch_loop
+from toolgym.tools.concurrency.loop_watch import Lag, LoopWatch, watch_loop
 from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ async def test_a_replica_that_hangs_is_an_error_and_still_takes_requests(
 async def test_a_replica_that_says_nothing_is_in_the_log_once(
     two: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_silent", load.Seldom(60.0))
+    monkeypatch.setattr(load, "_silent", load.LogThrottle(60.0))
     engine, one, other = two
     one.loads, other.loads = [entry(0.25, 3, 0, 128)], []
     with caplog.at_level(logging.WARNING):

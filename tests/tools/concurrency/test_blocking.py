@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import subprocess
 import sys
 import threading
@@ -12,10 +13,11 @@ import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import tool
-from toolgym.tools.concurrency import blocking
-from toolgym.tools.concurrency.blocking import BlockingPool, DaemonThread, in_thread, tool_threads
+from toolgym.tools.concurrency import execution_pool
+from toolgym.tools.concurrency.blocking import DaemonThread, in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, with_deadline
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.concurrency.execution_pool import ExecutionPool, PoolMode, tool_pool
+from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.message import user
 
 TASK = Task([user("go")])
@@ -39,8 +41,8 @@ def over():
 def small_pool(monkeypatch):
     """The pool of blocking tools, made anew with four threads."""
     monkeypatch.setenv("TOOLGYM_BLOCKING_THREADS", "4")
-    monkeypatch.setattr(blocking, "_tool_threads", None)
-    return tool_threads()
+    monkeypatch.setattr(execution_pool, "_tool_pools", {})
+    return tool_pool()
 
 
 async def test_more_hanging_tools_than_there_are_threads_disable_no_other(small_pool, over, caplog):
@@ -63,7 +65,7 @@ async def test_more_hanging_tools_than_there_are_threads_disable_no_other(small_
         return text
 
     assert all("was stopped" in text for text in await asyncio.gather(*(once("hang") for _ in range(10))))
-    assert small_pool.left_behind["hang"] > small_pool.max_threads
+    assert small_pool.left_behind["hang"] > small_pool.num_workers
     assert await asyncio.gather(*(once("add") for _ in range(8))) == ["3"] * 8
     lines = [record.message for record in caplog.records if "left behind" in record.message]
     assert len(lines) == 1
@@ -88,7 +90,7 @@ async def test_as_many_run_at_once_as_there_are_threads_and_threads_are_used_aga
 
 
 async def test_closing_ends_idle_threads_now_and_others_with_their_function(over):
-    pool, before, begun = BlockingPool(2), set(threading.enumerate()), threading.Event()
+    pool, before, begun = ExecutionPool(2), set(threading.enumerate()), threading.Event()
 
     def wait():
         begun.set()
@@ -100,7 +102,7 @@ async def test_closing_ends_idle_threads_now_and_others_with_their_function(over
     await pool.run(int, name="short")
     own = set(threading.enumerate()) - before
     assert len(own) == 2
-    pool.close()
+    pool.shutdown()
     over.set()
     assert await waiting
     for thread in own:
@@ -109,7 +111,7 @@ async def test_closing_ends_idle_threads_now_and_others_with_their_function(over
 
 
 async def test_a_call_waits_for_a_thread_no_longer_than_its_deadline(over):
-    pool = BlockingPool(1, queue_timeout=0.1)
+    pool = ExecutionPool(1, queue_timeout=0.1)
     held = asyncio.create_task(pool.run(over.wait, name="held"))
     await asyncio.sleep(0)
     with pytest.raises(DeadlineError, match="its turn") as caught:
@@ -123,7 +125,7 @@ async def test_a_call_waits_for_a_thread_no_longer_than_its_deadline(over):
 
 
 async def test_a_caller_that_goes_away_is_no_overrun(over, caplog):
-    pool, begun = BlockingPool(1), threading.Event()
+    pool, begun = ExecutionPool(1), threading.Event()
 
     def wait():
         begun.set()
@@ -140,7 +142,7 @@ async def test_a_caller_that_goes_away_is_no_overrun(over, caplog):
 
 async def test_context_variables_follow_and_what_is_raised_comes_back():
     who.set("the caller")
-    pool = BlockingPool(1)
+    pool = ExecutionPool(1)
     assert await pool.run(who.get, name="who") == "the caller"
     assert await in_thread(who.get) == "the caller"
     for run in (lambda function: pool.run(function, name="x"), in_thread):
@@ -190,7 +192,7 @@ async def test_where_the_system_gives_no_thread_the_model_is_not_to_blame(small_
 
 def test_a_number_of_threads_that_makes_no_sense_is_told_when_a_tool_is_made(monkeypatch):
     monkeypatch.setenv("TOOLGYM_BLOCKING_THREADS", "many")
-    monkeypatch.setattr(blocking, "_tool_threads", None)
+    monkeypatch.setattr(execution_pool, "_tool_pools", {})
     with pytest.raises(ConfigError, match="TOOLGYM_BLOCKING_THREADS must be a whole number of at least 1, got 'many'"):
 
         @tool
@@ -223,3 +225,54 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.count("did not finish") == 2, done.stderr
+
+
+async def test_a_tool_in_a_process_is_killed_at_its_deadline_and_its_crash_ends_nothing_else(monkeypatch):
+    @tool(runs_in="process")
+    def work(what: str) -> str:
+        """Work.
+
+        Args:
+            what: it.
+        """
+        import os
+        import time
+
+        if what == "hang":
+            time.sleep(600)
+        if what == "crash":
+            os._exit(3)
+        return f"{what} {os.getpid()}"
+
+    monkeypatch.setenv("TOOLGYM_BLOCKING_PROCESSES", "1")
+    monkeypatch.setattr(execution_pool, "_tool_pools", {})
+    try:
+        first, again = [(await work.tool.execute("", {"what": "add"})).text for _ in range(2)]
+        assert first == again != f"add {os.getpid()}"
+        with pytest.raises(DeadlineError):
+            await with_deadline(work.tool.execute("", {"what": "hang"}), 0.2)
+        other = (await work.tool.execute("", {"what": "add"})).text
+        assert other.startswith("add ")
+        assert other != first
+        with pytest.raises(SandboxError, match="died while running work"):
+            await work.tool.execute("", {"what": "crash"})
+        assert (await work.tool.execute("", {"what": "add"})).text.startswith("add ")
+        assert work("add") == f"add {os.getpid()}"
+    finally:
+        await tool_pool(PoolMode.ProcessMode).close()
+
+
+def test_only_a_plain_function_runs_in_a_process():
+    with pytest.raises(ConfigError, match="only a plain function"):
+
+        @tool(runs_in="process")
+        async def add() -> str:
+            """Add."""
+            return "3"
+
+    with pytest.raises(ConfigError, match="runs_in must be 'thread' or 'process', got 'fiber'"):
+
+        @tool(runs_in="fiber")
+        def sub() -> str:
+            """Subtract."""
+            return "3"

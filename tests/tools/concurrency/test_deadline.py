@@ -19,6 +19,7 @@ from toolgym.tools.concurrency.deadline import (
     watch_own_deadline,
     with_deadline,
 )
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter, RateLimiter
 
 
@@ -200,7 +201,7 @@ class Endless:
 
 @pytest.fixture
 def stuck_log(monkeypatch):
-    monkeypatch.setattr(deadline, "_stuck_logs", {"": deadline.OverrunLog()})
+    monkeypatch.setattr(deadline, "_overruns", LogThrottle(10.0))
     monkeypatch.setattr(deadline, "CANCEL_GRACE", 0.1)
 
 
@@ -229,7 +230,7 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_said_once(c
     assert {error.stuck for error in done} == {True}
     [line] = caplog.messages
     assert "was left behind" in line
-    monkeypatch.setattr(deadline._stuck_logs[""], "_not_before", 0.0)  # as some seconds later
+    monkeypatch.setattr(deadline._overruns, "interval", 0.0)  # as some seconds later
     codes.append(Endless(turns=10**9))
     with pytest.raises(DeadlineError):
         await with_deadline(codes[-1].run(), 0.01)

@@ -12,10 +12,9 @@ import pytest
 
 from toolgym.envs import Task, ToolEnv
 from toolgym.tools import BaseTool, StatefulTool, ToolResult, ToolSchema, ToolSession
-from toolgym.tools.concurrency import loop_watch, quarantine
-from toolgym.tools.concurrency.log_throttle import Seldom
-from toolgym.tools.concurrency.loop_lag import Lag, LoopLag
-from toolgym.tools.concurrency.loop_watch import current_watch, watch_loop
+from toolgym.tools.concurrency import loop_watch, tool_loops
+from toolgym.tools.concurrency.log_throttle import LogThrottle
+from toolgym.tools.concurrency.loop_watch import Lag, LoopLag, current_watch, watch_loop
 
 CALL = '<tool_call>{"name": "sums", "arguments": {}}</tool_call>'
 TASK = Task(({"role": "user", "content": "go"},))
@@ -46,10 +45,10 @@ def warned(caplog):
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
-    monkeypatch.setattr(loop_watch, "_said", Seldom(60.0))
+    monkeypatch.setattr(loop_watch, "_said", LogThrottle(60.0))
     monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", 0.06)
-    fresh = quarantine.Quarantine()
-    monkeypatch.setattr(quarantine, "QUARANTINE", fresh)
+    fresh = tool_loops.ToolLoops()
+    monkeypatch.setattr(tool_loops, "TOOL_LOOPS", fresh)
     yield
     fresh.close()
 
@@ -151,7 +150,7 @@ async def test_all_calls_of_one_instance_come_from_one_loop():
         async def open(self, **kwargs):
             return Session()
 
-    quarantine.QUARANTINE.catch((Stateful, "sums"), "sums")
+    tool_loops.TOOL_LOOPS.catch((Stateful, "sums"), "sums")
     async with ToolEnv([Stateful()], [TASK]) as env:
         await env.reset()
         await env.step(CALL)
@@ -177,7 +176,7 @@ async def test_a_tool_that_must_stay_stays(caplog, warned):
 
 async def test_a_call_on_its_own_loop_keeps_its_deadline():
     tool = Blocking(threading.Event())
-    quarantine.QUARANTINE.catch((Blocking, "sums"), "sums")
+    tool_loops.TOOL_LOOPS.catch((Blocking, "sums"), "sums")
     async with ToolEnv([tool], [TASK], tool_timeout=0.5) as env:
         await env.reset()
         result = await env.step(CALL)
@@ -188,17 +187,17 @@ async def test_a_call_on_its_own_loop_keeps_its_deadline():
 
 
 async def test_a_loop_that_stays_blocked_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(quarantine, "GIVEN_UP_AFTER", 0.1)
+    monkeypatch.setattr(tool_loops, "GIVEN_UP_AFTER", 0.1)
     blocked, free = threading.Event(), threading.Event()
     free.set()
     tool = Blocking(blocked)
-    quarantine.QUARANTINE.catch((Blocking, "sums"), "sums")
+    tool_loops.TOOL_LOOPS.catch((Blocking, "sums"), "sums")
     async with ToolEnv([tool], [TASK], tool_timeout=0.5) as one, ToolEnv([tool], [TASK], tool_timeout=60.0) as other:
         await one.reset()
         with caplog.at_level(logging.WARNING):
             await one.step(CALL)
             tool.end = free
-            _, own = quarantine.QUARANTINE._caught[(Blocking, "sums")]
+            _, own = tool_loops.TOOL_LOOPS._caught[(Blocking, "sums")]
             await until(lambda: own.given_up)
             await other.reset()
         assert (await other.step(CALL)).obs[0]["content"] == "done"
@@ -295,7 +294,7 @@ async def test_a_watch_that_ends_while_the_thread_looks_ends_no_other():
 
 
 async def test_the_loop_of_a_tool_that_was_caught_is_watched_as_long_as_it_runs():
-    own = quarantine._OwnLoop("sums")
+    own = tool_loops._ToolLoop("sums")
     await until(lambda: own._watch is not None)
     watch = own._watch
     await asyncio.sleep(0.05)  # its task waits now

@@ -1,4 +1,4 @@
-"""`settled_heap`: what was there before a run is none of the garbage collector's business during it.
+"""`freeze_heap`: what was there before a run is none of the garbage collector's business during it.
 
 The collector looks at every object of the process from time to time, and the event loop stands still meanwhile: for a
 quarter of a second where a trainer's libraries are loaded, several times in a run of a thousand episodes.
@@ -21,7 +21,7 @@ _found: tuple[int, int, int] | None = None  # the collector's thresholds, where 
 
 
 @contextlib.contextmanager
-def settled_heap() -> Iterator[None]:
+def freeze_heap() -> Iterator[None]:
     """Keep the objects that are there now out of the garbage collections of the block (`gc.freeze`), and make these
     rarer.
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from toolgym.tools.concurrency.settled_heap import YOUNG_OBJECTS, settled_heap
+from toolgym.tools.concurrency.gc_freeze import YOUNG_OBJECTS, freeze_heap
 
 
 class Cycle:
@@ -28,7 +28,7 @@ def test_only_what_the_block_made_is_collected_in_it_and_the_rest_after_it():
     gc.disable()
     try:
         old = weakref.ref(Cycle())
-        with settled_heap():
+        with freeze_heap():
             new = weakref.ref(Cycle())
             gc.collect()
             assert old() is not None
@@ -40,7 +40,7 @@ def test_only_what_the_block_made_is_collected_in_it_and_the_rest_after_it():
 
 
 def test_blocks_at_the_same_time_end_with_the_last_of_them():
-    one, other = settled_heap(), settled_heap()
+    one, other = freeze_heap(), freeze_heap()
     one.__enter__()
     other.__enter__()
     with contextlib.suppress(ValueError):
@@ -52,7 +52,7 @@ def test_blocks_at_the_same_time_end_with_the_last_of_them():
 
 def test_a_heap_that_the_process_froze_stays_frozen():
     gc.freeze()
-    with settled_heap():
+    with freeze_heap():
         pass
     assert gc.get_freeze_count()
 
@@ -62,10 +62,10 @@ def test_the_collector_looks_more_rarely_in_a_block_where_it_looks_often(thresho
     before = gc.get_threshold()
     try:
         gc.set_threshold(*threshold)
-        with settled_heap():
+        with freeze_heap():
             assert gc.get_threshold() == ((YOUNG_OBJECTS, 11, 12) if threshold[0] == 500 else threshold)
         assert gc.get_threshold() == threshold
-        with settled_heap():
+        with freeze_heap():
             gc.set_threshold(1234, 5, 6)
         assert gc.get_threshold() == (1234, 5, 6), "what others set meanwhile stays"
     finally:

@@ -1,4 +1,4 @@
-"""`Quarantine`: an event loop of its own for each tool that was caught blocking the one that it shared with others."""
+"""`ToolLoops`: an event loop of its own for each tool that was caught blocking the one that it shared with others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIVEN_UP_AFTER = 30.0
 _log = logging.getLogger("toolgym.tools")
 
 
-class _OwnLoop:
+class _ToolLoop:
     """An event loop in a thread, watched as every other one."""
 
     def __init__(self, name: str) -> None:
@@ -37,11 +37,11 @@ class _OwnLoop:
         return self._watch is not None and self._watch.overdue() > GIVEN_UP_AFTER
 
 
-class Quarantine:
+class ToolLoops:
     """The tools of this process that were caught, and their event loops. Callable from every thread."""
 
     def __init__(self) -> None:
-        self._caught: dict[Hashable, tuple[str, _OwnLoop | None]] = {}
+        self._caught: dict[Hashable, tuple[str, _ToolLoop | None]] = {}
         self._lock = threading.Lock()
 
     def catch(self, tool: Hashable, name: str) -> bool:
@@ -67,7 +67,7 @@ class Quarantine:
                 own.thread.stop()
                 own = None
             if own is None:
-                own = _OwnLoop(name)
+                own = _ToolLoop(name)
                 self._caught[tool] = name, own
             return own.thread
 
@@ -81,13 +81,13 @@ class Quarantine:
                     own.thread.stop()
 
 
-QUARANTINE = Quarantine()
+TOOL_LOOPS = ToolLoops()
 
 
 def _forget() -> None:
     """In a forked child, which has none of its parent's threads."""
-    global QUARANTINE
-    QUARANTINE = Quarantine()
+    global TOOL_LOOPS
+    TOOL_LOOPS = ToolLoops()
 
 
 os.register_at_fork(after_in_child=_forget)

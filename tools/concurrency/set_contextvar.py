@@ -1,4 +1,4 @@
-"""`assigned`: a context variable with a value for the length of a block."""
+"""`set_contextvar`: a context variable with a value for the length of a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class assigned(AbstractContextManager[None], Generic[T]):
+class set_contextvar(AbstractContextManager[None], Generic[T]):
     """Give a context variable a value inside of the block. A class: as a generator it would take five times as long and
     as much memory, and several of these blocks are around each tool call that waits."""
 
