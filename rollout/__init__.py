@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from toolgym.rollout.models.tiny import tiny_policy_path as tiny_policy_path
     from toolgym.rollout.models.tokenizer import load_tokenizer as load_tokenizer
     from toolgym.rollout.recording.engine import CassetteEngine as CassetteEngine
+    from toolgym.rollout.recording.engine import JournaledEngine as JournaledEngine
     from toolgym.rollout.recording.engine import RecordingEngine as RecordingEngine
-    from toolgym.rollout.recording.journal import JournaledEngine as JournaledEngine
     from toolgym.rollout.recording.recorder import recorded as recorded
     from toolgym.rollout.recording.replay import Difference as Difference
     from toolgym.rollout.recording.replay import Replay as Replay

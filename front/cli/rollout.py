@@ -226,7 +226,7 @@ async def _main(
     journal: bool,
     watched: _Watched,
 ) -> int:
-    from toolgym.rollout.recording.journal import JournaledEngine
+    from toolgym.rollout.recording.engine import JournaledEngine
     from toolgym.rollout.recording.recorder import recorded, tokenizer_fingerprint
     from toolgym.rollout.recording.run_folder import TRAJECTORIES, TURNS, RunFile, RunFolder, tasks_hash
     from toolgym.rollout.runner.envs.env_factory import EnvFactory

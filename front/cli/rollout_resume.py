@@ -94,7 +94,7 @@ def kept_options(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _kept(name: str, value: Any) -> Any:
-    from toolgym.rollout.recording.cassette import redacted, scrub
+    from toolgym.rollout.recording.secrets import redacted, scrub
     from toolgym.rollout.trajectory.trajectory import plain
 
     if value is None:
@@ -151,6 +151,6 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _is_redacted(value: Any) -> bool:
-    from toolgym.rollout.recording.cassette import REDACTED
+    from toolgym.rollout.recording.secrets import REDACTED
 
     return isinstance(value, str) and REDACTED in value

@@ -1,9 +1,12 @@
-"""`RecordingEngine` records what an engine is asked and answers; `CassetteEngine` answers from a cassette."""
+"""Engines and logs: `RecordingEngine` writes one, `CassetteEngine` answers from one, `JournaledEngine` does both."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,17 +14,19 @@ from typing import Any
 from toolgym.rollout.engines.base import Engine, Generation, GenerationRequest, PauseMode, SamplingParams
 from toolgym.rollout.engines.wrapper import EngineWrapper
 from toolgym.rollout.episode_key import EpisodeKey, current_episode
-from toolgym.rollout.recording.cassette import (
-    Cassette,
-    CassetteWriter,
-    Recorded,
+from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, Recorded, generations_of
+from toolgym.rollout.recording.lines import (
+    Line,
     described,
     generate_key,
+    generation_from_json,
+    generation_to_json,
     shared_length,
 )
-from toolgym.rollout.recording.generations import generation_from_json, generation_to_json
 from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
-from toolgym.tools.errors import EngineError
+from toolgym.tools.errors import ConfigError, EngineError
+
+_log = logging.getLogger("toolgym.rollout")
 
 
 class RecordingEngine(EngineWrapper):
@@ -42,7 +47,7 @@ class RecordingEngine(EngineWrapper):
 
     def __init__(self, engine: Engine, cassette: CassetteWriter | str | Path, *, deadline: float | None = None) -> None:
         super().__init__(engine)
-        self._own = not isinstance(cassette, CassetteWriter)
+        self._owns_cassette = not isinstance(cassette, CassetteWriter)
         self._cassette = cassette if isinstance(cassette, CassetteWriter) else CassetteWriter(cassette)
         self._deadline = deadline
         self._described = False
@@ -52,7 +57,7 @@ class RecordingEngine(EngineWrapper):
             await super().start()
             self.describe()
         except BaseException:  # an engine that did not start is not closed by its caller
-            if self._own:
+            if self._owns_cassette:
                 self._cassette.close(ended=False)
             raise
 
@@ -88,7 +93,7 @@ class RecordingEngine(EngineWrapper):
         try:
             await super().close()
         finally:
-            if self._own:
+            if self._owns_cassette:
                 self._cassette.close()
 
 
@@ -139,10 +144,10 @@ class CassetteEngine(Engine):
         await asyncio.sleep(0)  # a real one gives way to others, too
         episode = current_episode()
         key = generate_key(episode, prompt_ids, params)
-        found = self.cassette.find(key)
-        if found is None:
+        recorded = self.cassette.find(key)
+        if recorded is None:
             raise self.cassette.miss(self._explain(episode, list(prompt_ids), params, key))
-        generation = generation_from_json(await replay_outcome(self.cassette, found, "this request was on its way"))
+        generation = generation_from_json(await replay_outcome(self.cassette, recorded, "this request was on its way"))
         if generation.weight_versions:
             self._weight_version = generation.weight_versions[-1]
         return generation
@@ -166,34 +171,121 @@ class CassetteEngine(Engine):
         times = self.cassette.times(key)
         if times:
             return f"{start} was recorded {times} time(s), and is asked once more"
-        own = [one for one in self.cassette.requests(episode) if "prompt_ids" in one.asked]
-        candidates = own or [one for one in self.cassette.everything() if "prompt_ids" in one.asked]
-        if not candidates:
+        requests = [recorded for recorded in self.cassette.everything() if "prompt_ids" in recorded.asked]
+        of_episode = [recorded for recorded in requests if recorded.episode == episode]
+        if not requests:
             return f"{start} is not in {self.cassette.path}, which holds no request at all"
-        nearest = max(candidates, key=lambda one: _likeness(one, prompt, params))
+        nearest = max(of_episode or requests, key=lambda recorded: _likeness(recorded, prompt, params))
         text = f"{start} is not in {self.cassette.path}. Nearest is line {nearest.line}"
-        if not own:
+        if not of_episode:
             text += f", of {described(nearest.episode)} (there is none of this one)"
         return f"{text}: {_differences(nearest, prompt, params)}"
 
 
-def _likeness(one: Recorded, prompt: list[int], params: SamplingParams) -> tuple[int, int, int]:
-    recorded = one.asked["prompt_ids"]
-    same = sum(value == getattr(params, name) for name, value in asdict(one.asked["params"]).items())
-    return shared_length(recorded, prompt), -abs(len(recorded) - len(prompt)), same
+def _likeness(recorded: Recorded, prompt: list[int], params: SamplingParams) -> tuple[int, int, int]:
+    ids = recorded.asked["prompt_ids"]
+    same = sum(value == getattr(params, name) for name, value in asdict(recorded.asked["params"]).items())
+    return shared_length(ids, prompt), -abs(len(ids) - len(prompt)), same
 
 
-def _differences(one: Recorded, prompt: list[int], params: SamplingParams) -> str:
-    recorded, found = one.asked["prompt_ids"], []
-    shared = shared_length(recorded, prompt)
-    if shared < min(len(recorded), len(prompt)):
-        found.append(
-            f"{len(recorded)} prompt ids, of which the first {shared} are the same; then id {recorded[shared]} was "
+def _differences(recorded: Recorded, prompt: list[int], params: SamplingParams) -> str:
+    ids, differences = recorded.asked["prompt_ids"], []
+    shared = shared_length(ids, prompt)
+    if shared < min(len(ids), len(prompt)):
+        differences.append(
+            f"{len(ids)} prompt ids, of which the first {shared} are the same; then id {ids[shared]} was "
             f"recorded and {prompt[shared]} is asked"
         )
-    elif len(recorded) != len(prompt):
-        found.append(f"{len(recorded)} prompt ids; the shorter of the two is the beginning of the longer")
-    for name, value in asdict(one.asked["params"]).items():
+    elif len(ids) != len(prompt):
+        differences.append(f"{len(ids)} prompt ids; the shorter of the two is the beginning of the longer")
+    for name, value in asdict(recorded.asked["params"]).items():
         if value != getattr(params, name):
-            found.append(f"{name} {value!r} was recorded and {getattr(params, name)!r} is asked")
-    return "; ".join(found) or "it is the same"
+            differences.append(f"{name} {value!r} was recorded and {getattr(params, name)!r} is asked")
+    return "; ".join(differences) or "it is the same"
+
+
+class JournaledEngine(EngineWrapper):
+    """Keeps what the engine inside generates in a log, so that an interrupted episode goes on where it was.
+
+    An episode that is played again gets the answers that are there, with their exact ids, log-probabilities and weight
+    versions, as long as it asks the same. Its env is stepped with the same turns for real, so that a sandbox has its
+    variables and files again. If the env then answers otherwise than the first time, the next request is another one,
+    and is the engine's to answer. So each turn is what a policy answered to exactly what it saw, recorded or not.
+
+    Only requests of episodes are kept. If the disk is full, the log says so once, and the run goes on without.
+
+    Args:
+        engine: the engine inside; started and closed with this one.
+        path: the journal of this run. An existing one is gone on with; it must be of the same run, not of another with
+            the same seeds.
+        finished: episodes that will not be played again; their answers are removed from the file.
+
+    Attributes:
+        answered: how many requests were answered from the journal.
+
+    Raises:
+        ConfigError: the file cannot be written, is no journal or one of another version, or another run is writing it.
+    """
+
+    def __init__(self, engine: Engine, path: str | Path, *, finished: Collection[EpisodeKey] = ()) -> None:
+        super().__init__(engine)
+        self.path = Path(path)
+        self.answered = 0
+        self._answers: dict[str, list[Generation]] = {}
+        self._unasked: Counter[EpisodeKey] = Counter()
+        self._cassette = CassetteWriter(self.path, kept=self._kept(finished))
+
+    def _kept(self, finished: Collection[EpisodeKey]) -> Iterator[Line]:
+        """The file's lines that are still of use, with their answers kept in memory."""
+        try:
+            for episode, key, generation, line in generations_of(self.path):
+                if episode is not None and episode not in finished:
+                    self._answers.setdefault(key, []).append(generation)
+                    self._unasked[episode] += 1
+                    yield line
+        except ConfigError as error:
+            raise ConfigError(
+                f"the journal cannot be gone on with: {error}. Name another file, or remove it, and interrupted "
+                "episodes begin anew"
+            ) from error
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        episode = current_episode()
+        if episode is None:
+            return await super()._generate(request)
+        key = generate_key(episode, request.prompt_ids, request.params)
+        if answers := self._answers.get(key):
+            self.answered += 1
+            self._unasked[episode] -= 1
+            await asyncio.sleep(0)  # an engine gives way to others, too
+            return answers.pop(0)
+        if unasked := self._unasked.pop(episode, 0):
+            _log.warning(
+                "%s: its env did not answer as before the interruption: %d recorded answers of the engine do not fit "
+                "any more, and it goes on without them",
+                episode,
+                unasked,
+            )
+        generation = await super()._generate(request)
+        self._check_generation(generation, request)
+        if not self._cassette.closed:
+            self._keep(key, request, generation)
+        return generation
+
+    def _keep(self, key: str, request: GenerationRequest, generation: Generation) -> None:
+        try:
+            number = self._cassette.count(key)
+            self._cassette.generate(request.prompt_ids, request.params, number, reply=generation_to_json(generation))
+        except ConfigError as error:
+            self._cassette.abandon()  # whatever follows half a line could not be read
+            _log.warning("%s; an interrupted episode will begin anew", error)
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            self.close_journal()
+
+    def close_journal(self) -> None:
+        """Close the file, and not the engine inside."""
+        self._cassette.abandon()

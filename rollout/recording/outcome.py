@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from toolgym.rollout.recording.cassette import Cassette, Recorded, describe_error, described, make_error
+from toolgym.rollout.recording.cassette import Cassette, CassetteMissError, Recorded
+from toolgym.rollout.recording.lines import described
+from toolgym.rollout.recording.secrets import scrub
+from toolgym.tools import errors
+from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.deadline import DeadlineError, ExitError, SelfCancelledError
-from toolgym.tools.errors import ConfigError
+from toolgym.tools.errors import ConfigError, is_infrastructure
 
 T = TypeVar("T")
 
@@ -64,7 +69,7 @@ async def record_outcome(
     return result
 
 
-async def replay_outcome(cassette: Cassette, found: Recorded, what: str) -> Any:
+async def replay_outcome(cassette: Cassette, recorded: Recorded, what: str) -> Any:
     """Return what a recorded call returned, or end as it did.
 
     A call that overran its deadline raises at once what the deadline would have raised. A call that was cancelled
@@ -72,7 +77,7 @@ async def replay_outcome(cassette: Cassette, found: Recorded, what: str) -> Any:
 
     Args:
         cassette: the recording.
-        found: the recorded call.
+        recorded: the recorded call.
         what: subject and verb of the message where the recording stopped during the call: "the tool ran".
 
     Raises:
@@ -80,16 +85,18 @@ async def replay_outcome(cassette: Cassette, found: Recorded, what: str) -> Any:
         DeadlineError: it overran its deadline.
         Exception: the recorded error, see `make_error`.
     """
-    if "error" in found.outcome:
-        raise make_error(found.outcome["error"])
-    ended = found.outcome.get("ended")
+    if "error" in recorded.outcome:
+        raise make_error(recorded.outcome["error"])
+    ended = recorded.outcome.get("ended")
     if ended is not None:
         if ended["by"] == "deadline":
             raise DeadlineError(ended["seconds"], stuck=False)
-        if found.episode not in cassette.trajectories:
-            raise cassette.miss(f"{described(found.episode)}: the recording stopped while {what} (line {found.line})")
+        if recorded.episode not in cassette.trajectories:
+            raise cassette.miss(
+                f"{described(recorded.episode)}: the recording stopped while {what} (line {recorded.line})"
+            )
         await asyncio.Event().wait()
-    return found.outcome["reply"]
+    return recorded.outcome["reply"]
 
 
 async def _contained(call: Coroutine[Any, Any, T]) -> T:
@@ -97,3 +104,34 @@ async def _contained(call: Coroutine[Any, Any, T]) -> T:
         return await call
     except SystemExit as error:  # in a task, it would end the event loop
         raise ExitError(f"SystemExit: {error.code}") from error
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return an exception as JSON."""
+    described: dict[str, Any] = {"type": type(error).__name__, "message": scrub(str(error))}
+    if isinstance(error, DeadlineError):
+        described |= {"seconds": error.seconds, "stuck": error.stuck}
+    if is_infrastructure(error):
+        described["infrastructure"] = True
+    return described
+
+
+def make_error(described: Mapping[str, Any]) -> Exception:
+    """Return an exception of the same name and text, and of the same class if that is Python's or the library's."""
+    name, message = str(described["type"]), str(described["message"])
+    if name == "DeadlineError":
+        return DeadlineError(described["seconds"], stuck=described["stuck"])
+    if name == "CassetteMissError":
+        return CassetteMissError(message)
+    base = next((kind for home in (errors, deadline, builtins) if (kind := getattr(home, name, None))), Exception)
+    if not (isinstance(base, type) and issubclass(base, Exception)):
+        base = Exception
+    # Its own constructor may want other arguments, and its text may be made of them.
+    remade = type(name, (base,), {"__init__": lambda self: None, "__str__": lambda self: message})
+    try:
+        error: Exception = remade()
+    except TypeError:  # a group of exceptions, which cannot be without its members
+        error = type(name, (Exception,), {"__str__": lambda self: message})()
+    if described.get("infrastructure"):
+        error.__cause__ = OSError(message)
+    return error

@@ -17,8 +17,9 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode_key import EpisodeKey
 from toolgym.rollout.limits import EpisodeLimits
-from toolgym.rollout.recording.cassette import CassetteWriter, redacted
+from toolgym.rollout.recording.cassette import CassetteWriter, lines_of_finished
 from toolgym.rollout.recording.engine import RecordingEngine
+from toolgym.rollout.recording.secrets import redacted
 from toolgym.rollout.recording.tools import RecordedTool, tool_env
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.local import Runner
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 REBUILT = ("tools", "own_tools", "tool_config", "tasks")
 """Arguments of an env that are not written: a replay makes them from the recording."""
 
-POLICIES: dict[str, type[ContextPolicy]] = {made.__name__: made for made in (CutToolResults, KeepToolResults)}
+POLICIES: dict[str, type[ContextPolicy]] = {kind.__name__: kind for kind in (CutToolResults, KeepToolResults)}
 """Context policies that JSON can hold. The others call functions of the user's, and are left out."""
 
 
@@ -79,7 +80,8 @@ def recorded(
     env_kwargs = _writable(runner.env.kwargs or {})
     run_config = runner.config.seeded()
     config, left_out = config_to_json(run_config)
-    cassette = CassetteWriter(path, finished=finished)
+    kept = None if finished is None else lines_of_finished(Path(path), finished)
+    cassette = CassetteWriter(path, kept=kept)
     expected = len(tasks) * runner.config.group_size - len(finished or ())
     trajectories = _TrajectorySink(cassette, expected)
     try:
@@ -139,10 +141,10 @@ class _ToolRecorder:
             kind = type(env).__name__
             _log.warning("%s is no ToolEnv: what it does is not recorded, and done again by a replay", kind)
             return
-        inner.decorate_tools(lambda made: RecordedTool(made, self._cassette, inner.tool_timeout, inner.score_timeout))
+        inner.decorate_tools(lambda tool: RecordedTool(tool, self._cassette, inner.tool_timeout, inner.score_timeout))
         if not self._described:
             self._described = True
-            self._cassette.write("tools", tools=[made.get_openai_tool_schema() for made in inner.tools.values()])
+            self._cassette.write("tools", tools=[tool.get_openai_tool_schema() for tool in inner.tools.values()])
 
 
 def _row(task: Task) -> dict[str, Any]:
@@ -233,7 +235,7 @@ def _restored(name: str, value: Any) -> Any:
     if name == "limits":
         return EpisodeLimits(**value)
     if name == "context":
-        return tuple(_policy(**one) for one in value)
+        return tuple(POLICIES[fields.pop("policy")](**fields) for fields in map(dict, value))
     default: Any = getattr(RunConfig(), name)
     rebuild: Callable[..., Any] = type(default)
     if isinstance(default, enum.Enum):
@@ -241,7 +243,3 @@ def _restored(name: str, value: Any) -> Any:
     if dataclasses.is_dataclass(default) and isinstance(value, dict):
         return rebuild(**value)
     return tuple(value) if isinstance(default, tuple) else value
-
-
-def _policy(policy: str, **fields: Any) -> ContextPolicy:
-    return POLICIES[policy](**fields)

@@ -15,9 +15,10 @@ from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.recording.cassette import Cassette, scrubbed
+from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.engine import CassetteEngine
 from toolgym.rollout.recording.recorder import REBUILT, config_from_json, tokenizer_fingerprint
+from toolgym.rollout.recording.secrets import scrubbed
 from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
@@ -51,7 +52,7 @@ AROUND = 120
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a replayed trajectory first differs from the recorded one.
+    """The first difference of a replayed trajectory from the recorded one.
 
     Attributes:
         episode: which one.
@@ -143,10 +144,10 @@ async def replay(
     factory = EnvFactory(run["env"], env if env is not None else lambda: _make(run, tasks, cassette))
     async with CassetteEngine(cassette) as engine:
         runner = Runner(
-            factory.changed(lambda made: replay_tools(made, cassette)), engine, tokenizer=tokenizer, config=config
+            factory.changed(lambda env: replay_tools(env, cassette)), engine, tokenizer=tokenizer, config=config
         )
         scheduler = GroupsInOrder(tasks, config)  # given tasks, the runner would draw a seed where there was none
-        played = [replace(one, training_step=training_step) for one in await runner.run(scheduler)]
+        played = [replace(episode, training_step=training_step) for episode in await runner.run(scheduler)]
     differences, unfinished, not_made, compared = [], [], [], 0
     for trajectory in played:
         name = EpisodeKey(trajectory.task_index, trajectory.sample_index)
@@ -158,9 +159,9 @@ async def replay(
         else:
             compared += 1
             replayed = scrubbed(trajectory.to_json())
-            found = first_difference(_as_now(recorded, replayed), replayed)
-            if found is not None:
-                differences.append(Difference(name, *found))
+            difference = first_difference(_as_now(recorded, replayed), replayed)
+            if difference is not None:
+                differences.append(Difference(name, *difference))
     return Replay(played, compared, differences, unfinished, not_made, list(cassette.misses))
 
 
@@ -179,28 +180,28 @@ def _as_now(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Mapping
 
 
 def _check_tokenizer(cassette: Cassette, run: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
-    given = tokenizer_fingerprint(tokenizer)
+    fingerprint = tokenizer_fingerprint(tokenizer)
     for part, name in (("tokenizer", "tokenizer"), ("chat_template", "chat template")):
-        if given[part] != run["tokenizer"][part]:
+        if fingerprint[part] != run["tokenizer"][part]:
             source = run["tokenizer"].get("source")
             raise ConfigError(
                 f"{cassette.path} was recorded with another {name} (sha256 {run['tokenizer'][part][:12]}, given "
-                f"{given[part][:12]})" + (f"; it was that of {source!r}" if source else "")
+                f"{fingerprint[part][:12]})" + (f"; it was that of {source!r}" if source else "")
             )
 
 
 def _make(run: Mapping[str, Any], tasks: list[Task], cassette: Cassette) -> BaseEnv:
     """Make the recorded env from recorded tools and tasks, so that it makes none of its own."""
-    found = spec(run["env"])
-    known = inspect.signature(found.load()).parameters
-    kwargs = {name: value for name, value in found.kwargs.items() if name not in REBUILT} | run["env_kwargs"]
+    env_spec = spec(run["env"])
+    known = inspect.signature(env_spec.load()).parameters
+    kwargs = {name: value for name, value in env_spec.kwargs.items() if name not in REBUILT} | run["env_kwargs"]
     if "tools" in known and cassette.tools is not None:
         kwargs["tools"] = [ReplayedTool(schema, cassette) for schema in cassette.tools]
         if "own_tools" in known:
             kwargs["own_tools"] = False
     if "tasks" in known:
         kwargs["tasks"] = TaskList(tasks)
-    return found.build(kwargs)
+    return env_spec.build(kwargs)
 
 
 def first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -210,35 +211,35 @@ def first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -
         The field and its two values; None when they are equal byte for byte.
     """
     order = [*FIRST, *(name for name in [*recorded, *replayed] if name not in FIRST)]
-    one, other = ({name: value[name] for name in order if name in value} for value in (recorded, replayed))
-    return next(_differences(one, other, "", ()), None)
+    before, after = ({name: value[name] for name in order if name in value} for value in (recorded, replayed))
+    return next(_differences(before, after, "", ()), None)
 
 
-def _differences(one: Any, other: Any, where: str, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _differences(before: Any, after: Any, where: str, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     if path in EXEMPT:
         return
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *(name for name in other if name not in one)]:
-            if name not in one or name not in other:
-                yield f"{where}.{name}".lstrip("."), _shown(one, name), _shown(other, name)
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in [*before, *(name for name in after if name not in before)]:
+            if name not in before or name not in after:
+                yield f"{where}.{name}".lstrip("."), _shown(before, name), _shown(after, name)
             else:
-                yield from _differences(one[name], other[name], f"{where}.{name}".lstrip("."), (*path, name))
-    elif isinstance(one, list) and isinstance(other, list):
-        for place, (left, right) in enumerate(zip(one, other, strict=False)):
+                yield from _differences(before[name], after[name], f"{where}.{name}".lstrip("."), (*path, name))
+    elif isinstance(before, list) and isinstance(after, list):
+        for place, (left, right) in enumerate(zip(before, after, strict=False)):
             yield from _differences(left, right, f"{where}[{place}]", path)
-        if len(one) != len(other):
-            yield f"{where} (length)", str(len(one)), str(len(other))
-    elif json.dumps(one) != json.dumps(other):  # not ==: 1 is not 1.0 here, nor -0.0 0.0, and NaN is NaN
-        yield where, *_pair(one, other)
+        if len(before) != len(after):
+            yield f"{where} (length)", str(len(before)), str(len(after))
+    elif json.dumps(before) != json.dumps(after):  # not ==: 1 is not 1.0 here, nor -0.0 0.0, and NaN is NaN
+        yield where, *_pair(before, after)
 
 
-def _pair(one: Any, other: Any) -> tuple[str, str]:
-    if not isinstance(one, str) or not isinstance(other, str):
-        return _text(one), _text(other)
-    place = next((n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), None)
-    start = max(0, (min(len(one), len(other)) if place is None else place) - AROUND)
+def _pair(before: Any, after: Any) -> tuple[str, str]:
+    if not isinstance(before, str) or not isinstance(after, str):
+        return _text(before), _text(after)
+    place = next((n for n, (left, right) in enumerate(zip(before, after, strict=False)) if left != right), None)
+    start = max(0, (min(len(before), len(after)) if place is None else place) - AROUND)
     cut = "..." if start else ""
-    return _text(cut + one[start : start + 2 * AROUND]), _text(cut + other[start : start + 2 * AROUND])
+    return _text(cut + before[start : start + 2 * AROUND]), _text(cut + after[start : start + 2 * AROUND])
 
 
 def _shown(value: Mapping[str, Any], name: str) -> str:

@@ -41,7 +41,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class RunFile:
-    """What `run.json` says of a run.
+    """The contents of `run.json`.
 
     Attributes:
         run_id: what the ids of its groups begin with.

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.episode_key import current_episode
-from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, described, redacted, tool_key
+from toolgym.rollout.recording.cassette import Cassette, CassetteWriter
+from toolgym.rollout.recording.lines import described, tool_key
 from toolgym.rollout.recording.outcome import record_outcome, replay_outcome
+from toolgym.rollout.recording.secrets import redacted
 from toolgym.rollout.trajectory.trajectory import plain
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.errors import shorten
@@ -122,18 +124,18 @@ class ReplayedTool(BaseTool):
     async def _replay(self, name: str, arguments: Any, kwargs: Mapping[str, Any]) -> Any:
         episode = current_episode()
         asked = {"tool": self.name, "call": name, "arguments": plain(arguments), "kwargs": redacted(kwargs)}
-        found = self._cassette.find(tool_key(episode, **asked))
-        if found is None:
+        recorded = self._cassette.find(tool_key(episode, **asked))
+        if recorded is None:
             known = [
-                f"line {one.line}: {shorten(one.asked['arguments'], 200)}"
-                for one in self._cassette.requests(episode)
-                if (one.asked.get("tool"), one.asked.get("call")) == (self.name, name)
+                f"line {other.line}: {shorten(other.asked['arguments'], 200)}"
+                for other in self._cassette.everything()
+                if (other.episode, other.asked.get("tool"), other.asked.get("call")) == (episode, self.name, name)
             ]
             raise self._cassette.miss(
                 f"{described(episode)}: {self.name}.{name} with {shorten(asked['arguments'], 200)} is not in "
                 f"{self._cassette.path}; recorded for this episode: {', '.join(known) or 'none'}"
             )
-        return await replay_outcome(self._cassette, found, f"{self.name}.{name} ran")
+        return await replay_outcome(self._cassette, recorded, f"{self.name}.{name} ran")
 
 
 def tool_env(env: BaseEnv) -> ToolEnv | None:
@@ -148,5 +150,5 @@ def replay_tools(env: BaseEnv, cassette: Cassette) -> None:
     if inner is not None and cassette.version < 3:
         inner.max_result_chars = None  # what was too long for others was not cut
     if inner is not None and cassette.tools is not None:
-        schemas = {one["function"]["name"]: one for one in cassette.tools}
-        inner.decorate_tools(lambda made: ReplayedTool(schemas[made.name], cassette) if made.name in schemas else made)
+        schemas = {schema["function"]["name"]: schema for schema in cassette.tools}
+        inner.decorate_tools(lambda tool: ReplayedTool(schemas[tool.name], cassette) if tool.name in schemas else tool)

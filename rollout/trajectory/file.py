@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolgym.rollout.trajectory.locked_file import clear, is_on_disk, open_locked
+from toolgym.rollout.trajectory.locked_file import LineFile
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, missing_file, shorten
 
@@ -44,17 +44,16 @@ class TrajectoryWriter:
     def __init__(self, path: str | Path, *, append: bool = False) -> None:
         self.path = Path(path)
         self.count = 0
-        self._given = 0
-        self._pending = bytearray()
+        self._waiting = 0
         try:
-            self._file = open_locked(self.path)
+            self._file = LineFile.open(self.path)
             try:
                 if append:
-                    _end_last_line(self._file, self.path)
+                    _end_last_line(self._file.file, self.path)
                 else:
                     self.clear()
             except BaseException:  # an interrupt too: the lock must not outlive the writer
-                self._file.close()
+                self._file.abandon()
                 raise
         except OSError as error:
             raise ConfigError(f"cannot write trajectories to {str(self.path)!r}: {error}") from error
@@ -65,7 +64,7 @@ class TrajectoryWriter:
         Raises:
             OSError: it cannot be cut.
         """
-        clear(self._file)
+        self._file.clear()
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one trajectory.
@@ -82,14 +81,14 @@ class TrajectoryWriter:
             encoded = line.encode("utf-8")
         except UnicodeEncodeError:
             encoded = json.dumps(trajectory.to_json(), ensure_ascii=True).encode("ascii")
-        self._pending += encoded + b"\n"
-        self._given += 1
+        self._waiting += 1
         try:
-            self._write_pending()
+            self._file.write(encoded + b"\n")
         except OSError as error:
             raise ConfigError(
                 f"cannot append to {str(self.path)!r} after {self.count} trajectories: {error}"
             ) from error
+        self._count_written()
 
     def close(self) -> None:
         """Write what is left to disk and close the file. Closing twice is fine.
@@ -97,22 +96,14 @@ class TrajectoryWriter:
         Raises:
             ConfigError: the disk is full or the file is gone.
         """
-        if self._file.closed:
-            return
         try:
-            try:
-                self._write_pending()
-                if is_on_disk(self._file):
-                    os.fsync(self._file.fileno())
-            finally:
-                self._file.close()
+            self._file.close()
         except OSError as error:
             raise ConfigError(f"cannot finish {str(self.path)!r} after {self.count} trajectories: {error}") from error
+        self._count_written()
 
-    def _write_pending(self) -> None:
-        while self._pending:
-            del self._pending[: self._file.write(self._pending)]
-        self.count = self._given
+    def _count_written(self) -> None:
+        self.count, self._waiting = self.count + self._waiting, 0
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,7 @@
-"""A file that one writer has for itself, until it closes the file or its process ends."""
+"""A file that one writer has for itself, until it closes the file or its process ends.
+
+The lock is the kernel's, on the file itself; `filelock` would leave a second file beside each.
+"""
 
 from __future__ import annotations
 
@@ -50,23 +53,71 @@ def is_on_disk(file: io.FileIO) -> bool:
     return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
-def clear(file: io.FileIO) -> None:
-    """Drop all that is in a file.
+class LineFile:
+    """A file to which whole lines are appended, each at once; what a full disk refused is tried again with the next.
 
-    Raises:
-        OSError: it cannot be cut.
+    Args:
+        file: the open and locked file, which is unbuffered.
     """
-    if is_on_disk(file):
-        file.truncate(0)
-        file.seek(0)
+
+    def __init__(self, file: io.FileIO) -> None:
+        self.file = file
+        self._pending = bytearray()
+
+    @classmethod
+    def open(cls, path: Path) -> LineFile:
+        """Open a file with `open_locked`; raises as that does."""
+        return cls(open_locked(path))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self.file.closed
+
+    def clear(self) -> None:
+        """Drop all that is in the file.
+
+        Raises:
+            OSError: it cannot be cut.
+        """
+        if is_on_disk(self.file):
+            self.file.truncate(0)
+            self.file.seek(0)
+
+    def write(self, line: bytes) -> None:
+        """Append a line, which ends with a newline.
+
+        Raises:
+            OSError: it is not written, or not all of it; the rest comes with the next one.
+        """
+        self._pending += line
+        while self._pending:
+            del self._pending[: self.file.write(self._pending)]
+
+    def close(self) -> None:
+        """Write what is left to disk and close the file, which is closed in any case. Closing twice is fine.
+
+        Raises:
+            OSError: the disk is full or the file is gone.
+        """
+        if self.closed:
+            return
+        with self.file:
+            self.write(b"")
+            if is_on_disk(self.file):
+                os.fsync(self.file.fileno())
+
+    def abandon(self) -> None:
+        """Close the file with what is in it."""
+        self.file.close()
 
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[io.FileIO]:
-    """Write a locked file anew: a process that is killed meanwhile leaves the old one, or the new one whole.
+    """Rewrite a locked file: a process that is killed in between leaves the old one, or the new one whole.
 
-    Gives the new file, which takes the old one's place at the end of the block and stays open and locked; it is the
-    caller's to close. Where the block raises, the old one stays.
+    Yields the new file, to be cleared first. It takes the old one's place at the end of the block and stays open and
+    locked; the caller closes it. If the block raises, the old one stays.
 
     Raises:
         ConfigError: another writer has it.
@@ -78,7 +129,6 @@ def replaced(path: Path) -> Iterator[io.FileIO]:
             raise ConfigError(f"{str(path)!r} is no file: name one")
         file = open_locked(new)
         try:
-            clear(file)
             yield file
             os.fsync(file.fileno())
             os.replace(new, path)

@@ -178,7 +178,7 @@ def test_an_option_that_says_the_same_is_fine_and_the_engine_may_be_another(tool
         (lambda out: append(out.parent / "tasks.jsonl", "\n"), "was changed since the run in"),
         (lambda out: (out.parent / "tasks.jsonl").unlink(), "tasks.jsonl"),
         (lambda out: (out.parent / "record.jsonl").write_text("of something else\n"), "is not a recording"),
-        (lambda out: (out / "turns.journal").write_text("of something else\n"), "is no journal"),
+        (lambda out: (out / "turns.journal").write_text("of something else\n"), "the journal cannot be gone on with"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_told_and_nothing_is_lost(toolgym, killed, spoil, said):

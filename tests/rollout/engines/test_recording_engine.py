@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from toolgym.rollout import CassetteEngine, Generation, RecordingEngine, TransformersEngine
 from toolgym.rollout.engines import Engine, FinishReason, GenerationRequest, SamplingParams
-from toolgym.rollout.recording.cassette import Cassette, generate_key
+from toolgym.rollout.recording.cassette import Cassette
+from toolgym.rollout.recording.lines import generate_key
 from toolgym.testing import EngineSubject, EngineSuite
 from toolgym.tools.errors import ConfigError, EngineError
 

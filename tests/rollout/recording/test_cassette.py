@@ -9,8 +9,10 @@ import pytest
 
 from toolgym.rollout import replay
 from toolgym.rollout.engines import OpenAICompatible
-from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, describe_error, make_error, scrub
+from toolgym.rollout.recording.cassette import Cassette, CassetteWriter
 from toolgym.rollout.recording.engine import RecordingEngine
+from toolgym.rollout.recording.outcome import describe_error, make_error
+from toolgym.rollout.recording.secrets import scrub
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EngineUnavailableError, UnknownNameError
 
@@ -83,9 +85,9 @@ def test_other_files_are_refused(tmp_path, text, match):
 def test_another_version_of_the_format_is_refused(tmp_path):
     path = tmp_path / "later.jsonl"
     CassetteWriter(path).close()
-    text = path.read_text().replace('"version":3', '"version":4')
+    text = path.read_text().replace('"version":4', '"version":5')
     path.write_text(text)
-    with pytest.raises(ConfigError, match="version 4 .*this library reads 1 to 3"):
+    with pytest.raises(ConfigError, match="version 5 .*this library reads 1 to 4"):
         Cassette.load(path, allow_edited=True)
 
 

@@ -15,7 +15,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.rollout import RunConfig, SamplingParams, rollout
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.recording.journal import JournaledEngine
+from toolgym.rollout.recording.engine import JournaledEngine
 from toolgym.rollout.recording.replay import first_difference
 from toolgym.tools import tool
 from toolgym.tools.errors import ConfigError
@@ -179,9 +179,9 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(counter, expected, tmp_pat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"messages": []}\n', "is no journal"),
-        ("not JSON\n", "is no journal"),
-        ('{"format": "toolgym-turns", "version": 99}\n', "version 99 of the journal's format"),
+        ('{"messages": []}\n', "journal cannot be gone on with: .* is not a recording"),
+        ("not JSON\n", "is not a recording"),
+        ('{"kind": "header", "format": "toolgym-cassette", "version": 99}\n', "version 99 of the format"),
     ],
 )
 def test_another_file_is_refused_and_left_alone(counter, tmp_path, text, said):

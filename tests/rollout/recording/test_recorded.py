@@ -23,8 +23,9 @@ from toolgym.rollout import (
 )
 from toolgym.rollout.engines import FinishReason
 from toolgym.rollout.episode_key import EpisodeKey, episode_scope
-from toolgym.rollout.recording.cassette import Cassette, CassetteMissError, scrub
+from toolgym.rollout.recording.cassette import Cassette, CassetteMissError
 from toolgym.rollout.recording.recorder import config_from_json
+from toolgym.rollout.recording.secrets import scrub
 from toolgym.rollout.recording.tools import ReplayedTool
 from toolgym.tools import BaseTool, ToolResult
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, ForkNotSupportedError
