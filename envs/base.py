@@ -80,10 +80,13 @@ class BaseEnv(AsyncCloseable):
         task: the task of the episode; None before the first `reset`, and in an env that has none.
         replaces_context: whether a step may give `StepInfo.context`, which begins the policy's context anew. A caller
             that can only add to a conversation refuses such an env with `require_growing_context`.
+        keeps_deadlines: whether the env itself bounds the time of all that it awaits in `reset`, `step` and `truncate`.
+            A caller may then leave out a deadline around them.
     """
 
     task: Task | None = None
     replaces_context: bool = False
+    keeps_deadlines: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

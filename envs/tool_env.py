@@ -95,6 +95,13 @@ class ToolEnv(BaseEnv):
         UnknownNameError: there is no such parser or argument (`UnknownArgumentError`); names the nearest one.
     """
 
+    keeps_deadlines = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if {"reset", "step", "truncate"} & cls.__dict__.keys():  # unknown code may await anything
+            cls.keeps_deadlines = cls.__dict__.get("keeps_deadlines", False)
+
     @named_keywords
     def __init__(
         self,

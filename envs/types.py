@@ -7,7 +7,6 @@ toolgym says why an episode is over, so a wrong answer and a broken sandbox neve
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -136,22 +135,13 @@ class EpisodeFailedError(ToolgymError, RuntimeError):
 
     Attributes:
         stop_reason: the failure; a runner's trajectory ends with it.
+        cause: the error that this one stands for (see `toolgym.envs.failure.failing`); None if an env raised this one.
     """
 
-    def __init__(self, stop_reason: StopReason, message: str) -> None:
+    def __init__(self, stop_reason: StopReason, message: str, cause: Exception | None = None) -> None:
         super().__init__(message)
         self.stop_reason = stop_reason
-
-
-def finite_reward(value: float) -> float:
-    """Return an env's reward.
-
-    Raises:
-        EpisodeFailedError: it is not finite (`ENV_FAILED`).
-    """
-    if not math.isfinite(value):
-        raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave a reward that is not finite: {value!r}")
-    return value
+        self.cause = cause
 
 
 @dataclass(frozen=True)

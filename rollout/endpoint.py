@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.driven_episode import DrivenEpisode
+from toolgym.envs.failure import failing
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason, finite_reward
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.engines.openai.chat import ChatClient, ChatTurn, ContextFullError
 from toolgym.rollout.episode.deadline import episode_deadline
-from toolgym.rollout.episode.failure import episode_failed
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
@@ -95,9 +96,8 @@ async def run(
     envs = EnvPool(factory, limits.env_timeout)
     try:
         try:
-            made = await _make(envs)
             body = {"model": model, **(request or {})}
-            episode = _Episode(made, client, body, limits, ended or _never, on_turn or _ignore)
+            episode = _Episode(await _take(envs), client, body, limits, ended or _never, on_turn or _ignore)
             async with episode_deadline(limits):
                 return await episode.play(task, seed)
         except TimeoutError as error:
@@ -163,68 +163,56 @@ class _Episode:
         ended: Callable[[], bool],
         on_turn: Callable[[float], None],
     ) -> None:
-        self._env, self._client, self._body, self._limits = env, client, body, limits
+        self._episode = DrivenEpisode(env, reset_timeout=limits.env_timeout, step_timeout=limits.env_timeout)
+        self._client, self._body, self._engine_timeout = client, body, limits.engine_timeout
         self._ended, self._on_turn = ended, on_turn
 
     async def play(self, task: Task, seed: int | None) -> float:
-        try:
-            call = self._env.reset(seed=seed, options={"task": task})
-            obs, _ = await with_deadline(call, self._limits.env_timeout)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise episode_failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
+        episode = self._episode
+        obs, _ = await episode.reset(seed=seed, options={"task": task})
         conversation: list[dict[str, Any]] = [_sent(message) for message in obs]
-        tools = [schema.to_openai() for schema in self._env.tool_schemas]
-        reward, begun = 0.0, False
+        tools = [schema.to_openai() for schema in episode.env.tool_schemas]
         while True:
-            turn = await self._turn(conversation, tools, begun=begun)
-            begun = True
+            turn = await self._turn(conversation, tools)
             if turn is None:
-                return reward + (await self._ask(self._env.truncate(StopReason.BUDGET))).reward
-            cut = turn.finish_reason == "length"
-            result = await self._ask(
-                self._env.truncate(StopReason.LENGTH, turn.action) if cut else self._env.step(turn.action)
-            )
+                await episode.truncate(StopReason.BUDGET)
+                return episode.reward
+            if turn.finish_reason == "length":
+                result = await episode.truncate(StopReason.LENGTH, turn.action)
+            else:
+                result = await episode.step(turn.action)
             self._on_turn(result.reward)
-            reward += result.reward
-            if result.done or cut:
-                return reward
+            if episode.over:
+                return episode.reward
             if "context" in result.info:  # it begins anew
                 conversation = [_sent(message) for message in result.info["context"]]
             else:
                 conversation += [turn.message, *map(_sent, result.obs)]
 
-    async def _turn(
-        self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]], *, begun: bool
-    ) -> ChatTurn | None:
-        """The model's next turn; None where the conversation has become too long for it, or the trainer ended it."""
+    async def _turn(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatTurn | None:
+        """The model's next turn; None if the conversation has become too long for it, or the trainer ended it."""
         body = {**self._body, "messages": conversation, **({"tools": tools} if tools else {})}
+        call = self._client.turn(body, self._engine_timeout + MARGIN)
         try:
-            return await with_deadline(
-                self._client.turn(body, self._limits.engine_timeout + MARGIN), self._limits.engine_timeout
-            )
+            with failing(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, unless=(ContextFullError, ConfigError)):
+                return await with_deadline(call, self._engine_timeout)
         except ContextFullError as error:
-            if begun or any(message["role"] == "assistant" for message in conversation):
+            if self._episode.steps or any(message["role"] == "assistant" for message in conversation):
                 return None
             raise EpisodeFailedError(StopReason.PROMPT_REFUSED, str(error)) from error
-        except Exception as error:
+        except (ConfigError, EpisodeFailedError):
             if self._ended():
                 return None
-            if isinstance(error, ConfigError):
-                raise
-            raise episode_failed(StopReason.ENGINE_FAILED, StopReason.ENGINE_TIMEOUT, error) from error
+            raise
 
-    async def _ask(self, call: Coroutine[Any, Any, StepResult]) -> StepResult:
-        try:
-            result = await with_deadline(call, self._limits.env_timeout)
-            reason = result.stop_reason
-        except Exception as error:
-            raise episode_failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
-        finite_reward(result.reward)
-        if reason is not None and reason.failed:
-            raise EpisodeFailedError(reason, "the env ended the episode with this reason")
-        return result
+
+async def _take(envs: EnvPool) -> BaseEnv:
+    try:
+        return await envs.take()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise EpisodeFailedError(StopReason.ENV_CREATE_FAILED, error_text(error), error) from error
 
 
 def _never() -> bool:
@@ -233,15 +221,6 @@ def _never() -> bool:
 
 def _ignore(reward: float) -> None:
     pass
-
-
-async def _make(envs: EnvPool) -> BaseEnv:
-    try:
-        return await envs.take()
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise EpisodeFailedError(StopReason.ENV_CREATE_FAILED, error_text(error)) from error
 
 
 def _sent(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,10 @@ class Wrapper(BaseEnv):
         return self.env.replaces_context
 
     @property
+    def keeps_deadlines(self) -> bool:  # type: ignore[override]  # the env's inside
+        return self.env.keeps_deadlines
+
+    @property
     def tool_schemas(self) -> list[ToolSchema]:
         return self.env.tool_schemas
 

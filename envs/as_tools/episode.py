@@ -8,17 +8,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.driven_episode import DrivenEpisode, EpisodeStage
 from toolgym.envs.tasks.row_fields import TASK_COLUMN
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason, finite_reward
-from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, EpisodeError, error_text
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.errors import EpisodeError, error_text
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall
-
-TIMEOUT = 600.0
-"""Seconds for one call of an env that has no clocks of its own."""
 
 _log = logging.getLogger("toolgym.envs")
 
@@ -34,11 +31,9 @@ class ToolEpisode:
     """
 
     def __init__(self, env: BaseEnv) -> None:
-        self.env = env
         self.failure: str | None = None
-        self._reward = 0.0
+        self._episode = DrivenEpisode(env)
         self._calls = 0
-        self._end: str | None = "it was not reset yet"
         self._one_at_a_time = asyncio.Lock()
 
     async def reset(self, row: Mapping[str, Any]) -> str | None:
@@ -46,37 +41,35 @@ class ToolEpisode:
 
         Args:
             row: one row of a data set: a column `toolgym_task` with a task as JSON, or a row in verl's shape. Without
-                a prompt in it the env draws a task, from the row's `seed` where it has one.
+                a prompt in it the env draws a task, from the row's `seed` if it has one.
 
         Returns:
-            The task's messages as text, where the env drew it; None where the row's `prompt` shows them.
+            The task's messages as text, if the env drew it; None if the row's `prompt` shows them.
 
         Raises:
             ConfigError: the row does not have that shape.
         """
         task = _task(row)
-        seed = None if task is not None else row.get("seed")
         async with self._one_at_a_time:
-            self.failure, self._reward, self._calls, self._end = None, 0.0, 0, None
+            self.failure, self._calls = None, 0
             try:
-                options = None if task is None else {"task": task}
-                messages, _ = await with_deadline(self.env.reset(seed=seed, options=options), TIMEOUT)
-            except ConfigError:
-                self._end = "it could not begin"
-                raise
-            except Exception as error:  # noqa: BLE001  the trainer's step goes on without this episode
+                if task is not None:
+                    await self._episode.reset(options={"task": task})
+                    return None
+                messages, _ = await self._episode.reset(seed=row.get("seed"))
+            except EpisodeFailedError as error:  # the trainer's step goes on without this episode
                 self._fail(error)
                 return None
-        return None if task is not None else _as_text(messages)
+        return _as_text(messages)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return what the policy reads. Whatever goes wrong is said in that text."""
         async with self._one_at_a_time:
-            if self._end is not None:
+            if self.over:
                 return f"[The call was not run: the episode is over, {self._end}]"
             call = ToolCall(f"call_{self._calls}", name, dict(arguments))
             self._calls += 1
-            result = await self._ask(self.env.step(ParsedTurn("", "", [call], [])))
+            result = await self._try(self._episode.step(ParsedTurn("", "", [call], [])))
             if result is None:
                 return f"[The tool {name!r} is not available now; your call is not to blame]"
             text = _as_text(result.obs)
@@ -85,9 +78,9 @@ class ToolEpisode:
     async def answer(self, text: str) -> str:
         """Give the policy's last turn, without calls, and return what the env replies to it, if it replies."""
         async with self._one_at_a_time:
-            if self._end is not None:
+            if self.over:
                 return f"[The episode is over already, {self._end}]"
-            result = await self._ask(self.env.step(ParsedTurn(text, text, [], [])))
+            result = await self._try(self._episode.step(ParsedTurn(text, text, [], [])))
             return "" if result is None else _as_text(result.obs)
 
     async def cut(self, text: str | None = None) -> None:
@@ -97,50 +90,49 @@ class ToolEpisode:
             text: what the policy wrote of its last turn; None: its last turn was whole.
         """
         async with self._one_at_a_time:
-            if self._end is None:
+            if not self.over:
                 reason = StopReason.BUDGET if text is None else StopReason.LENGTH
                 turn = None if text is None else ParsedTurn(text, text, [], [])
-                await self._ask(self.env.truncate(reason, turn))
-                self._end = self._end or reason.value
+                await self._try(self._episode.truncate(reason, turn))
 
     @property
     def over(self) -> bool:
         """Whether the episode has ended, or has not begun."""
-        return self._end is not None
+        return self._episode.over
 
     @property
     def reward(self) -> float | None:
-        """Sum of the rewards so far; None where a failure broke the episode off.
+        """Sum of the rewards so far; None if a failure broke the episode off.
 
         Raises:
             EpisodeError: nothing has been reset yet.
         """
-        if self._end == "it was not reset yet":
+        if self._episode.stage is EpisodeStage.NEW:
             raise EpisodeError("get_reward was called before reset")
-        return None if self.failure is not None else self._reward
+        return None if self.failure is not None else self._episode.reward
 
     async def close(self) -> None:
         """End the episode and free everything."""
-        self._end = "it was closed"
-        await self.env.close()
+        await self._episode.close()
 
-    async def _ask(self, asked: Coroutine[Any, Any, StepResult]) -> StepResult | None:
-        """Await a step of the env; None where that failed."""
+    @property
+    def _end(self) -> str:
+        """Why no call is run, for the policy to read."""
+        reason = self._episode.stop_reason
+        if self._episode.stage is not EpisodeStage.OVER or reason is None:
+            return self._episode.stage.value
+        return "it failed" if reason.failed else reason.value
+
+    async def _try(self, step: Coroutine[Any, Any, StepResult]) -> StepResult | None:
+        """Await a step of the env; None if that failed."""
         try:
-            result = await with_deadline(asked, TIMEOUT)
-            reason = result.stop_reason
-            self._reward += finite_reward(result.reward)
-        except Exception as error:  # noqa: BLE001  the trainer's step goes on without this episode
+            return await step
+        except EpisodeFailedError as error:  # the trainer's step goes on without this episode
             self._fail(error)
             return None
-        if reason is not None:
-            self._end = reason.value
-            if reason.failed:
-                self.failure = f"the env ended the episode with {reason.value}"
-        return result
 
-    def _fail(self, error: Exception) -> None:
-        self._end, self.failure = "it failed", error_text(error)
+    def _fail(self, error: EpisodeFailedError) -> None:
+        self.failure = error_text(error if error.cause is None else error.cause)
         _log.warning("an episode failed, and has no reward: %s", self.failure)
 
 
@@ -154,7 +146,7 @@ def close_later(episode: ToolEpisode, submit: Callable[[Any], Any]) -> None:
 
 
 def _task(row: Mapping[str, Any]) -> Task | None:
-    """The task of a row; None where the env is to draw one."""
+    """The task of a row; None if the env is to draw one."""
     if row.get(TASK_COLUMN) is None:
         prompt = row.get("prompt")
         if not prompt or (len(prompt) == 1 and isinstance(prompt, list) and not prompt[0].get("content")):

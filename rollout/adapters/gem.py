@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from toolgym.envs.base import require_growing_context
+from toolgym.envs.failure import failing, finite_reward
 from toolgym.envs.gym.gymnasium_env import GymnasiumEnv
 from toolgym.envs.registry import make, registered
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.episode.failure import episode_failed
 from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
@@ -83,12 +82,8 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
             EpisodeFailedError: the env failed.
         """
         seed, self._seed = self._seed if seed is None else seed, None
-        try:
+        with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, unless=ConfigError):
             messages, _ = self._env.reset(seed=seed)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise episode_failed(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT, error) from error
         tools = self._env.base_env.tool_schemas
         instructions = describe_tools(tools) if self._instructions is None else self._instructions
         return "\n\n".join(filter(None, [_text(messages), instructions])), {"suffix": ""}
@@ -106,14 +101,9 @@ class ToolgymGemEnv(gem.Env):  # type: ignore[misc]  # GEM may be missing
         """
         if self._end and isinstance(action, str):
             action = action.partition(self._end)[0]
-        try:
+        with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, unless=(ConfigError, EpisodeError)):
             obs, reward, terminated, truncated, info = self._env.step(action)
-        except (ConfigError, EpisodeError):
-            raise
-        except Exception as error:
-            raise episode_failed(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT, error) from error
-        if not math.isfinite(reward):
-            raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave the reward {reward!r}")
+        finite_reward(reward)
         reason = info.get("stop_reason") or StopReason.ANSWERED
         if reason.failed:
             raise EpisodeFailedError(reason, "the env ended the episode with this reason")

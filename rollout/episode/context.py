@@ -8,13 +8,14 @@ from functools import partial
 from typing import TypeVar
 
 from toolgym.envs.base import StepResult
+from toolgym.envs.failure import failing
 from toolgym.envs.types import StopReason
 from toolgym.rollout.episode.budget import EpisodeBudget
-from toolgym.rollout.episode.failure import failing
 from toolgym.rollout.tokens.context_policies import ContextPolicy, ContextState, checked_messages
 from toolgym.rollout.tokens.conversation import Conversation, Extension
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.tokens.safe_encoder import LONG
+from toolgym.rollout.tokens.token_bounds import TooManyTokensError
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import TemplateError
@@ -42,11 +43,11 @@ class EpisodeContext:
 
         Raises:
             TooManyTokensError: there is no room for them.
-            FailedError: a context policy, or the template, refused.
+            EpisodeFailedError: a context policy, or the template, refused.
         """
         longest = self._budget.longest(conversation.first_prompt_tokens)
         admitted = list(result.obs)
-        with failing(StopReason.CONTEXT_FAILED):
+        with failing(StopReason.CONTEXT_FAILED, unless=TooManyTokensError):
             for policy in self._policies:
                 for index, message in enumerate(admitted):
                     admit = partial(policy.admit, message, renderer)
@@ -54,7 +55,7 @@ class EpisodeContext:
         # A context policy gets the conversation's length, and may shorten one that is too long.
         most = None if any(map(_revises, self._policies)) else longest - 1
         anew = _context_of(result)
-        with failing(StopReason.PROMPT_REFUSED):
+        with failing(StopReason.PROMPT_REFUSED, unless=TooManyTokensError):
             if anew is None:
                 extend = partial(conversation.extended_with, admitted, most=most)
             else:
@@ -63,9 +64,9 @@ class EpisodeContext:
         for policy in self._policies:
             # A copy, so that a policy that changes a message in place gives another conversation, and not another past.
             messages, state = copy.deepcopy(extension.messages), ContextState(extension.tokens, longest)
-            with failing(StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT):
+            with failing(StopReason.CONTEXT_FAILED, StopReason.CONTEXT_TIMEOUT, unless=TooManyTokensError):
                 revised = await with_deadline(_revise(policy, messages, state), self._timeout)
-            with failing(StopReason.CONTEXT_FAILED):
+            with failing(StopReason.CONTEXT_FAILED, unless=TooManyTokensError):
                 try:
                     if (
                         messages := checked_messages(f"the context policy {policy.name}", revised)

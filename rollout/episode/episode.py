@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from toolgym.envs.base import BaseEnv, StepResult
-from toolgym.envs.types import StopReason, finite_reward
+from toolgym.envs.failure import failing, finite_reward, reason_to_end
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.altered import altered
 from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode.budget import EpisodeBudget, long_prompt_error
@@ -27,7 +28,6 @@ from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.context import EpisodeContext, encoded_apart
 from toolgym.rollout.episode.deadline import episode_deadline
 from toolgym.rollout.episode.env_lifecycle import close_env, forked_env
-from toolgym.rollout.episode.failure import FailedError, failing
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode.record import EpisodeRecord
 from toolgym.rollout.episode.state import Asked, CallersError, State, StoppedError
@@ -300,8 +300,9 @@ class Episode:
                 return StopReason.STRAGGLER, None
             message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
             return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
-        except FailedError as failed:
-            return failed.reason, Failure(error_text(failed.cause), self._number)
+        except EpisodeFailedError as failed:
+            cause = failed if failed.cause is None else failed.cause
+            return failed.stop_reason, Failure(error_text(cause), self._number)
         except CallersError as caller:
             raise caller.error from caller.error.__cause__
         except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
@@ -330,8 +331,8 @@ class Episode:
         try:
             return await with_deadline(turn, seconds, queue=math.inf)
         except DeadlineError as cause:
-            late = EpisodeError(f"the turn did not finish within {seconds:g} seconds")
-            raise FailedError(StopReason.TURN_TIMEOUT, late) from cause
+            text = f"the turn did not finish within {seconds:g} seconds"
+            raise EpisodeFailedError(StopReason.TURN_TIMEOUT, text) from cause
 
     def _stop_if_asked(self) -> None:
         """Leave the road here if the episode was asked to end or to stand still."""
@@ -348,7 +349,7 @@ class Episode:
             self._to_step = True
             self._stop_if_asked()
         result = await self._step_env(conversation)
-        reason = _not_failed(result)
+        reason = reason_to_end(result)
         if reason is not None:
             return reason
         self._waits(Phase.CONTEXT)
@@ -411,7 +412,7 @@ class Episode:
             unseen = conversation.parse_turn() if not self._to_step and self._number < len(self._record.turns) else None
             result = await self._ask_env(partial(self.env.truncate, reason, unseen))
             self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
-            _not_failed(result)
+            reason_to_end(result)
         return reason
 
     async def _ask_env(self, ask: Callable[[], Coroutine[Any, Any, StepResult]], what: str = "") -> StepResult:
@@ -482,15 +483,3 @@ class Episode:
         turns = self._record.turns
         turns[-1] = altered(turns[-1], closing_tokens=len(closing))
         return None
-
-
-def _not_failed(result: StepResult) -> StopReason | None:
-    """The reason of a result to end the episode.
-
-    Raises:
-        FailedError: it is a failure.
-    """
-    reason = result.stop_reason
-    if reason is not None and reason.failed:
-        raise FailedError(reason, EpisodeError("the env ended the episode with this reason"))
-    return reason

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from toolgym.envs.failure import failing
 from toolgym.envs.types import StopReason
 from toolgym.rollout.altered import altered
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
-from toolgym.rollout.episode.failure import failing
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
 from toolgym.rollout.limits import EpisodeLimits
@@ -135,13 +135,13 @@ class TurnSampler:
             Whether the turn is over; not where `interrupt` ended the call, and the turn may go on.
 
         Raises:
-            FailedError: the engine failed.
+            EpisodeFailedError: the engine failed.
         """
         started, self._interrupted = time.monotonic(), False
         try:
             async with asyncio.timeout(None) as self._clock:
                 turn.over = await self._sample(turn, conversation, renderer)
-        except TimeoutError:  # of `interrupt`: what the engine raises is a FailedError
+        except TimeoutError:  # of `interrupt`: what the engine raises is an EpisodeFailedError
             pass
         finally:
             turn.seconds += time.monotonic() - started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ToolgymError, shorten
 
@@ -75,6 +75,16 @@ def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:
     at_once = all(one.error is not None and one.error.turn == 0 for one in trajectories)
     if at_once and len({_kind(one) for one in trajectories}) == 1:
         raise RunFailedError(trajectories)
+
+
+def not_trainable_error(trajectory: Trajectory) -> EpisodeFailedError:
+    """Build the error that tells a trainer why it gets no tokens of a trajectory."""
+    text = f"the episode ended with {trajectory.stop_reason}"
+    if trajectory.error is not None:
+        text = trajectory.error.message
+    elif not trajectory.policy_tokens:
+        text += ", and the policy sampled nothing"
+    return EpisodeFailedError(trajectory.stop_reason, text)
 
 
 def _kind(trajectory: Trajectory) -> _Kind:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from toolgym.envs.base import StepResult
-from toolgym.envs.served.environments.session import EnvSession, EpisodeState
+from toolgym.envs.served.environments.session import EnvSession, ServedEpisode
 from toolgym.envs.types import ToolCallRecord
 
 
@@ -60,7 +60,7 @@ def state_of(session: EnvSession) -> dict[str, Any]:
     ).model_dump()
 
 
-def after_reset(session: EnvSession, episode: EpisodeState) -> dict[str, Any]:
+def after_reset(session: EnvSession, episode: ServedEpisode) -> dict[str, Any]:
     """Return OpenEnv's answer to a reset."""
     metadata: dict[str, Any] = {
         "env": session.served.id,

@@ -22,9 +22,10 @@ from toolgym.envs.served.environments.ors_api import (
     ToolRequest,
     session_name,
 )
-from toolgym.envs.served.environments.session import FailedError, NoSessionError, Timeouts
+from toolgym.envs.served.environments.session import NoSessionError, Timeouts
 from toolgym.envs.served.environments.sessions import Sessions
 from toolgym.envs.served.environments.websocket import Sockets
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 from toolgym.tools.serving.admission import Gate
@@ -102,7 +103,7 @@ class EnvApp(HttpApp):
         """Answer what is wrong about a session, an episode or a name."""
         if isinstance(error, NoSessionError):
             return answer({"detail": str(error), "reason": "no_session"}, 404)
-        if isinstance(error, FailedError):
+        if isinstance(error, EpisodeFailedError):
             return answer({"detail": str(error), "reason": error.stop_reason, "trainable": False}, 500)
         if isinstance(error, EpisodeError):
             return answer({"detail": str(error), "reason": "no_episode"}, 409)

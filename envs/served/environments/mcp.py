@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from toolgym.envs.served.environments.answers import step_metadata
 from toolgym.envs.served.environments.catalog import ServedEnv
-from toolgym.envs.served.environments.session import EnvSession, FailedError, NoSessionError
+from toolgym.envs.served.environments.session import EnvSession, NoSessionError
 from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import EpisodeError
 from toolgym.tools.serving.admission import BusyError
 
@@ -79,7 +80,7 @@ class Mcp:
         except BusyError as error:
             about = {"active_sessions": len(self._sessions), "max_sessions": self._sessions.limit}
             return _error(request.id, SERVER_ERROR, str(error), about)
-        except FailedError as error:
+        except EpisodeFailedError as error:
             return _error(request.id, INTERNAL_ERROR, str(error), {"stop_reason": error.stop_reason})
         except NoSessionError as error:
             return _error(request.id, INVALID_PARAMS, str(error))

@@ -19,8 +19,9 @@ from toolgym.envs.served.environments.answers import step_metadata
 from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, Catalog, Place, ServedEnv
 from toolgym.envs.served.environments.event_stream import events_of, stream
 from toolgym.envs.served.environments.openenv_api import SESSION_HEADER
-from toolgym.envs.served.environments.session import EnvSession, FailedError
+from toolgym.envs.served.environments.session import EnvSession
 from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import EpisodeError
 from toolgym.tools.message import Message
@@ -189,7 +190,7 @@ class OrsApi:
             await session.reset(place=place)
         except BaseException as error:
             await self._sessions.remove(name)
-            if isinstance(error, FailedError):  # clients try again after this status
+            if isinstance(error, EpisodeFailedError):  # clients try again after this status
                 raise RefusedError(503, str(error), {"Retry-After": "1"}, reason=error.stop_reason) from error
             raise
         return answer({"sid": name}, headers={SESSION_HEADER: name})

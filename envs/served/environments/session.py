@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from toolgym.envs.base import Action, BaseEnv, StepResult
+from toolgym.envs.base import Action, StepResult
+from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.served.environments.calls import Calls
 from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, Place, ServedEnv
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
-from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
+from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import EpisodeError, ToolgymError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
@@ -41,22 +41,6 @@ class NoSessionError(ToolgymError):
         super().__init__(f"no session {name[:80]!r}: it was never opened, was closed, or was idle for too long")
 
 
-class FailedError(ToolgymError):
-    """The episode failed and is over; its reward is unknown. Says no more to clients than the reason.
-
-    Args:
-        stop_reason: the failure.
-        mark: what the server's log calls this error.
-    """
-
-    def __init__(self, stop_reason: StopReason, mark: str) -> None:
-        super().__init__(
-            f"the episode failed ({stop_reason}) and has no reward; the policy is not to blame. The server's log says "
-            f"more: error {mark}"
-        )
-        self.stop_reason = stop_reason
-
-
 class Timeouts(NamedTuple):
     """Wall seconds for an env's calls.
 
@@ -72,19 +56,16 @@ class Timeouts(NamedTuple):
 
 
 @dataclass
-class EpisodeState:
-    """How an episode stands.
+class ServedEpisode:
+    """An episode of a session.
 
     Attributes:
         id: its name.
-        place: its task, where the client chose one.
-        steps: steps so far.
-        calls: tool calls so far.
-        reward: the sum of its rewards so far.
-        stop_reason: why it is over; None while it goes on.
+        place: its task, if the client chose one.
         messages: what it began with.
         tools: what the policy may call.
         info: what `reset` gave besides.
+        calls: tool calls so far.
     """
 
     id: str
@@ -92,10 +73,23 @@ class EpisodeState:
     messages: list[Message]
     tools: list[ToolSchema]
     info: ResetInfo
-    steps: int = 0
+    _driven: DrivenEpisode
     calls: int = 0
-    reward: float = 0.0
-    stop_reason: StopReason | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._driven.steps
+
+    @property
+    def reward(self) -> float:
+        """Sum of its rewards so far."""
+        return self._driven.reward
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why it is over; None while it goes on."""
+        return self._driven.stop_reason
 
 
 class ToolTurn(NamedTuple):
@@ -134,11 +128,11 @@ class EnvSession:
     def __init__(self, name: str, served: ServedEnv, timeouts: Timeouts, gate: Gate) -> None:
         self.name, self.served = name, served
         self.used = time.monotonic()
-        self.episode: EpisodeState | None = None
+        self.episode: ServedEpisode | None = None
         self.attached = 0
         self.calls = Calls()
         self._timeouts, self._gate = timeouts, gate
-        self._env: BaseEnv | None = None
+        self._driven: DrivenEpisode | None = None
         self._lock = asyncio.Lock()
         self._pending = 0
         self._running: asyncio.Task[Any] | None = None
@@ -164,7 +158,7 @@ class EnvSession:
 
     async def reset(
         self, *, seed: int | None = None, place: Place | None = None, episode_id: str | None = None
-    ) -> EpisodeState:
+    ) -> ServedEpisode:
         """Begin an episode.
 
         Args:
@@ -173,7 +167,7 @@ class EnvSession:
             episode_id: its name; None: a new one.
 
         Raises:
-            FailedError: the env could not be made or reset.
+            EpisodeFailedError: the env could not be made or reset.
             BusyError: there was no slot, or too many calls wait for this session.
             NoSessionError: the session was closed.
         """
@@ -184,11 +178,12 @@ class EnvSession:
             seed = place.index
         async with self._turn(), self._gate.slot():
             self.episode = None
-            if self._env is None:
-                self._env = self._make()
-            call = self._env.reset(seed=seed, options=options)
-            messages, info = await self._run(call, self._timeouts.reset, StopReason.RESET_FAILED)
-            self.episode = EpisodeState(episode_id or str(uuid.uuid4()), place, messages, self._env.tool_schemas, info)
+            if self._driven is None:
+                self._driven = self._make()
+            driven = self._driven
+            messages, info = await self._run(driven.reset(seed=seed, options=options))
+            name = episode_id or str(uuid.uuid4())
+            self.episode = ServedEpisode(name, place, messages, driven.env.tool_schemas, info, driven)
             return self.episode
 
     async def step(self, action: Action, *, calls: int = 0, timeout: float | None = None) -> StepResult:
@@ -201,7 +196,7 @@ class EnvSession:
 
         Raises:
             EpisodeError: no episode is under way.
-            FailedError: the episode failed.
+            EpisodeFailedError: the episode failed.
             BusyError: there was no slot, or too many calls wait for this session.
             NoSessionError: the session was closed.
         """
@@ -279,13 +274,15 @@ class EnvSession:
         except TimeoutError:
             raise BusyError(f"the session was busy for {self._timeouts.queue:g} s", 1) from None
 
-    def _make(self) -> BaseEnv:
+    def _make(self) -> DrivenEpisode:
         try:
-            return self.served.make()
+            env = self.served.make()
         except Exception as error:
             raise self._failed(StopReason.ENV_CREATE_FAILED, error) from error
+        reset, step, queue = self._timeouts
+        return DrivenEpisode(env, reset_timeout=reset, step_timeout=step, queue_timeout=queue)
 
-    def _under_way(self) -> EpisodeState:
+    def _under_way(self) -> ServedEpisode:
         if self.episode is None:
             raise EpisodeError("no episode is under way; reset first")
         if self.episode.stop_reason is not None:
@@ -296,32 +293,23 @@ class EnvSession:
         self, action: Action | None, calls: int, timeout: float | None, limit: StopReason | None = None
     ) -> StepResult:
         episode = self._under_way()
-        assert self._env is not None
-        seconds = self._timeouts.step if timeout is None else min(timeout, self._timeouts.step)
+        assert self._driven is not None
         async with self._gate.slot():
             if limit is not None:
-                call = self._env.truncate(limit, action)
-            else:
-                assert action is not None
-                call = self._env.step(action)
-            result = await self._run(call, seconds, StopReason.ENV_FAILED)
-        reason = result.stop_reason
-        broken = reason if reason is not None and reason.failed else None
-        if broken is not None or not math.isfinite(result.reward):
-            broken = broken or StopReason.ENV_FAILED
-            await self._drop()
-            raise self._failed(broken, EpisodeFailedError(broken, f"the env gave the reward {result.reward}"))
-        episode.steps += action is not None
+                return await self._run(self._driven.truncate(limit, action))
+            assert action is not None
+            seconds = self._timeouts.step if timeout is None else min(timeout, self._timeouts.step)
+            result = await self._run(self._driven.step(action, timeout=seconds))
         episode.calls += calls
-        episode.reward += result.reward
-        episode.stop_reason = reason
         return result
 
-    async def _run(self, call: Coroutine[Any, Any, T], seconds: float, otherwise: StopReason) -> T:
-        """Await a call of the env. Where it raises, the env is closed and the episode has failed."""
-        task = self._running = asyncio.current_task()
+    async def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call of the env. If it raises, the env is closed and the episode has failed."""
+        task, driven = asyncio.current_task(), self._driven
+        assert driven is not None
+        self._running = task
         try:
-            return await with_deadline(call, seconds, queue=self._timeouts.queue)
+            return await call
         except BaseException as error:
             self._running = None
             await shielded(self._drop())
@@ -331,29 +319,28 @@ class EnvSession:
                     raise NoSessionError(self.name) from None
             if not isinstance(error, Exception):
                 raise
-            reason = StopReason.ENV_TIMEOUT if isinstance(error, DeadlineError) else otherwise
-            if isinstance(error, EpisodeFailedError):
-                reason = error.stop_reason
-            raise self._failed(reason, error) from error
+            raise self._failed(driven.stop_reason or StopReason.ENV_FAILED, error) from error
         finally:
             self._running = None
 
-    def _failed(self, reason: StopReason, error: Exception) -> FailedError:
-        if self.episode is not None:
-            self.episode.stop_reason = reason
+    def _failed(self, reason: StopReason, error: Exception) -> EpisodeFailedError:
+        """Return the error for the client, which says no more than the reason and where the log says more."""
         mark = uuid.uuid4().hex[:12]
         _log.error("error %s: an episode of %s ended with %s", mark, self.served.id, reason, exc_info=error)
-        return FailedError(reason, mark)
+        return EpisodeFailedError(
+            reason,
+            f"the episode failed ({reason}) and has no reward; the policy is not to blame. The server's log says more: "
+            f"error {mark}",
+            error,
+        )
 
     async def _drop(self) -> None:
         """Close the env, if there is one."""
-        env, self._env = self._env, None
-        if self.episode is not None and self.episode.stop_reason is None:
-            self.episode.stop_reason = StopReason.ABORTED
-        if env is None:
+        driven, self._driven = self._driven, None
+        if driven is None:
             return
         try:
-            await with_deadline(env.close(), CLOSE_DEADLINE)
+            await with_deadline(driven.close(), CLOSE_DEADLINE)
         except Exception:  # noqa: BLE001  the client is to learn about its episode, not about this
             _log.exception("an env of %s could not be closed", self.served.id)
 

@@ -23,8 +23,9 @@ from toolgym.envs.served.environments.answers import state_of
 from toolgym.envs.served.environments.catalog import ServedEnv
 from toolgym.envs.served.environments.mcp import SERVER_ERROR, Mcp
 from toolgym.envs.served.environments.openenv_api import act, chosen, reset
-from toolgym.envs.served.environments.session import EnvSession, FailedError, NoSessionError
+from toolgym.envs.served.environments.session import EnvSession, NoSessionError
 from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.errors import ConfigError, EpisodeError
 from toolgym.tools.serving.admission import BusyError
 from toolgym.tools.serving.json_bodies import encode
@@ -213,7 +214,7 @@ class Sockets:
 
 def _answer_to(error: Exception, session: EnvSession) -> dict[str, Any]:
     """Return the answer to a message that raised."""
-    if isinstance(error, FailedError):
+    if isinstance(error, EpisodeFailedError):
         return _error("EXECUTION_ERROR", str(error), stop_reason=error.stop_reason, trainable=False)
     if isinstance(error, ConfigError):
         return _error("VALIDATION_ERROR", str(error))

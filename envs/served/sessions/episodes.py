@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgym.envs.base import BaseEnv, StepResult
+from toolgym.envs.base import BaseEnv
+from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.registry import make, registered, spec
 from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.envs.types import StopReason
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
 from toolgym.tools.message import Message
@@ -57,20 +59,21 @@ class EnvBackend(SessionBackend):
                 f"got {instance_hash!r}"
             )
         env = make(id, **self._offered.get(id, {}))
+        episode = DrivenEpisode(env, reset_timeout=math.inf, step_timeout=math.inf)  # the server has deadlines
         try:
             task = self._tasks_of(id, env).get(what)
             if task is not None:
-                obs, _ = await env.reset(seed=0, options={"task": task})
+                obs, _ = await episode.reset(seed=0, options={"task": task})
             elif what.isascii() and what.isdecimal():
-                obs, _ = await env.reset(seed=int(what))
+                obs, _ = await episode.reset(seed=int(what))
             else:
                 raise UnknownNameError(f"the env {id} has no task {what!r}, and that is no seed either")
-            episode = _Episode(env, obs)
+            instance = _Episode(episode, obs)
             if state is not None:
-                await episode.replay(json.loads(state))
-            return episode
+                await instance.replay(json.loads(state))
+            return instance
         except BaseException:  # cancelled or not, the env is closed
-            await shielded(env.close())
+            await shielded(episode.close())
             raise
 
     def _tasks_of(self, id: str, env: BaseEnv) -> dict[str, Task]:
@@ -84,27 +87,18 @@ class EnvBackend(SessionBackend):
 
 
 class _Episode(Instance):
-    def __init__(self, env: BaseEnv, obs: Sequence[Message]) -> None:
-        self._env = env
+    def __init__(self, episode: DrivenEpisode, obs: Sequence[Message]) -> None:
+        self._episode = episode
         self.greeting = _text(obs)
         self._turns: list[tuple[str, str]] = []
-        self._reward = 0.0
-        self._last: StepResult | None = None
 
     async def process_action(self, content: str) -> Reply:
-        if self._last is not None and self._last.done:
-            return Reply(f"[The episode is over: {self._last.stop_reason}]", True)
-        self._last = result = self._earn(await self._env.step(content))
+        if self._episode.over:
+            return Reply(f"[The episode is over: {self._episode.stop_reason}]", True)
+        result = await self._episode.step(content)
         text = _text(result.obs)
         self._turns.append((content, _digest(text)))
         return Reply(text, result.done)
-
-    def _earn(self, result: StepResult) -> StepResult:
-        reason = result.stop_reason
-        if reason is not None and reason.failed:
-            raise EpisodeFailedError(reason, f"the env ended the episode: {reason}")
-        self._reward += result.reward
-        return result
 
     async def replay(self, turns: Sequence[tuple[str, str]]) -> None:
         """Take these turns again, and check that each observation is the same."""
@@ -117,14 +111,15 @@ class _Episode(Instance):
         return json.dumps(self._turns).encode()
 
     async def compute_reward(self) -> Mapping[str, Any]:
-        reason = self._last.stop_reason if self._last is not None else None
-        if reason is None and not self.spent:
+        episode = self._episode
+        if not episode.over:
             self.spent = True
-            self._earn(await self._env.truncate(StopReason.BUDGET))
-        return {"reward": self._reward, "done": reason is not None, "stop_reason": reason and reason.value}
+            await episode.truncate(StopReason.BUDGET)
+        reason = None if self.spent else episode.stop_reason
+        return {"reward": episode.reward, "done": reason is not None, "stop_reason": reason and reason.value}
 
     async def close(self) -> None:
-        await self._env.close()
+        await self._episode.close()
 
 
 def _text(messages: Sequence[Message]) -> str:

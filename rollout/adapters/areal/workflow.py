@@ -15,11 +15,11 @@ from toolgym.rollout.engines.base import FinishReason, Generation, GenerationReq
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.episode.config import require_one_sequence
-from toolgym.rollout.episode.failure import not_trainable_error
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.trajectory.failures import not_trainable_error
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, named_keywords, shorten

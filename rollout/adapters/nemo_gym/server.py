@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from toolgym.envs.served.environments.catalog import Place, ServedEnv, load_env
-from toolgym.envs.served.environments.session import EnvSession, FailedError, NoSessionError, Timeouts
+from toolgym.envs.served.environments.session import EnvSession, NoSessionError, Timeouts
 from toolgym.envs.served.environments.sessions import Sessions
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import StopReason
+from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.errors import ConfigError, EpisodeError, shorten
 from toolgym.tools.parsers.base import ParsedTurn
@@ -165,7 +165,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
             return PlainTextResponse(OVER)
         except NoSessionError as error:
             return PlainTextResponse(str(error), 404)
-        except FailedError:
+        except EpisodeFailedError:
             return PlainTextResponse(UNAVAILABLE, 503)
         except BusyError as error:
             raise HTTPException(429, str(error)) from error
@@ -181,7 +181,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
             return await self._verified(session, body)
         except NoSessionError as error:
             return _masked(body, SESSION_LOST, str(error))
-        except FailedError as error:
+        except EpisodeFailedError as error:
             return _masked(body, f"toolgym:{error.stop_reason.value}", str(error))
         finally:
             await self._sessions.discard(name)
@@ -222,7 +222,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
             raise HTTPException(429, str(error)) from error
         try:
             state = await session.reset(place=Place("train", 0, task))
-        except FailedError:
+        except EpisodeFailedError:
             return  # logged; `verify` masks it
         if state.messages != list(task.messages):
             await self._sessions.discard(name)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from toolgym.envs.served.environments.catalog import Place, ServedEnv, load_env
-from toolgym.envs.served.environments.session import EnvSession, FailedError, Timeouts
+from toolgym.envs.served.environments.session import EnvSession, Timeouts
 from toolgym.envs.served.environments.sessions import Sessions
 from toolgym.envs.tasks.task import Task
+from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools.errors import ConfigError, MissingExtraError, named_fields, shorten
@@ -126,7 +127,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
             metadata: what a `TaskProcessor` or the turn before gave.
 
         Raises:
-            FailedError: an episode failed, and there is no `failure_reward`.
+            EpisodeFailedError: an episode failed, and there is no `failure_reward`.
             ConfigError: the metadata is of something else, or the env does not begin with the task's messages.
         """
         await self._open()
@@ -169,7 +170,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         try:
             session = await self._begin(metadata) if name is None else self._sessions.find(name)
             return await self._played(session, last["content"])
-        except FailedError as error:
+        except EpisodeFailedError as error:
             if self._settings.failure_reward is None:
                 raise
             log.warning("counted as %s: %s", self._settings.failure_reward, error)

@@ -18,10 +18,10 @@ from toolgym.rollout.adapters.tinker.contract import RolloutLimits, tinker, type
 from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.model_config import read_model_config
-from toolgym.rollout.episode.failure import not_trainable_error
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
+from toolgym.rollout.trajectory.failures import not_trainable_error
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, require_whole_number

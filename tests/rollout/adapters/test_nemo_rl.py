@@ -85,11 +85,11 @@ async def test_what_reads_like_a_control_token_is_none(environment, processor, t
 
 
 async def test_a_failed_episode_stops_the_training_or_has_the_reward_that_was_set(environment, processor, tokenizer):
-    from toolgym.envs.served.environments.session import FailedError
+    from toolgym.envs.types import EpisodeFailedError
 
     data = [processor(ROW, None, tokenizer, None, 0)]
     slow = lambda seen: CALL.format("import time; time.sleep(9)")  # noqa: E731
-    with pytest.raises(FailedError, match="env_timeout"):
+    with pytest.raises(EpisodeFailedError, match="env_timeout"):
         await nemo_rl_shape.rollout(environment(step_timeout=0.3), data, tokenizer, slow)
     env = environment(step_timeout=0.3, failure_reward=-1.0)
     [log], rewards = await nemo_rl_shape.rollout(env, data, tokenizer, slow)

@@ -16,6 +16,7 @@ from toolgym.envs.served.environments.config import EnvServerConfig
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import StopReason
+from toolgym.tools.errors import SandboxError
 from toolgym.tools.function import tool
 from toolgym.tools.message import system, user
 
@@ -58,7 +59,7 @@ async def unreachable() -> str:
 
 
 class SumEnv(ToolEnv):
-    """The answer "crash" breaks the scorer, "lost" the sandbox, "nan" the reward, and "go on ..." is replied to."""
+    """The answer "crash" breaks the scorer, "lost" and "no host" the sandbox, "nan" the reward; "go on" is answered."""
 
     open = 0
     """Envs that were reset and not closed."""
@@ -80,6 +81,8 @@ class SumEnv(ToolEnv):
     def respond(self, turn):
         if turn.content.startswith("go on"):
             return [user("Yes?" + turn.content.removeprefix("go on"))]
+        if turn.content == "no host":
+            raise SandboxError("no sandbox at 10.1.2.3")
         return End(StopReason.SANDBOX_FAILED) if turn.content == "lost" else End()
 
     def score(self, outcome):

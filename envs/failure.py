@@ -1,0 +1,73 @@
+"""How an episode ends if something in it fails: the one mapping from errors to reasons."""
+
+from __future__ import annotations
+
+import math
+
+from toolgym.envs.base import StepResult
+from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.concurrency.deadline import DeadlineError
+from toolgym.tools.errors import SandboxError, error_text
+
+
+class failing:
+    """Raise what the block raises as an `EpisodeFailedError` that names the failure.
+
+    An `EpisodeFailedError` passes through: it names its failure itself. So does cancellation.
+
+    Args:
+        failed: the reason, unless the error knows a better one: a `SandboxError` means `SANDBOX_FAILED`.
+        timed_out: the reason if a deadline passed; None: `failed`.
+        unless: errors that pass through.
+    """
+
+    __slots__ = ("_failed", "_passing", "_timed_out")
+
+    def __init__(
+        self,
+        failed: StopReason,
+        timed_out: StopReason | None = None,
+        *,
+        unless: type[Exception] | tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._failed, self._timed_out = failed, timed_out or failed
+        passing = unless if isinstance(unless, tuple) else (unless,)
+        self._passing: tuple[type[Exception], ...] = (EpisodeFailedError, *passing)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: object) -> None:
+        if not isinstance(cause, Exception) or isinstance(cause, self._passing):
+            return
+        reason = self._failed
+        if isinstance(cause, DeadlineError):
+            reason = self._timed_out
+        elif isinstance(cause, SandboxError):
+            reason = StopReason.SANDBOX_FAILED
+        raise EpisodeFailedError(reason, error_text(cause), cause) from cause
+
+
+def reason_to_end(result: StepResult) -> StopReason | None:
+    """Return why a step ends the episode; None if it goes on.
+
+    Raises:
+        EpisodeFailedError: the reason is a failure.
+        ValueError: the reason is no `StopReason`.
+    """
+    reason = result.stop_reason
+    if reason is not None and reason.failed:
+        raise EpisodeFailedError(reason, f"the env ended the episode with {reason.value}")
+    return reason
+
+
+def finite_reward(value: float) -> float:
+    """Return an env's reward.
+
+    Raises:
+        EpisodeFailedError: it is not finite (`ENV_FAILED`).
+        TypeError: it is no number.
+    """
+    if not math.isfinite(value):
+        raise EpisodeFailedError(StopReason.ENV_FAILED, f"the env gave a reward that is not finite: {value!r}")
+    return value
