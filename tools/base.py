@@ -90,7 +90,8 @@ class BaseTool(ABC):
             blocking the event loop runs on one of its own in later episodes.
 
     Raises:
-        ConfigError: no schema was given and the class has none, or the schema is not valid.
+        ConfigError: no schema was given and the class has none; or the schema is not valid, or lacks an argument
+            that the class's own schema requires.
     """
 
     default_schema: ToolSchema | None = None
@@ -108,6 +109,10 @@ class BaseTool(ABC):
         if schema is None:
             raise ConfigError(f"{type(self).__name__} needs a tool_schema: it has no default_schema of its own")
         self.tool_schema = schema if isinstance(schema, ToolSchema) else ToolSchema.from_openai(schema)
+        if self.default_schema is not None:
+            for name in self.default_schema.parameters.get("required", ()):
+                if name not in self.tool_schema.parameters.get("properties", {}):
+                    raise ConfigError(f"the schema of {type(self).__name__} must have the argument {name!r}")
 
     def __repr__(self) -> str:
         schema = getattr(self, "tool_schema", None)  # a subclass may be half made

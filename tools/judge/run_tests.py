@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.tools.base import ToolResult
-from toolgym.tools.config import read_options
-from toolgym.tools.errors import ConfigError, SandboxError, shorten
+from toolgym.tools.errors import SandboxError, shorten
 from toolgym.tools.judge.cases import AssertTest, FunctionTest, StdioTest, Test, Verdict, check_tolerance
 from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import read_tests
 from toolgym.tools.library.code_interpreter import SANDBOX_FAILED, CodeInterpreterConfig
+from toolgym.tools.library.sandbox_tool import SandboxTool
 from toolgym.tools.sandbox.base import Sandbox
-from toolgym.tools.sandbox.open import open_sandbox
 from toolgym.tools.schema import ToolSchema
-from toolgym.tools.stateful import StatefulTool, ToolSession
+from toolgym.tools.stateful import ToolSession
 
 MOST_FAILURES = 3
 """Failures that the model reads of one call."""
@@ -24,7 +23,7 @@ _CHARS = 400
 """Characters of one test, and of what came of it."""
 
 
-class RunTestsTool(StatefulTool):
+class RunTestsTool(SandboxTool[CodeInterpreterConfig]):
     """Runs the task's visible tests on the `code` that the model sends, and says which fail and how.
 
     A task's `create_kwargs` have `tests`: JSON that `toolgym.tools.judge.read_tests` reads. Hidden tests do not belong
@@ -43,7 +42,8 @@ class RunTestsTool(StatefulTool):
         ConfigError: an option is unknown or out of range; names it.
     """
 
-    stays_on_loop = True
+    label = "run_tests"
+    options_type = CodeInterpreterConfig
     default_schema = ToolSchema(
         name="run_tests",
         description="Run the example tests of the task on a Python program and return which of them fail.",
@@ -62,14 +62,10 @@ class RunTestsTool(StatefulTool):
         sandbox: Sandbox | None = None,
         tolerance: float | None = None,
     ) -> None:
-        super().__init__(config, tool_schema)
-        options = read_options(CodeInterpreterConfig, self.config, "run_tests")
-        if "code" not in self.tool_schema.parameters.get("properties", {}):
-            raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
         check_tolerance(tolerance)
+        super().__init__(config, tool_schema, sandbox=sandbox)
         self._tolerance = tolerance
-        self._owns_sandbox = sandbox is None
-        self.sandbox = sandbox if sandbox is not None else open_sandbox(options, "run_tests")
+        options = self.options
         memory = options.memory_limit_mb if options.memory_limit_mb > 0 else None
         self._judge = Judge(self.sandbox, timeout=options.default_timeout, memory_mb=memory, stop_at_failure=False)
 
@@ -81,12 +77,6 @@ class RunTestsTool(StatefulTool):
         """
         given = create_kwargs.get("tests")
         return _Episode(self._judge, read_tests(given, self._tolerance) if given else ())
-
-    async def close(self) -> None:
-        """Close the sandbox, unless the caller gave it."""
-        await super().close()
-        if self._owns_sandbox:
-            await self.sandbox.close()
 
 
 class _Episode(ToolSession):

@@ -17,20 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import pydantic
 
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.config import read_options
 from toolgym.tools.errors import SandboxFileNotFoundError, SandboxUnsupportedError
-from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus, Sandbox, Session
+from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
+from toolgym.tools.library.sandbox_tool import SandboxToolSession, WorkspaceTool
+from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus
 from toolgym.tools.schema import ToolSchema
-from toolgym.tools.sessions.episode_session import EpisodeSession, GivenSession
-from toolgym.tools.sessions.workspace import Workspace, WorkspaceOptions, cut_middle, require_sessions
-from toolgym.tools.stateful import StatefulTool, ToolSession
+from toolgym.tools.sessions.episode_session import EpisodeSession
+from toolgym.tools.sessions.workspace import WorkspaceOptions
+from toolgym.tools.stateful import ToolSession
 
 SLACK = 30.0
 """Seconds beyond a command's deadline until the sandbox must have ended it."""
@@ -69,11 +69,12 @@ class BashConfig(WorkspaceOptions):
     """Characters of output that the model sees of one command; the middle of a longer one is cut."""
 
 
-class _Shell(ToolSession):
+class _Shell(SandboxToolSession):
     """One episode of a shell."""
 
     def __init__(self, tool: BashTool, session: EpisodeSession) -> None:
-        self._tool, self._session = tool, session
+        super().__init__(session)
+        self._tool = tool
         self._running = asyncio.Lock()  # the calls of one turn come at the same time, and share one state
 
     async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
@@ -111,19 +112,12 @@ class _Shell(ToolSession):
             metrics |= {"infra_failure": True, "error": run.message}
         return ToolResult(f"{LOST if lost else ''}{text}", 0.0, metrics)
 
-    async def sandbox_session(self) -> Session:
-        """Return the sandbox session, for a scorer; opened where no call was made. It may have ended (`alive`)."""
-        return await self._session.opened()
-
     async def fork(self) -> ToolSession:
         async with self._running:
             return _Shell(self._tool, await self._session.fork())
 
-    async def close(self) -> None:
-        await self._session.close()
 
-
-class BashTool(StatefulTool):
+class BashTool(WorkspaceTool[BashConfig]):
     """Runs the `command` that the model sends in a bash, and answers with what it printed.
 
     Output and errors come as one text in the order in which they were printed, with the exit code where it is not 0.
@@ -144,7 +138,8 @@ class BashTool(StatefulTool):
             there is no bash.
     """
 
-    stays_on_loop = True
+    label = "bash"
+    options_type = BashConfig
     default_schema = ToolSchema(
         name="bash",
         description=(
@@ -163,34 +158,13 @@ class BashTool(StatefulTool):
         },
     )
 
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
-        *,
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        super().__init__(config, tool_schema)
-        self.options = read_options(BashConfig, self.config, "bash")
-        self._owned: Workspace | None = None
-        if sandbox is None:
-            sandbox = self._owned = Workspace.of(self.options, "bash")
-        self.sandbox = require_sessions(sandbox)
-        self.state = f".{self.name}_state"
+    @property
+    def state(self) -> str:
+        """The file of a session that keeps the shell's state between calls."""
+        return f".{self.name}_state"
 
-    async def open(self, **create_kwargs: Any) -> ToolSession:
-        return _Shell(self, EpisodeSession(self.sandbox, self.options.folder))
-
-    def on(self, session: Session) -> ToolSession:
-        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
-        return _Shell(self, GivenSession(session, self.sandbox))
-
-    async def close(self) -> None:
-        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
-        await super().close()
-        owned, self._owned = self._owned, None
-        if owned is not None:
-            await owned.close()
+    def begin(self, session: EpisodeSession) -> ToolSession:
+        return _Shell(self, session)
 
 
 def render_command(run: ExecResult, timeout: float, max_chars: int) -> str:
@@ -201,22 +175,16 @@ def render_command(run: ExecResult, timeout: float, max_chars: int) -> str:
         timeout: the deadline in seconds that the text names.
         max_chars: longer output is cut in the middle, and says so.
     """
-    if run.status is ExecutionStatus.SANDBOX_ERROR:
-        return "[The sandbox failed; your command is not to blame]"
     output = f"{run.stdout}{run.stderr}".removesuffix("\n")  # to stderr only says why there is no shell
-    parts = [cut_middle(output, max_chars)] if output else []
-    ending = {
-        ExecutionStatus.TIMEOUT: (
-            f"[Timed out: the command was stopped after {timeout:g} seconds. Folder and variables are as before it]"
-        ),
-        ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the command printed too much]",
-        ExecutionStatus.CPU_LIMIT: "[Stopped: the command used up its CPU time]",
-        ExecutionStatus.MEMORY_LIMIT: "[Stopped: the command used too much memory]",
-        ExecutionStatus.DISK_LIMIT: "[Stopped: the command filled its disk space]",
-        ExecutionStatus.FILE_LIMIT: "[Stopped: the command wrote too large a file]",
-        ExecutionStatus.KILLED: "[The shell was killed]",
-        ExecutionStatus.ERROR: f"[Exit code {run.return_code}]" if run.return_code is not None else "[The shell died]",
-    }.get(run.status)
-    if ending:
-        parts.append(ending)
-    return "\n".join(parts) if parts else "[No output]"
+    return render_outcome(
+        "command",
+        run.status,
+        [cut_middle(output, max_chars)],
+        timeout=timeout,
+        nothing="[No output]",
+        endings={
+            ExecutionStatus.TIMEOUT: f"{ENDINGS[ExecutionStatus.TIMEOUT][:-1]}. Folder and variables are as before it]",
+            ExecutionStatus.KILLED: "[The shell was killed]",
+            ExecutionStatus.ERROR: "[The shell died]" if run.return_code is None else f"[Exit code {run.return_code}]",
+        },
+    )

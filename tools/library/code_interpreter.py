@@ -23,22 +23,23 @@ from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import queue_clock
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter, RateLimiter
 from toolgym.tools.concurrency.run_limits import LimitScope, named_limiter
-from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, SandboxError, SandboxUnsupportedError
+from toolgym.tools.library.outcome import ENDINGS, cut_middle, render_outcome
+from toolgym.tools.library.sandbox_tool import SandboxTool, SandboxToolSession
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
-from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
+from toolgym.tools.sandbox.open import SandboxOptions
 from toolgym.tools.sandbox.remote.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.shared import SharedSandbox
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.sessions.episode_session import EpisodeSession
-from toolgym.tools.stateful import StatefulTool, ToolSession
+from toolgym.tools.stateful import ToolSession
 
 _log = logging.getLogger("toolgym.tools")
 
 GLOBAL_LIMIT_NAME = "code_interpreter"
 """Name under which all code interpreters of a process, or of a cluster, share their rate limit."""
 
-SANDBOX_FAILED = "[The sandbox failed; your program is not to blame]"
+SANDBOX_FAILED = ENDINGS[ExecutionStatus.SANDBOX_ERROR].format(noun="program")
 """What the model reads where the sandbox failed. The reason, with its hosts and paths, is in the call's metrics."""
 
 ERROR_LINES = 12
@@ -67,11 +68,12 @@ class CodeInterpreterConfig(SandboxOptions):
     """Kept so that verl's tool files load; only "native" exists."""
 
 
-class _Interpreter(ToolSession):
+class _Interpreter(SandboxToolSession):
     """One episode of a code interpreter. Its sandbox session is opened at the first call."""
 
     def __init__(self, tool: CodeInterpreterTool, session: EpisodeSession) -> None:
-        self._tool, self._session = tool, session
+        super().__init__(session)
+        self._tool = tool
 
     async def execute(self, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         options, sandbox = self._tool.options, self._tool.sandbox
@@ -116,28 +118,21 @@ class _Interpreter(ToolSession):
         return ToolResult(text, 0.0, metrics)
 
     async def sandbox_session(self) -> Session:
-        """Return the sandbox session that the programs ran in, for a scorer; opened where no program was run.
-
-        It may have ended (`alive` is false): a program can end it.
+        """Return the sandbox session that the programs ran in. See `SandboxToolSession`.
 
         Raises:
-            SandboxError: it cannot be opened, or the episode is over.
             SandboxUnsupportedError: the tool is not stateful.
         """
         if not await self._tool.has_sessions():
             raise SandboxUnsupportedError("each program ran by itself; a session needs a stateful code interpreter")
-        return await self._session.opened()
+        return await super().sandbox_session()
 
     async def fork(self) -> ToolSession:
         """Fork the sandbox session with its variables and files; see `Session.fork` for errors."""
         return _Interpreter(self._tool, await self._session.fork())
 
-    async def close(self) -> None:
-        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
-        await self._session.close()
 
-
-class CodeInterpreterTool(StatefulTool):
+class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
     """Runs the `code` that the model sends and answers with what it printed, and with what went wrong.
 
     A task's `execute_kwargs` may have `timeout` (seconds; overrides `default_timeout`) and `stdin` (str; what the
@@ -156,7 +151,8 @@ class CodeInterpreterTool(StatefulTool):
         ConfigError: an option is unknown or out of range, or the local sandbox lacks the language; names it.
     """
 
-    stays_on_loop = True
+    label = "code interpreter"
+    options_type = CodeInterpreterConfig
     default_schema = ToolSchema(
         name="code_interpreter",
         description="Run a Python program and return what it prints.",
@@ -174,14 +170,7 @@ class CodeInterpreterTool(StatefulTool):
         *,
         sandbox: Sandbox | None = None,
     ) -> None:
-        super().__init__(config, tool_schema)
-        self.options = read_options(CodeInterpreterConfig, self.config, "code interpreter")
-        if "code" not in self.tool_schema.parameters.get("properties", {}):
-            raise ConfigError(f"the schema of {type(self).__name__} must have the argument 'code'")
-        if self.options.stateful and self.options.default_language != "python":
-            raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
-        self._owns_sandbox = sandbox is None
-        self.sandbox = sandbox if sandbox is not None else open_sandbox(self.options, "code interpreter")
+        super().__init__(config, tool_schema, sandbox=sandbox)
         has_sessions = self.sandbox.sessions_known  # None: its servers must be asked
         if self.options.stateful and has_sessions is False:
             raise ConfigError(f"{type(self.sandbox).__name__} has no sessions; set stateful to false, or leave it out")
@@ -223,8 +212,10 @@ class CodeInterpreterTool(StatefulTool):
         """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
         self.limiters = []  # another tool may set another limit of the process now
         await super().close()
-        if self._owns_sandbox:
-            await self.sandbox.close()
+
+    def _check_options(self) -> None:
+        if self.options.stateful and self.options.default_language != "python":
+            raise ConfigError("only Python has sessions; set stateful to false, or default_language to python")
 
     async def has_sessions(self) -> bool:
         """Whether calls share their state; a server is asked until it answers once.
@@ -282,37 +273,19 @@ def _render(
     timeout: float,
     max_chars: int,
 ) -> str:
-    if result.status is ExecutionStatus.SANDBOX_ERROR:
-        return SANDBOX_FAILED
-    parts = []
-    if stdout:
-        parts.append(_cut(stdout.removesuffix("\n"), max_chars))
-    if stderr.strip():
-        lines = stderr.rstrip().split("\n")
-        hidden = len(lines) - ERROR_LINES
-        if hidden > 0:
-            lines = [f"... [{hidden} lines of stderr cut] ...", *lines[-ERROR_LINES:]]
-        parts.append(_cut("\n".join(lines), max_chars))
-    ending = {
-        ExecutionStatus.TIMEOUT: f"[Timed out: the program was stopped after {timeout:g} seconds]",
-        ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the program printed too much]",
-        ExecutionStatus.CPU_LIMIT: "[Stopped: the program used up its CPU time]",
-        ExecutionStatus.MEMORY_LIMIT: "[Stopped: the program used too much memory]",
-        ExecutionStatus.DISK_LIMIT: "[Stopped: the program filled its disk space]",
-        ExecutionStatus.FILE_LIMIT: "[Stopped: the program wrote too large a file]",
-        ExecutionStatus.COMPILE_ERROR: "[The program could not be compiled]",
-        ExecutionStatus.KILLED: (
-            f"[The program was killed by signal {-return_code}]" if return_code else "[The program died]"
-        ),
-        ExecutionStatus.ERROR: (f"[The program ended with exit code {return_code}]" if return_code is not None else ""),
-    }.get(result.status)
-    if ending:
-        parts.append(ending)
-    return "\n".join(parts) if parts else "[The program printed nothing]"
-
-
-def _cut(text: str, max_chars: int) -> str:
-    if len(text) <= max_chars:
-        return text
-    half = max_chars // 2
-    return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"
+    lines = stderr.rstrip().split("\n") if stderr.strip() else []
+    hidden = len(lines) - ERROR_LINES
+    if hidden > 0:
+        lines = [f"... [{hidden} lines of stderr cut] ...", *lines[-ERROR_LINES:]]
+    died = f"[The program was killed by signal {-return_code}]" if return_code else "[The program died]"
+    return render_outcome(
+        "program",
+        result.status,
+        [cut_middle(stdout.removesuffix("\n"), max_chars), cut_middle("\n".join(lines), max_chars)],
+        timeout=timeout,
+        nothing="[The program printed nothing]",
+        endings={
+            ExecutionStatus.KILLED: died,
+            ExecutionStatus.ERROR: "" if return_code is None else f"[The program ended with exit code {return_code}]",
+        },
+    )

@@ -11,18 +11,19 @@ import pydantic
 
 from toolgym.tools.base import ToolResult
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.config import read_options
 from toolgym.tools.errors import (
     ConfigError,
     SandboxFileError,
     SandboxFileNotFoundError,
     SandboxNotADirectoryError,
 )
-from toolgym.tools.sandbox.base import Sandbox, Session
+from toolgym.tools.library.outcome import cut_middle
+from toolgym.tools.library.sandbox_tool import SandboxToolSession, WorkspaceTool
+from toolgym.tools.sandbox.base import Session
 from toolgym.tools.schema import ToolSchema
-from toolgym.tools.sessions.episode_session import EpisodeSession, GivenSession
-from toolgym.tools.sessions.workspace import Workspace, WorkspaceOptions, cut_middle, require_sessions
-from toolgym.tools.stateful import StatefulTool, ToolSession
+from toolgym.tools.sessions.episode_session import EpisodeSession
+from toolgym.tools.sessions.workspace import WorkspaceOptions
+from toolgym.tools.stateful import ToolSession
 
 CONTEXT = 4
 """Lines before and behind a change that the model sees of it."""
@@ -52,11 +53,12 @@ class _MistakeError(Exception):
     """What the model did wrong; it reads the text."""
 
 
-class _Editor(ToolSession):
+class _Editor(SandboxToolSession):
     """One episode of an editor."""
 
     def __init__(self, tool: EditorTool, session: EpisodeSession) -> None:
-        self._tool, self._session = tool, session
+        super().__init__(session)
+        self._tool = tool
         self._working = asyncio.Lock()  # the calls of one turn come at the same time
         self._before: list[tuple[str, bytes | None]] = []  # files as they were before each change, the last one at last
 
@@ -64,18 +66,11 @@ class _Editor(ToolSession):
         timeout = float(execute_kwargs.get("timeout", self._tool.options.timeout))
         return await with_deadline(self._execute(parameters), timeout)
 
-    async def sandbox_session(self) -> Session:
-        """Return the sandbox session, for a scorer; opened where no call was made. It may have ended (`alive`)."""
-        return await self._session.opened()
-
     async def fork(self) -> ToolSession:
         async with self._working:
             twin = _Editor(self._tool, await self._session.fork())
             twin._before = [*self._before]
             return twin
-
-    async def close(self) -> None:
-        await self._session.close()
 
     async def _execute(self, parameters: dict[str, Any]) -> ToolResult:
         async with self._working:
@@ -135,7 +130,7 @@ class _Editor(ToolSession):
         return f"Undone: {name} is as it was before the last change."
 
 
-class EditorTool(StatefulTool):
+class EditorTool(WorkspaceTool[EditorConfig]):
     """Lets the model read and edit text files, by the commands that models know from other such editors.
 
     `view` shows a file with numbers of lines, or a folder two levels deep; `create` writes a whole file; `str_replace`
@@ -154,7 +149,8 @@ class EditorTool(StatefulTool):
         SandboxUnsupportedError: the sandbox has no sessions.
     """
 
-    stays_on_loop = True
+    label = "editor"
+    options_type = EditorConfig
     default_schema = ToolSchema(
         name="editor",
         description=(
@@ -185,33 +181,8 @@ class EditorTool(StatefulTool):
         },
     )
 
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
-        *,
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        super().__init__(config, tool_schema)
-        self.options = read_options(EditorConfig, self.config, "editor")
-        self._owned: Workspace | None = None
-        if sandbox is None:
-            sandbox = self._owned = Workspace.of(self.options, "editor")
-        self.sandbox = require_sessions(sandbox)
-
-    async def open(self, **create_kwargs: Any) -> ToolSession:
-        return _Editor(self, EpisodeSession(self.sandbox, self.options.folder))
-
-    def on(self, session: Session) -> ToolSession:
-        """Begin an episode on a session that stays the caller's. It must have the tool's folder."""
-        return _Editor(self, GivenSession(session, self.sandbox))
-
-    async def close(self) -> None:
-        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
-        await super().close()
-        owned, self._owned = self._owned, None
-        if owned is not None:
-            await owned.close()
+    def begin(self, session: EpisodeSession) -> ToolSession:
+        return _Editor(self, session)
 
 
 # ---------------------------------------------------------------------- view

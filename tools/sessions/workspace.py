@@ -276,11 +276,3 @@ def require_sessions(sandbox: Sandbox) -> Sandbox:
             "(`toolgym doctor` says what this machine offers) or a server that has them (`toolgym serve sandbox`)"
         )
     return sandbox
-
-
-def cut_middle(text: str, most: int) -> str:
-    """Return a text; where it is longer than so many characters, a note stands in place of its middle."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"

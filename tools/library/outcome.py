@@ -1,0 +1,53 @@
+"""Texts in which a model reads how its program or command ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from toolgym.tools.sandbox.base import ExecutionStatus
+
+ENDINGS = {
+    ExecutionStatus.SANDBOX_ERROR: "[The sandbox failed; your {noun} is not to blame]",
+    ExecutionStatus.TIMEOUT: "[Timed out: the {noun} was stopped after {timeout:g} seconds]",
+    ExecutionStatus.OUTPUT_LIMIT: "[Stopped: the {noun} printed too much]",
+    ExecutionStatus.CPU_LIMIT: "[Stopped: the {noun} used up its CPU time]",
+    ExecutionStatus.MEMORY_LIMIT: "[Stopped: the {noun} used too much memory]",
+    ExecutionStatus.DISK_LIMIT: "[Stopped: the {noun} filled its disk space]",
+    ExecutionStatus.FILE_LIMIT: "[Stopped: the {noun} wrote too large a file]",
+    ExecutionStatus.COMPILE_ERROR: "[The {noun} could not be compiled]",
+}
+"""Texts for endings that are the same for all tools."""
+
+
+def render_outcome(
+    noun: str,
+    status: ExecutionStatus,
+    output: list[str],
+    *,
+    timeout: float,
+    nothing: str,
+    endings: Mapping[ExecutionStatus, str],
+) -> str:
+    """Return the output of a run, and in brackets how it ended if not well.
+
+    Args:
+        noun: what ran, such as `program`.
+        status: how it ended.
+        output: its parts, cut to their length. It is left out if the sandbox failed.
+        timeout: the deadline in seconds that the text names.
+        nothing: the text for no output and a good ending.
+        endings: texts of the tool's own, which win over `ENDINGS`.
+    """
+    ending = (ENDINGS | dict(endings)).get(status, "").format(noun=noun, timeout=timeout)
+    if status is ExecutionStatus.SANDBOX_ERROR:
+        return ending
+    parts = [part for part in (*output, ending) if part]
+    return "\n".join(parts) if parts else nothing
+
+
+def cut_middle(text: str, max_chars: int) -> str:
+    """Return a text; in a longer one than `max_chars`, a note takes the place of its middle."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n... [{len(text) - 2 * half} characters cut] ...\n{text[-half:]}"

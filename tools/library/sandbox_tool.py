@@ -1,0 +1,124 @@
+"""Bases of the tools that work in a sandbox: their options, the sandbox that they open or are given, its closing."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import pydantic
+
+from toolgym.tools.config import read_options
+from toolgym.tools.sandbox.base import Sandbox, Session
+from toolgym.tools.sandbox.open import SandboxOptions, open_sandbox
+from toolgym.tools.schema import ToolSchema
+from toolgym.tools.sessions.episode_session import EpisodeSession, GivenSession
+from toolgym.tools.sessions.workspace import Workspace, WorkspaceOptions, require_sessions
+from toolgym.tools.stateful import StatefulTool, ToolSession
+
+Options = TypeVar("Options", bound=pydantic.BaseModel)
+FolderOptions = TypeVar("FolderOptions", bound=WorkspaceOptions)
+
+
+class SandboxTool(StatefulTool, Generic[Options]):
+    """A tool that works in a sandbox.
+
+    Subclasses set `options_type` and, beside `default_schema`, `label`: the tool's name in error messages.
+
+    Args:
+        config: options of the class `options_type`.
+        tool_schema: another name or description for the model; it must keep the arguments.
+        sandbox: where the tool works; it stays the caller's to close. None: the tool opens one by its options.
+
+    Attributes:
+        options: the options.
+        sandbox: where the tool works.
+
+    Raises:
+        ConfigError: an option is unknown or out of range; names it. Or the schema lacks an argument.
+    """
+
+    stays_on_loop = True
+    options_type: type[Options]
+    label: str
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema)
+        self.options: Options = read_options(self.options_type, self.config, self.label)
+        self._check_options()
+        self._opened: Sandbox | None = None
+        if sandbox is None:
+            sandbox = self._opened = self._open_sandbox()
+        self.sandbox = sandbox
+
+    def _check_options(self) -> None:
+        """Refuse options that do not go together, before a sandbox is opened."""
+
+    def _open_sandbox(self) -> Sandbox:
+        assert isinstance(self.options, SandboxOptions)
+        return open_sandbox(self.options, self.label)
+
+    async def close(self) -> None:
+        """Close the sessions of episodes that were not released; and the sandbox, unless the caller gave it."""
+        await super().close()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.close()
+
+
+class WorkspaceTool(SandboxTool[FolderOptions]):
+    """A tool that works in one folder of a session, which the tools of an episode share; see `Workspace`.
+
+    Raises:
+        ConfigError: as `SandboxTool`.
+        SandboxUnsupportedError: the sandbox has no sessions.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        tool_schema: ToolSchema | Mapping[str, Any] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        super().__init__(config, tool_schema, sandbox=sandbox)
+        require_sessions(self.sandbox)
+
+    def _open_sandbox(self) -> Sandbox:
+        return Workspace.of(self.options, self.label)
+
+    @abstractmethod
+    def begin(self, session: EpisodeSession) -> ToolSession:
+        """Return the tool's session of an episode."""
+
+    async def open(self, **create_kwargs: Any) -> ToolSession:
+        return self.begin(EpisodeSession(self.sandbox, self.options.folder))
+
+    def on(self, session: Session) -> ToolSession:
+        """FolderOptions an episode on a session that stays the caller's. It must have the tool's folder."""
+        return self.begin(GivenSession(session, self.sandbox))
+
+
+class SandboxToolSession(ToolSession):
+    """One episode of a tool that works in a sandbox session, which is opened at the first call."""
+
+    def __init__(self, session: EpisodeSession) -> None:
+        self._session = session
+
+    async def sandbox_session(self) -> Session:
+        """Return the sandbox session, for a scorer; opened if no call was made. It may have ended (`alive`).
+
+        Raises:
+            SandboxError: it cannot be opened, or the episode is over.
+        """
+        return await self._session.opened()
+
+    async def close(self) -> None:
+        """Close the sandbox session. A call that still waits comes to nothing, and leaves no session behind."""
+        await self._session.close()
