@@ -70,7 +70,7 @@ test-mcp: $(VENV)/.dev  ## Install the conformance suite of MCP with npm, and ru
 
 # What needs the library and its command alone. Commands that play episodes need the extra `rollout`.
 LOWEST_TESTS := $(addprefix tests/,envs/test_gymnasium_env.py envs/test_vector_env.py envs/test_registry.py \
-  envs/served/environments/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
+  envs/served/openenv/test_openenv.py tools/test_function.py tools/test_schema.py tools/http tools/serving \
   tools/sandbox/server/test_serve.py front/test_envs_command.py front/test_commands.py front/test_doctor.py)
 
 test-lowest: $(VENV)/.dev  ## Run tests of the library and its command with the lowest versions that pyproject.toml allows.

@@ -1,17 +1,13 @@
 """The env server: any registered env for trainers that have only its URL.
 
-Two APIs over the same sessions: OpenEnv's (HTTP, WebSockets and JSON-RPC) and the Open Reward Standard's.
+Each API is a face over the same sessions: `toolgym.envs.served.openenv` and `toolgym.envs.served.ors`.
 
-| module | what it gives |
+| module | holds |
 | --- | --- |
 | `config` | the settings |
 | `catalog` | the envs that are offered, with their tasks and tools |
-| `session`, `sessions` | an env and its episode, with deadlines; all of them, found by name and closed when idle |
-| `actions`, `answers` | what clients ask for, and what they get |
-| `openenv_api`, `websocket`, `mcp` | OpenEnv's API |
-| `ors_api`, `calls`, `event_stream` | the Open Reward Standard's |
-| `app` | the service: its paths, and which env a call is about |
-| `serve`, `worker` | the command, and its process |
-
-What every server needs is in `toolgym.tools.serving`.
+| `session`, `calls` | an env and its episode for one client; all sessions; calls that outlive their connection |
+| `step_metadata` | metadata of a step, the same in each API |
+| `face`, `app` | an API's contract; the service, with the table of its faces |
+| `worker` | the process of the command |
 """

@@ -1,33 +1,19 @@
-"""The env server's service: its paths, and which env a call is about."""
+"""The env server's service: the paths of its faces, over one table of sessions."""
 
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import unquote
+import importlib
 
 from aiohttp import web
 
-from toolgym.envs.served.environments.actions import ResetRequest, StepRequest
-from toolgym.envs.served.environments.answers import State
-from toolgym.envs.served.environments.catalog import Catalog, ServedEnv
+from toolgym.envs.served.environments.catalog import Catalog
 from toolgym.envs.served.environments.config import EnvServerConfig
-from toolgym.envs.served.environments.mcp import Mcp, Request
-from toolgym.envs.served.environments.openenv_api import OpenEnvApi
-from toolgym.envs.served.environments.ors_api import (
-    CreateRequest,
-    OrsApi,
-    SplitRequest,
-    TaskRangeRequest,
-    TaskRequest,
-    ToolRequest,
-    session_name,
-)
-from toolgym.envs.served.environments.session import NoSessionError, Timeouts
-from toolgym.envs.served.environments.sessions import Sessions
-from toolgym.envs.served.environments.websocket import Sockets
+from toolgym.envs.served.environments.face import JSON, Face, ServerParts
+from toolgym.envs.served.environments.session import EnvSessions, Timeouts
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import ConfigError, EpisodeError, UnknownNameError
+from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, UnknownNameError
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.metrics import Metrics
@@ -38,11 +24,11 @@ from toolgym.tools.serving.transport import answer
 METRICS_PREFIX = "toolgym_openenv"
 """Beginning of the names of all figures."""
 
-DEPLOYMENT_HEADER = "X-Deployment"
-"""Header in which clients of the Open Reward Standard name the env, where their paths name none."""
-
-EVENTS = "text/event-stream"
-JSON = "application/json"
+FACES = (
+    "toolgym.envs.served.openenv.api:OpenEnvFace",
+    "toolgym.envs.served.ors.api:OrsFace",
+)
+"""The APIs that the server speaks. A room that is deleted leaves this table."""
 
 
 class EnvApp(HttpApp):
@@ -55,6 +41,7 @@ class EnvApp(HttpApp):
 
     Attributes:
         sessions: the open sessions.
+        faces: the APIs that it speaks.
     """
 
     title = "toolgym envs"
@@ -65,23 +52,11 @@ class EnvApp(HttpApp):
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
         metrics = Metrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
-        self._catalog = catalog
         timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
-        self.sessions = Sessions(config.max_sessions, config.session_idle_timeout, timeouts, gate)
+        self.sessions = EnvSessions(config.max_sessions, config.session_idle_timeout, timeouts, gate)
         metrics.gauge("sessions", "Open sessions.", lambda: len(self.sessions))
-        mcp = Mcp(self.sessions)
-        self._openenv = OpenEnvApi(self.sessions, self._env_of, session_name, mcp, version)
-        self._ors = OrsApi(
-            catalog, self.sessions, self._env_of, config.write_timeout, version, step_rewards=config.rewards == "step"
-        )
-        self._sockets = Sockets(
-            self.sessions,
-            self._env_of,
-            mcp,
-            idle_timeout=config.session_idle_timeout,
-            write_timeout=config.write_timeout,
-            message_mb=config.body_limit_mb,
-        )
+        parts = ServerParts(catalog, self.sessions, config, version)
+        self.faces = [_face(entry_point, parts) for entry_point in FACES]
         self.add_routes(self._table())
 
     async def start(self) -> None:
@@ -91,7 +66,8 @@ class EnvApp(HttpApp):
     def drain(self) -> None:
         """Refuse further requests, and close the WebSockets once they have answered."""
         super().drain()
-        self._sockets.drain()
+        for face in self.faces:
+            face.drain()
 
     async def close(self) -> None:
         """Close all sessions."""
@@ -113,56 +89,14 @@ class EnvApp(HttpApp):
 
     async def undelivered(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Close a new session if its client disconnects before it learns of it."""
-        await shielded(asyncio.ensure_future(self._ors.forget(response)))
-
-    def _env_of(self, call: Call) -> ServedEnv:
-        """Return the env that a call is about: the one of its path, else of the header, else the default."""
-        if "env" in call.params:
-            return self._catalog.find(unquote(call.params["env"]))
-        named = call.request.headers.get(DEPLOYMENT_HEADER, "env")
-        # Clients that were given a URL alone make up a name; TRL's is "env".
-        return self._catalog.default if len(self._catalog.envs) == 1 or named == "env" else self._catalog.find(named)
+        await shielded(asyncio.gather(*(face.undelivered(response) for face in self.faces)))
 
     def _table(self) -> list[Route]:
-        openenv, ors, sockets = self._openenv, self._ors, self._sockets
-        of_an_env: dict[str, dict[str, Operation]] = {
-            "/reset": {"POST": Operation(openenv.reset, "Begin an episode", ResetRequest, JSON)},
-            "/step": {
-                "POST": Operation(openenv.step, "Take one turn", StepRequest, JSON, conflict="No episode is under way")
-            },
-            "/state": {"GET": Operation(openenv.state, "Tell how a session stands", None, State)},
-            "/schema": {"GET": Operation(openenv.schema, "Describe actions, observations and states", None, JSON)},
-            "/metadata": {"GET": Operation(openenv.metadata, "Describe the env", None, JSON)},
-            "/mcp": {
-                "POST": Operation(openenv.rpc, "Answer JSON-RPC: tools/list, tools/call", Request, JSON),
-                "GET": Operation(sockets.rpc, "Open a WebSocket for JSON-RPC", None, None, 101),
-            },
-            "/ws": {"GET": Operation(sockets.episodes, "Open a WebSocket for episodes", None, None, 101)},
-            "/splits": {"GET": Operation(ors.splits, "List the splits", None, JSON)},
-            "/tasks": {"POST": Operation(ors.tasks, "Tell of all tasks of a split", SplitRequest, JSON)},
-            "/num_tasks": {"POST": Operation(ors.num_tasks, "Count the tasks of a split", SplitRequest, JSON)},
-            "/task": {"POST": Operation(ors.task, "Tell of one task", TaskRequest, JSON)},
-            "/task_range": {"POST": Operation(ors.task_range, "Tell of some tasks", TaskRangeRequest, JSON)},
-            "/tools": {"GET": Operation(ors.tools, "List the tools", None, JSON)},
-            "/task_tools": {"GET": Operation(ors.task_tools, "List the tools of a session", None, JSON)},
-            "/prompt": {"GET": Operation(ors.prompt, "Give the first messages as text", None, JSON)},
-            "/messages": {"GET": Operation(ors.messages, "Give the first messages", None, JSON)},
-            "/call": {"POST": Operation(ors.call, "Call a tool of a session", ToolRequest, EVENTS)},
-        }
-        routes = [
-            Route("/list_environments", {"GET": Operation(ors.list_environments, "List the envs", None, JSON)}),
-            Route("/version", {"GET": Operation(ors.version, "Tell the version", None, JSON)}),
-            Route("/create_session", {"POST": Operation(ors.create_session, "Name a session", JSON, EVENTS)}),
-            Route("/create", {"POST": Operation(ors.create, "Make a session's env", CreateRequest, JSON)}),
-            Route("/delete", {"POST": Operation(ors.delete, "Close a session", None, JSON)}, while_draining=True),
-            Route(
-                "/delete_session", {"POST": Operation(ors.delete, "Close a session", None, JSON)}, while_draining=True
-            ),
-            Route("/ping", {"POST": Operation(ors.ping, "Keep a session", None, JSON)}, while_draining=True),
-        ]
+        routes = [route for face in self.faces for route in face.routes()]
         health = {"GET": Operation(self._health, "Tell whether requests are taken", None, JSON)}
         for prefix in ("", "/{env:path}"):
-            routes += [Route(prefix + path, operations) for path, operations in of_an_env.items()]
+            for face in self.faces:
+                routes += [Route(prefix + path, operations) for path, operations in face.env_operations().items()]
             routes.append(Route(f"{prefix}/health", health, public=True, while_draining=True))
         return routes
 
@@ -175,3 +109,9 @@ class EnvApp(HttpApp):
             "sessions": len(self.sessions),
         }
         return answer(about, 503 if self.draining else 200)
+
+
+def _face(entry_point: str, parts: ServerParts) -> Face:
+    module_name, _, name = entry_point.partition(":")
+    face: Face = getattr(importlib.import_module(module_name), name)(parts)
+    return face

@@ -23,8 +23,8 @@ _ANSWER = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which task of an env an episode has.
+class TaskPlace:
+    """The task of an episode.
 
     Attributes:
         split: the split's name.
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What clients see of the task. Its ground truth, and what is not in `fields`, stay here."""
+        """Description of the task for clients. Its ground truth, and what is not in `fields`, stay here."""
         spec: dict[str, Any] = {}
         if self.task is not None:
             row = {**self.task.row, **self.task.extra_info}
@@ -105,7 +105,7 @@ class ServedEnv:
         size = None if source is None else source.size
         return self.endless if size is None else size
 
-    def place(self, split: str, index: int) -> Place:
+    def place(self, split: str, index: int) -> TaskPlace:
         """Return a task of a split.
 
         Raises:
@@ -115,10 +115,10 @@ class ServedEnv:
         if not 0 <= index < count:
             raise UnknownNameError(f"the split {split!r} of {self.id!r} has the tasks 0 to {count - 1}, not {index}")
         source = self.splits.get(split)
-        return Place(split, index, None if source is None else source.task(index), self.fields)
+        return TaskPlace(split, index, None if source is None else source.task(index), self.fields)
 
-    def place_of_spec(self, spec: Mapping[str, Any]) -> Place:
-        """Return the task that `Place.spec` describes.
+    def place_of_spec(self, spec: Mapping[str, Any]) -> TaskPlace:
+        """Return the task that `TaskPlace.spec` describes.
 
         Raises:
             ConfigError: it is no such description, or that place has another task here.
@@ -167,13 +167,13 @@ class Catalog:
 
     def find(self, name: str) -> ServedEnv:
         """Return the env of an id. Raises UnknownNameError."""
-        found = self._by_name.get(name.lower())
-        if found is None:
+        served = self._by_name.get(name.lower())
+        if served is None:
             known = [env.id for env in self.envs]
             raise UnknownNameError(
                 f"this server has no env {name[:80]!r}{nearest(name, known) or '.'} Its envs: {', '.join(known)}"
             )
-        return found
+        return served
 
 
 async def load_env(
@@ -192,8 +192,8 @@ async def load_env(
         ConfigError: it cannot be made, or has a tool of the answer tool's name.
     """
     try:
-        found = spec(name)
-        env = found.build({**found.kwargs, **kwargs})
+        env_spec = spec(name)
+        env = env_spec.build({**env_spec.kwargs, **kwargs})
     except ToolgymError as error:
         raise ConfigError(f"env {name!r}: {error}") from error
     except Exception as error:
@@ -205,7 +205,7 @@ async def load_env(
         raise ConfigError(f"env {name!r} has a tool {answer_tool!r} of its own: set answer_tool to another name")
     splits = source.splits() if isinstance(source, TaskSource) else {}
     answer = answer_schema(answer_tool) if answer_tool is not None else None
-    return ServedEnv(found, kwargs, tools, splits, answer, endless, fields)
+    return ServedEnv(env_spec, kwargs, tools, splits, answer, endless, fields)
 
 
 def answer_schema(name: str) -> ToolSchema:

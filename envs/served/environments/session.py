@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from toolgym.envs.base import Action, StepResult
 from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.served.environments.calls import Calls
-from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, Place, ServedEnv
+from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
 from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
-from toolgym.tools.errors import EpisodeError, ToolgymError
+from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.tools.message import Message
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import ToolCall, ToolSchema
-from toolgym.tools.serving.admission import BusyError, Gate
+from toolgym.tools.serving.admission import Gate
+from toolgym.tools.serving.session_table import SessionTable, TableSession, new_name
 
 MAX_WAITING = 32
 """Calls that may wait for one session."""
@@ -32,13 +31,6 @@ CLOSE_DEADLINE = 10.0
 T = TypeVar("T")
 
 _log = logging.getLogger("toolgym.envs.served.environments")
-
-
-class NoSessionError(ToolgymError):
-    """There is no session of that name (any more)."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"no session {name[:80]!r}: it was never opened, was closed, or was idle for too long")
 
 
 class Timeouts(NamedTuple):
@@ -69,7 +61,7 @@ class ServedEpisode:
     """
 
     id: str
-    place: Place | None
+    place: TaskPlace | None
     messages: list[Message]
     tools: list[ToolSchema]
     info: ResetInfo
@@ -106,7 +98,7 @@ class ToolTurn(NamedTuple):
     result: StepResult | None
 
 
-class EnvSession:
+class EnvSession(TableSession):
     """An env of one client. Its calls run one after the other.
 
     A reset or step that raises, overruns its deadline or is cancelled ends the episode and the env: what state that is
@@ -119,37 +111,21 @@ class EnvSession:
         gate: what resets and steps hold a slot of.
 
     Attributes:
-        used: when it was last used, on the monotonic clock.
-        episode: how the episode stands; None before the first reset.
-        attached: WebSockets that use it.
+        episode: the episode; None before the first reset.
         calls: its calls that outlive their connection.
     """
 
     def __init__(self, name: str, served: ServedEnv, timeouts: Timeouts, gate: Gate) -> None:
-        self.name, self.served = name, served
-        self.used = time.monotonic()
+        super().__init__(name, patience=timeouts.queue, max_waiting=MAX_WAITING)
+        self.served = served
         self.episode: ServedEpisode | None = None
-        self.attached = 0
         self.calls = Calls()
         self._timeouts, self._gate = timeouts, gate
         self._driven: DrivenEpisode | None = None
-        self._lock = asyncio.Lock()
-        self._pending = 0
         self._running: asyncio.Task[Any] | None = None
         """The task that awaits a call of the env now."""
         self._interrupted = False
         """Whether `close` cancelled it."""
-        self._closed = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call is under way, or a WebSocket uses it."""
-        return bool(self._pending or self.attached)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     @property
     def tools(self) -> list[ToolSchema]:
@@ -157,7 +133,7 @@ class EnvSession:
         return self.served.callable_tools if self.episode is None else self.served.with_answer(self.episode.tools)
 
     async def reset(
-        self, *, seed: int | None = None, place: Place | None = None, episode_id: str | None = None
+        self, *, seed: int | None = None, place: TaskPlace | None = None, episode_id: str | None = None
     ) -> ServedEpisode:
         """Begin an episode.
 
@@ -176,7 +152,7 @@ class EnvSession:
             options = {"task": place.task}
         elif place is not None and seed is None:
             seed = place.index
-        async with self._turn(), self._gate.slot():
+        async with self.turn(), self._gate.slot():
             self.episode = None
             if self._driven is None:
                 self._driven = self._make()
@@ -200,7 +176,7 @@ class EnvSession:
             BusyError: there was no slot, or too many calls wait for this session.
             NoSessionError: the session was closed.
         """
-        async with self._turn():
+        async with self.turn():
             return await self._step(action, calls, timeout)
 
     async def truncate(self, reason: StopReason, action: Action | None = None) -> StepResult:
@@ -208,7 +184,7 @@ class EnvSession:
 
         Raises: as `step`.
         """
-        async with self._turn():
+        async with self.turn():
             return await self._step(action, 0, None, reason)
 
     async def call_tool(self, name: str, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolTurn:
@@ -221,7 +197,7 @@ class EnvSession:
 
         Raises: as `step`.
         """
-        async with self._turn():
+        async with self.turn():
             episode = self._under_way()
             answer = self.served.answer_tool
             if answer is not None and name == answer.name:
@@ -234,7 +210,6 @@ class EnvSession:
 
     async def close(self) -> None:
         """Cancel what runs, and close the env."""
-        self._closed = True
         await self.calls.close()
         if self._running is not None and not self._interrupted:
             self._interrupted = self._running.cancel()
@@ -242,37 +217,6 @@ class EnvSession:
             await self._drop()
 
     # ------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait for the calls before, and hold the session while the block lasts."""
-        if self._closed:
-            raise NoSessionError(self.name)
-        if self._pending > MAX_WAITING:
-            raise BusyError(f"{MAX_WAITING} calls wait for this session: no more are taken", 1)
-        self._pending += 1
-        try:
-            if self._lock.locked():
-                await self._wait()
-            else:
-                await self._lock.acquire()  # at once
-            try:
-                if self._closed:
-                    raise NoSessionError(self.name)
-                yield
-            finally:
-                self._lock.release()
-        finally:
-            self._pending -= 1
-            self.used = time.monotonic()
-
-    async def _wait(self) -> None:
-        """Take the lock once the calls before have ended."""
-        try:
-            async with asyncio.timeout(self._timeouts.queue):
-                await self._lock.acquire()
-        except TimeoutError:
-            raise BusyError(f"the session was busy for {self._timeouts.queue:g} s", 1) from None
 
     def _make(self) -> DrivenEpisode:
         try:
@@ -343,6 +287,47 @@ class EnvSession:
             await with_deadline(driven.close(), CLOSE_DEADLINE)
         except Exception:  # noqa: BLE001  the client is to learn about its episode, not about this
             _log.exception("an env of %s could not be closed", self.served.id)
+
+
+class EnvSessions(SessionTable[EnvSession]):
+    """The open sessions of the env server.
+
+    Args:
+        limit: how many at once.
+        idle_timeout: seconds without a call after which one is closed.
+        timeouts: deadlines of their envs' calls.
+        gate: what resets and steps hold a slot of.
+    """
+
+    def __init__(self, limit: int, idle_timeout: float, timeouts: Timeouts, gate: Gate) -> None:
+        super().__init__(limit, idle_timeout)
+        self._timeouts, self._gate = timeouts, gate
+
+    def open(self, served: ServedEnv, name: str | None = None) -> EnvSession:
+        """Open a session, whose env is made at its first reset.
+
+        Args:
+            served: its env.
+            name: its name; None: a new one that cannot be guessed.
+
+        Raises:
+            BusyError: there are as many as there may be.
+            ConfigError: the name is taken.
+        """
+        if name is not None and name in self:
+            raise ConfigError("this session has an env already; delete it first")
+        with self.room():
+            return self.add(EnvSession(name or new_name(), served, self._timeouts, self._gate))
+
+    def find(self, name: str) -> EnvSession:
+        """Return the session of that name, and count that as use.
+
+        Raises:
+            NoSessionError: there is none.
+        """
+        session = super().find(name)
+        session.touch()
+        return session
 
 
 def _tool_turn(result: StepResult) -> ToolTurn:

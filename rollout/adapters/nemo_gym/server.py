@@ -11,13 +11,12 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from toolgym.envs.served.environments.catalog import Place, ServedEnv, load_env
-from toolgym.envs.served.environments.session import EnvSession, NoSessionError, Timeouts
-from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.served.environments.catalog import ServedEnv, TaskPlace, load_env
+from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.rollout.adapters.versions import needs
-from toolgym.tools.errors import ConfigError, EpisodeError, shorten
+from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, shorten
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.serving.admission import BusyError, Gate
 
@@ -107,7 +106,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
 
     ray_enabled = False
     config: ToolgymServerConfig
-    _sessions: Sessions = PrivateAttr()
+    _sessions: EnvSessions = PrivateAttr()
     _served: ServedEnv | None = PrivateAttr(default=None)
     _opening: asyncio.Lock = PrivateAttr(default_factory=asyncio.Lock)
     _closed: dict[str, None] = PrivateAttr(default_factory=dict)
@@ -117,7 +116,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         config = self.config
         timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
         gate = Gate(config.max_concurrent, config.max_sessions, config.queue_timeout)
-        self._sessions = Sessions(config.max_sessions, config.idle_timeout, timeouts, gate)
+        self._sessions = EnvSessions(config.max_sessions, config.idle_timeout, timeouts, gate)
         app = super().setup_webserver()
         app.post("/{tool}")(self.call_tool)  # behind the routes of NeMo-Gym
         inner = app.router.lifespan_context
@@ -221,7 +220,7 @@ class ToolgymServer(SimpleResourcesServer):  # type: ignore[misc]
         except BusyError as error:
             raise HTTPException(429, str(error)) from error
         try:
-            state = await session.reset(place=Place("train", 0, task))
+            state = await session.reset(place=TaskPlace("train", 0, task))
         except EpisodeFailedError:
             return  # logged; `verify` masks it
         if state.messages != list(task.messages):

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from toolgym.envs.served.environments.catalog import Place, ServedEnv, load_env
-from toolgym.envs.served.environments.session import EnvSession, Timeouts
-from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.served.environments.catalog import ServedEnv, TaskPlace, load_env
+from toolgym.envs.served.environments.session import EnvSession, EnvSessions, Timeouts
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.models.tokenizer import load_tokenizer
@@ -111,7 +110,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         self._tokenizer = load_tokenizer(settings.tokenizer)
         timeouts = Timeouts(settings.reset_timeout, settings.step_timeout, QUEUE_TIMEOUT)
         gate = Gate(settings.max_concurrent, settings.max_sessions, QUEUE_TIMEOUT)
-        self._sessions = Sessions(settings.max_sessions, settings.idle_timeout, timeouts, gate)
+        self._sessions = EnvSessions(settings.max_sessions, settings.idle_timeout, timeouts, gate)
         self._opening = asyncio.Lock()
         self._served: ServedEnv | None = None
         self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
@@ -181,7 +180,7 @@ class Environment(EnvironmentInterface):  # type: ignore[misc]  # NeMo-RL has no
         assert self._served is not None
         session = self._sessions.open(self._served)
         try:
-            state = await session.reset(place=Place("train", 0, task))
+            state = await session.reset(place=TaskPlace("train", 0, task))
             if state.messages != list(task.messages):
                 raise ConfigError(
                     f"{self._served.id} begins with other messages than its task's, so the prompt was another one: "

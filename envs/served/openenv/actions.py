@@ -1,4 +1,4 @@
-"""What clients of OpenEnv's API ask for: resets and actions, as they come over the wire.
+"""Requests of OpenEnv's clients: resets and actions, as they come over the wire.
 
 The shapes are those of `openenv.core.env_server.types` and `mcp_types` in openenv 0.10; what an action holds is up to
 an env there, and is the same for all envs here.
@@ -19,7 +19,7 @@ from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
 
 
 class ResetRequest(BaseModel):
-    """How an episode begins."""
+    """Request for an episode."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,19 +35,19 @@ class ResetRequest(BaseModel):
         return self
 
 
-class FunctionCall(BaseModel):
+class CalledFunction(BaseModel):
     """The function of a tool call, in the OpenAI shape."""
 
     name: str
     arguments: str | dict[str, Any] = Field(description="JSON text, as APIs write it, or an object.")
 
 
-class MessageToolCall(BaseModel):
+class CallOfMessage(BaseModel):
     """A tool call of a message, in the OpenAI shape."""
 
     id: str | None = None
     type: Literal["function"] = "function"
-    function: FunctionCall
+    function: CalledFunction
 
 
 class AssistantMessage(BaseModel):
@@ -56,7 +56,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = Field(
+    tool_calls: list[CallOfMessage] | None = Field(
         None, description="Null or absent: calls are read from the content, as the env's parser says."
     )
 
@@ -78,7 +78,7 @@ class TurnAction(BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _one_form(self) -> Self:
-        if sum(one is not None for one in (self.text, self.message, self.type)) != 1:
+        if sum(form is not None for form in (self.text, self.message, self.type)) != 1:
             raise ValueError(
                 "an action is one of {'text': ...}, {'message': {...}} and {'type': 'call_tool', 'tool_name': ..., "
                 "'arguments': {...}}"
@@ -115,13 +115,13 @@ def turn_of(action: TurnAction, first_call: int) -> tuple[Action, int]:
         if message.reasoning_content is not None:
             plain["reasoning_content"] = message.reasoning_content
         return plain, 0
-    read = [_read(one, first_call + index, index) for index, one in enumerate(message.tool_calls)]
-    calls = [one for one in read if isinstance(one, ToolCall)]
-    errors = [one for one in read if isinstance(one, ToolCallError)]
+    read = [_read(call, first_call + index, index) for index, call in enumerate(message.tool_calls)]
+    calls = [call for call in read if isinstance(call, ToolCall)]
+    errors = [call for call in read if isinstance(call, ToolCallError)]
     return ParsedTurn(content, content, calls, errors, message.reasoning_content), len(read)
 
 
-def _read(call: MessageToolCall, number: int, index: int) -> ToolCall | ToolCallError:
+def _read(call: CallOfMessage, number: int, index: int) -> ToolCall | ToolCallError:
     """Read the arguments of a call, which a model wrote. What is wrong with them is for the model to read."""
     name, arguments, call_id = call.function.name, call.function.arguments, call.id or f"call_{number}"
     if isinstance(arguments, dict):

@@ -18,15 +18,14 @@ from urllib.parse import urlsplit
 import pydantic
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from toolgym.envs.served.environments.actions import ResetRequest, TurnAction
-from toolgym.envs.served.environments.answers import state_of
-from toolgym.envs.served.environments.catalog import ServedEnv
-from toolgym.envs.served.environments.mcp import SERVER_ERROR, Mcp
-from toolgym.envs.served.environments.openenv_api import act, chosen, reset
-from toolgym.envs.served.environments.session import EnvSession, NoSessionError
-from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.served.environments.face import ServerParts
+from toolgym.envs.served.environments.session import EnvSession
+from toolgym.envs.served.openenv.actions import ResetRequest, TurnAction
+from toolgym.envs.served.openenv.answers import state_of
+from toolgym.envs.served.openenv.mcp import SERVER_ERROR, Mcp
+from toolgym.envs.served.openenv.turns import act, chosen, reset
 from toolgym.envs.types import EpisodeFailedError
-from toolgym.tools.errors import ConfigError, EpisodeError
+from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.tools.serving.admission import BusyError
 from toolgym.tools.serving.json_bodies import encode
 from toolgym.tools.serving.routes import Call
@@ -41,34 +40,21 @@ CLOSE_TIMEOUT = 2.0
 Reply = Callable[[EnvSession, str], Awaitable[dict[str, Any] | None]]
 """Answers a message; None ends the socket."""
 
-_log = logging.getLogger("toolgym.envs.served.environments")
+_log = logging.getLogger("toolgym.envs.served.openenv")
 
 
 class Sockets:
     """Answers WebSockets.
 
     Args:
-        sessions: the open sessions.
-        env_of: finds the env that a call is about.
+        parts: those of the server.
         mcp: answers JSON-RPC.
-        idle_timeout: seconds without a message after which a socket is closed.
-        write_timeout: seconds for a client to take an answer.
-        message_mb: MiB of one message.
     """
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        env_of: Callable[[Call], ServedEnv],
-        mcp: Mcp,
-        *,
-        idle_timeout: float,
-        write_timeout: float,
-        message_mb: float,
-    ) -> None:
-        self._sessions, self._env_of, self._mcp = sessions, env_of, mcp
-        self._idle_timeout, self._write_timeout = idle_timeout, write_timeout
-        self._message_bytes = int(message_mb * MIB)
+    def __init__(self, parts: ServerParts, mcp: Mcp) -> None:
+        self._parts, self._sessions, self._mcp = parts, parts.sessions, mcp
+        self._idle_timeout, self._write_timeout = parts.config.session_idle_timeout, parts.config.write_timeout
+        self._message_bytes = int(parts.config.body_limit_mb * MIB)
         self._listening: set[asyncio.Task[Any]] = set()
         self._draining = False
 
@@ -91,7 +77,7 @@ class Sockets:
 
     async def rpc(self, call: Call) -> web.StreamResponse:
         """Answer the WebSocket `/mcp`."""
-        served = self._env_of(call)
+        served = self._parts.env_of(call)
 
         async def reply(session: EnvSession, text: str) -> dict[str, Any]:
             return await self._mcp.answer_text(text, served, session)
@@ -139,16 +125,15 @@ class Sockets:
         name = call.request.query.get("session_id")
         if name:
             session = self._sessions.find(name)
-            with self._sessions.attached(session):
+            with session.attached():
                 yield session
             return
-        session = self._sessions.open(self._env_of(call))
+        session = self._sessions.open(self._parts.env_of(call))
         try:
-            with self._sessions.attached(session):
+            with session.attached():
                 yield session
         finally:
-            with contextlib.suppress(NoSessionError):
-                await self._sessions.remove(session.name)
+            await self._sessions.discard(session.name)
 
     async def _answer_messages(self, socket: web.WebSocketResponse, session: EnvSession, reply: Reply) -> None:
         while not (self._draining or session.closed):

@@ -1,4 +1,4 @@
-"""What clients get: observations, rewards and states, in JSON.
+"""Answers to clients of OpenEnv: observations, rewards and states, in JSON.
 
 No ground truth and no row of a data set is in them, and of failures only the reason.
 """
@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from toolgym.envs.base import StepResult
 from toolgym.envs.served.environments.session import EnvSession, ServedEpisode
-from toolgym.envs.types import ToolCallRecord
+from toolgym.envs.served.environments.step_metadata import step_metadata
 
 
 class Observation(BaseModel):
-    """What the policy reads next. (`done` and `reward` stand beside the observation in an answer.)"""
+    """The messages that the policy reads next. (`done` and `reward` stand beside the observation in an answer.)"""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,8 +32,8 @@ class Observation(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict, description="`step_metadata` or `reset_metadata`.")
 
 
-class State(BaseModel):
-    """How a session stands."""
+class SessionState(BaseModel):
+    """State of a session."""
 
     episode_id: str | None = Field(default=None, description="Name of the episode; null before the first reset.")
     step_count: int = Field(default=0, ge=0, description="Steps of the episode so far.")
@@ -45,11 +45,11 @@ class State(BaseModel):
 
 
 def state_of(session: EnvSession) -> dict[str, Any]:
-    """Return a session's `State`."""
+    """Return a session's `SessionState`."""
     episode = session.episode
     if episode is None:
-        return State(env=session.served.id).model_dump()
-    return State(
+        return SessionState(env=session.served.id).model_dump()
+    return SessionState(
         episode_id=episode.id,
         step_count=episode.steps,
         env=session.served.id,
@@ -82,44 +82,6 @@ def without_step(session: EnvSession, further: Mapping[str, Any]) -> dict[str, A
     """Return OpenEnv's answer to an action that was no turn. `further` are fields of the observation."""
     over = session.episode is not None and session.episode.stop_reason is not None
     return _answer({"messages": [], **further}, None, over, {"env": session.served.id})
-
-
-def step_metadata(session: EnvSession, result: StepResult) -> dict[str, Any]:
-    """Return what a step tells besides: `stop_reason`, what became of the calls, and the episode's reward so far.
-
-    `trainable` and `in_group_statistics` are those of the `StopReason`; they come with the last step.
-    """
-    info, reason = result.info, result.stop_reason
-    metadata: dict[str, Any] = {
-        "step_reward": float(result.reward),
-        "episode_reward": session.episode.reward if session.episode is not None else float(result.reward),
-        "tool_calls": [_record(one) for one in info.get("tool_calls") or ()],
-        "metrics": {name: value for name, value in (info.get("metrics") or {}).items() if _is_plain(value)},
-    }
-    if reason is not None:
-        metadata |= {
-            "stop_reason": reason.value,
-            "terminated": result.terminated,
-            "truncated": result.truncated,
-            "trainable": reason.trainable,
-            "in_group_statistics": reason.in_group_statistics,
-        }
-    return metadata
-
-
-def _record(record: ToolCallRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "name": record.name,
-        "status": record.status,
-        "reward": record.reward,
-        "seconds": record.seconds,
-        "infra_failure": record.infra_failure,
-    }
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | int | float | str)
 
 
 def _answer(observation: dict[str, Any], reward: float | None, done: bool, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import aiohttp
 import pytest
 
 from tests.envs.served.environments.toy import SECRET, TASKS, SumEnv, until
-from toolgym.envs.served.environments import event_stream, session, sessions
 from toolgym.envs.served.environments.calls import Calls
+from toolgym.envs.served.ors import event_stream
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.tools.serving import app as serving_app
+from toolgym.tools.serving import session_table
 
 SID = "session-0001"
 
@@ -237,7 +238,7 @@ async def test_calls_of_a_session_run_one_after_the_other(serve, ask):
 
 
 async def test_idle_sessions_are_closed_and_pings_keep_them(serve, ask, stop_clock):
-    clock = stop_clock(session, sessions)
+    clock = stop_clock(session_table)
     service = await serve(session_idle_timeout=0.4)
     await created(ask, service.url, sid="kept-0001")
     await created(ask, service.url, sid="left-0001")

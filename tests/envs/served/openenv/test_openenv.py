@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.envs.served.environments.toy import SECRET, SumEnv, until
-from toolgym.envs.served.environments import websocket
+from toolgym.envs.served.openenv import websocket
 
 CALL = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}}
 HANG = {"type": "call_tool", "tool_name": "hang"}
@@ -175,7 +175,7 @@ async def test_a_socket_that_ends_frees_its_env(serve, connect, how):
 
 async def test_an_idle_socket_is_closed(serve, connect):
     service = await serve(session_idle_timeout=0.2)
-    sockets = service.app._sockets
+    sockets = service.app.faces[0].sockets
     given, sockets._idle_timeout = sockets._idle_timeout, 60.0  # the first message may come late
     socket = await connect(service.url)
     await socket.ask("state")

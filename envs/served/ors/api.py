@@ -7,30 +7,31 @@ episode's: trainers take the last reward that is not null, or the sum, and both 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import pydantic
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
-from toolgym.envs.served.environments.answers import step_metadata
-from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, Catalog, Place, ServedEnv
-from toolgym.envs.served.environments.event_stream import events_of, stream
-from toolgym.envs.served.environments.openenv_api import SESSION_HEADER
+from toolgym.envs.served.environments.catalog import ANSWER_ARGUMENT, ServedEnv, TaskPlace
+from toolgym.envs.served.environments.face import JSON, SESSION_HEADER, Face, required_name
 from toolgym.envs.served.environments.session import EnvSession
-from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.served.environments.step_metadata import step_metadata
+from toolgym.envs.served.ors.event_stream import events_of, stream
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import EpisodeError
 from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 from toolgym.tools.serving.json_bodies import parse
-from toolgym.tools.serving.routes import Call
+from toolgym.tools.serving.routes import Call, Operation, Route
+from toolgym.tools.serving.session_table import new_name
 from toolgym.tools.serving.transport import RefusedError, answer
 
 SPLIT_TYPES = ("train", "validation", "test")
+
+EVENTS = "text/event-stream"
 
 TERMINAL = "Ends the episode with the message."
 
@@ -85,76 +86,72 @@ class ToolRequest(BaseModel):
     task_id: str | None = None
 
 
-def session_name(call: Call) -> str | None:
-    """Return the session's name in a call's header; None where it has none.
+class OrsFace(Face):
+    """Answers the requests of the Open Reward Standard."""
 
-    Raises:
-        RefusedError: 400, it is no name.
-    """
-    name = call.request.headers.get(SESSION_HEADER, "").strip()
-    if name and not re.fullmatch(r"[\w.:/-]{8,200}", name):
-        raise RefusedError(400, f"{SESSION_HEADER} must have 8 to 200 letters, digits or any of . : / _ -")
-    return name or None
+    def env_operations(self) -> Mapping[str, Mapping[str, Operation]]:
+        return {
+            "/splits": {"GET": Operation(self.splits, "List the splits", None, JSON)},
+            "/tasks": {"POST": Operation(self.tasks, "Tell of all tasks of a split", SplitRequest, JSON)},
+            "/num_tasks": {"POST": Operation(self.num_tasks, "Count the tasks of a split", SplitRequest, JSON)},
+            "/task": {"POST": Operation(self.task, "Tell of one task", TaskRequest, JSON)},
+            "/task_range": {"POST": Operation(self.task_range, "Tell of some tasks", TaskRangeRequest, JSON)},
+            "/tools": {"GET": Operation(self.tools, "List the tools", None, JSON)},
+            "/task_tools": {"GET": Operation(self.task_tools, "List the tools of a session", None, JSON)},
+            "/prompt": {"GET": Operation(self.prompt, "Give the first messages as text", None, JSON)},
+            "/messages": {"GET": Operation(self.messages, "Give the first messages", None, JSON)},
+            "/call": {"POST": Operation(self.call, "Call a tool of a session", ToolRequest, EVENTS)},
+        }
 
+    def routes(self) -> list[Route]:
+        delete = {"POST": Operation(self.delete, "Close a session", None, JSON)}
+        return [
+            Route("/list_environments", {"GET": Operation(self.list_environments, "List the envs", None, JSON)}),
+            Route("/version", {"GET": Operation(self.version, "Tell the version", None, JSON)}),
+            Route("/create_session", {"POST": Operation(self.create_session, "Name a session", JSON, EVENTS)}),
+            Route("/create", {"POST": Operation(self.create, "Make a session's env", CreateRequest, JSON)}),
+            Route("/delete", delete, while_draining=True),
+            Route("/delete_session", delete, while_draining=True),
+            Route("/ping", {"POST": Operation(self.ping, "Keep a session", None, JSON)}, while_draining=True),
+        ]
 
-class OrsApi:
-    """Answers the requests of the Open Reward Standard.
-
-    Args:
-        catalog: the envs that are offered.
-        sessions: the open sessions.
-        env_of: finds the env that a call is about.
-        write_timeout: seconds for a client to take an answer.
-        version: version of the library.
-        step_rewards: whether a call's reward is the step's own.
-    """
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        sessions: Sessions,
-        env_of: Callable[[Call], ServedEnv],
-        write_timeout: float,
-        version: str,
-        *,
-        step_rewards: bool,
-    ) -> None:
-        self._step_rewards = step_rewards
-        self._catalog, self._sessions, self._env_of = catalog, sessions, env_of
-        self._write_timeout, self._version = write_timeout, version
+    async def undelivered(self, response: web.StreamResponse) -> None:
+        """Close the session whose name its client never got."""
+        if SESSION_HEADER in response.headers:
+            await self.sessions.discard(response.headers[SESSION_HEADER])
 
     # ------------------------------------------------------------------ tasks
 
     async def list_environments(self, call: Call) -> web.Response:
         """List the ids of the envs; the first is the default."""
-        return answer([env.id for env in self._catalog.envs])
+        return answer([env.id for env in self.parts.catalog.envs])
 
     async def version(self, call: Call) -> web.Response:
         """Tell the library's version."""
-        return answer({"version": self._version, "build_sha": None})
+        return answer({"version": self.parts.version, "build_sha": None})
 
     async def splits(self, call: Call) -> web.Response:
         """List the splits of an env."""
-        names = self._env_of(call).split_names
+        names = self.parts.env_of(call).split_names
         return answer([{"name": name, "type": name if name in SPLIT_TYPES else "validation"} for name in names])
 
     async def num_tasks(self, call: Call) -> web.Response:
         """Count the tasks of a split."""
-        return answer({"num_tasks": self._env_of(call).count(parse(SplitRequest, call.body).split)})
+        return answer({"num_tasks": self.parts.env_of(call).count(parse(SplitRequest, call.body).split)})
 
     async def task(self, call: Call) -> web.Response:
         """Tell of one task."""
-        request, served = parse(TaskRequest, call.body), self._env_of(call)
+        request, served = parse(TaskRequest, call.body), self.parts.env_of(call)
         return answer({"task": served.place(request.split, request.index).spec, "env_name": served.id})
 
     async def tasks(self, call: Call) -> web.Response:
         """Tell of all tasks of a split."""
-        request, served = parse(SplitRequest, call.body), self._env_of(call)
+        request, served = parse(SplitRequest, call.body), self.parts.env_of(call)
         return await self._places(served, request.split, range(served.count(request.split)))
 
     async def task_range(self, call: Call) -> web.Response:
         """Tell of some tasks of a split."""
-        request, served = parse(TaskRangeRequest, call.body), self._env_of(call)
+        request, served = parse(TaskRangeRequest, call.body), self.parts.env_of(call)
         places = range(served.count(request.split))[request.start : request.stop]
         return await self._places(served, request.split, places)
 
@@ -167,48 +164,49 @@ class OrsApi:
 
     async def create_session(self, call: Call) -> web.StreamResponse:
         """Give a name for a session, as a stream of events."""
-        asked = parse(_SessionRequest, call.body or b"{}")
+        asked = parse(_NameRequest, call.body or b"{}")
         if asked.env:
             raise RefusedError(400, "this server sets no environment variables for a session (env)")
-        name = self._sessions.new_name()
+        name = new_name()
 
         async def events() -> Any:
             yield "task_id", name
             yield "end", ""
 
-        return await stream(call.request, events(), self._write_timeout)
+        return await stream(call.request, events(), self.parts.config.write_timeout)
 
     async def create(self, call: Call) -> web.Response:
         """Make the env of a session, with its task."""
-        request, name = parse(CreateRequest, call.body), _required(call)
-        served = self._env_of(call) if request.env_name is None else self._named(request.env_name, call)
+        request, name = parse(CreateRequest, call.body), required_name(call)
+        named = "env" if request.env_name is None else request.env_name
+        served = self.parts.env_of(call) if named == "env" else self.parts.env_named(named)
         if request.toolset_name is not None:
             raise RefusedError(400, f"this server has no toolset {request.toolset_name[:80]!r}")
         place = _place(served, request)
-        session = self._sessions.open(served, name)
+        session = self.sessions.open(served, name)
         try:
             await session.reset(place=place)
         except BaseException as error:
-            await self._sessions.remove(name)
+            await self.sessions.remove(name)
             if isinstance(error, EpisodeFailedError):  # clients try again after this status
                 raise RefusedError(503, str(error), {"Retry-After": "1"}, reason=error.stop_reason) from error
             raise
         return answer({"sid": name}, headers={SESSION_HEADER: name})
 
     async def delete(self, call: Call) -> web.Response:
-        """Close a session; fine also where there is none."""
-        name = _required(call)
-        await self._sessions.discard(name)
+        """Close a session, if there is one."""
+        name = required_name(call)
+        await self.sessions.discard(name)
         return answer({"sid": name})
 
     async def ping(self, call: Call) -> web.Response:
         """Keep a session from being idle."""
-        self._sessions.find(_required(call))
+        self.sessions.find(required_name(call))
         return answer({"status": "ok"})
 
     async def prompt(self, call: Call) -> web.Response:
         """Give the messages that the episode begins with, as one block: clients differ in how they join several."""
-        return answer([_text("\n\n".join(one["content"] for one in self._begun(call) if one["content"]))])
+        return answer([_text("\n\n".join(message["content"] for message in self._begun(call) if message["content"]))])
 
     async def messages(self, call: Call) -> web.Response:
         """Give the messages that the episode begins with, each with its role."""
@@ -216,25 +214,25 @@ class OrsApi:
 
     async def tools(self, call: Call) -> web.Response:
         """List the tools of an env."""
-        served = self._env_of(call)
+        served = self.parts.env_of(call)
         return answer(_tools(served, served.callable_tools))
 
     async def task_tools(self, call: Call) -> web.Response:
         """List the tools of a session."""
-        session = self._sessions.find(_required(call))
+        session = self.sessions.find(required_name(call))
         return answer(_tools(session.served, session.tools))
 
     async def call(self, call: Call) -> web.StreamResponse:
         """Call a tool. The answer is a stream of events; see `event_stream`."""
-        request, session = parse(ToolRequest, call.body), self._sessions.find(_required(call))
+        request, session = parse(ToolRequest, call.body), self.sessions.find(required_name(call))
         name = request.task_id
         if name is None:
             name = session.calls.start(self._called(session, request.name, request.input))
         task = session.calls.find(name)
         if task is None:
             raise RefusedError(404, f"this session has no call {name[:80]!r} (any more)")
-        with self._sessions.attached(session):
-            return await stream(call.request, events_of(name, task), self._write_timeout)
+        with session.attached():
+            return await stream(call.request, events_of(name, task), self.parts.config.write_timeout)
 
     async def _called(self, session: EnvSession, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call a tool; return the standard's answer."""
@@ -247,7 +245,7 @@ class OrsApi:
         step = turn.result
         metadata = step_metadata(session, step)
         reward = metadata["episode_reward"] if step.done else None
-        if self._step_rewards:
+        if self.parts.config.rewards == "step":
             reward = metadata["step_reward"]
         output = {
             "blocks": [_text(turn.text)],
@@ -257,36 +255,20 @@ class OrsApi:
         }
         return {"ok": True, "output": output}
 
-    async def forget(self, response: web.StreamResponse) -> None:
-        """Close the session whose name its client never got."""
-        if SESSION_HEADER in response.headers:
-            await self._sessions.discard(response.headers[SESSION_HEADER])
-
-    def _named(self, name: str, call: Call) -> ServedEnv:
-        """Return the env of a name, which clients that were given a URL alone make up: then it is the default."""
-        return self._env_of(call) if len(self._catalog.envs) == 1 or name == "env" else self._catalog.find(name)
-
     def _begun(self, call: Call) -> list[Message]:
-        episode = self._sessions.find(_required(call)).episode
+        episode = self.sessions.find(required_name(call)).episode
         if episode is None:
             raise EpisodeError("no episode is under way; create one first")
         return episode.messages
 
 
-class _SessionRequest(BaseModel):
+class _NameRequest(BaseModel):
     """Asks for the name of a session."""
 
     env: dict[str, Any] | None = None
 
 
-def _required(call: Call) -> str:
-    name = session_name(call)
-    if name is None:
-        raise RefusedError(400, f"{SESSION_HEADER} header is required")
-    return name
-
-
-def _place(served: ServedEnv, request: CreateRequest) -> Place:
+def _place(served: ServedEnv, request: CreateRequest) -> TaskPlace:
     if request.task_spec is not None:
         return served.place_of_spec(request.task_spec)
     assert request.split is not None
@@ -296,7 +278,9 @@ def _place(served: ServedEnv, request: CreateRequest) -> Place:
 
 def _tools(served: ServedEnv, tools: list[ToolSchema]) -> dict[str, Any]:
     """The tools, the answer tool among them; it is the terminal tool too, for clients that know what that is."""
-    listed = [{"name": one.name, "description": one.description, "input_schema": dict(one.parameters)} for one in tools]
+    listed = [
+        {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)} for tool in tools
+    ]
     terminal = None
     if served.answer_tool is not None:
         terminal = {"name": served.answer_tool.name, "arg": ANSWER_ARGUMENT, "description": TERMINAL}

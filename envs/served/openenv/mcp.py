@@ -12,19 +12,18 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from toolgym.envs.served.environments.answers import step_metadata
 from toolgym.envs.served.environments.catalog import ServedEnv
-from toolgym.envs.served.environments.session import EnvSession, NoSessionError
-from toolgym.envs.served.environments.sessions import Sessions
+from toolgym.envs.served.environments.session import EnvSession, EnvSessions
+from toolgym.envs.served.environments.step_metadata import step_metadata
 from toolgym.envs.types import EpisodeFailedError
-from toolgym.tools.errors import EpisodeError
+from toolgym.tools.errors import EpisodeError, NoSessionError
 from toolgym.tools.serving.admission import BusyError
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = -32602, -32603, -32000
 
 
-class Request(BaseModel):
+class RpcRequest(BaseModel):
     """A JSON-RPC request."""
 
     model_config = ConfigDict(extra="forbid")
@@ -50,27 +49,27 @@ class Mcp:
         sessions: the open sessions.
     """
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: EnvSessions) -> None:
         self._sessions = sessions
 
     async def answer_text(self, text: str | bytes, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
         """Answer a request that came as JSON text; see `answer`."""
         try:
-            found = json.loads(text)
+            decoded = json.loads(text)
         except (ValueError, RecursionError) as error:
             return _error(None, PARSE_ERROR, f"Parse error: {error}")
-        return await self.answer(found, served, session)
+        return await self.answer(decoded, served, session)
 
-    async def answer(self, found: Any, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
+    async def answer(self, decoded: Any, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
         """Answer a request.
 
         Args:
-            found: the request, decoded.
+            decoded: the request.
             served: the env of a session that it opens.
             session: the session of the WebSocket that it came over; None: it came over HTTP, and names one.
         """
         try:
-            request = Request.model_validate(found)
+            request = RpcRequest.model_validate(decoded)
         except pydantic.ValidationError as error:
             return _error(None, INVALID_REQUEST, f"Invalid request: {error.errors(include_url=False)[0]['msg']}")
         try:
@@ -88,7 +87,7 @@ class Mcp:
             return _error(request.id, INVALID_REQUEST, str(error))
         return {"jsonrpc": "2.0", "id": request.id, "result": result}
 
-    async def _result(self, request: Request, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
+    async def _result(self, request: RpcRequest, served: ServedEnv, session: EnvSession | None) -> dict[str, Any]:
         params = request.params
         match request.method:
             case "openenv/session/create":
@@ -100,8 +99,8 @@ class Mcp:
                 tools = named.tools if named is not None else served.callable_tools
                 return {
                     "tools": [
-                        {"name": one.name, "description": one.description, "inputSchema": dict(one.parameters)}
-                        for one in tools
+                        {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.parameters)}
+                        for tool in tools
                     ]
                 }
             case "tools/call":

@@ -1,0 +1,1 @@
+"""The Open Reward Standard, a face of the env server."""
