@@ -98,7 +98,7 @@ class _Server:
 
 SERVERS = {
     "sandbox": _Server(
-        "toolgym.tools.sandbox.server.config:ServerConfig",
+        "toolgym.tools.integrations.sandbox_fusion.config:EvaluatingServerConfig",
         "Serve the sandbox: SandboxFusion's API and stateful sessions.",
         _announce_start,
     ),

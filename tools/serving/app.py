@@ -62,6 +62,7 @@ class HttpApp:
         self._metrics = metrics
         self._peers = peers
         self._worker = worker
+        self._added: list[Route] = []
         self._router = Router(())
         self._draining = False
         self._in_flight = 0
@@ -74,8 +75,12 @@ class HttpApp:
         metrics.gauge("queue_length", "Requests that wait to run something.", lambda: gate.waiting)
 
     def add_routes(self, routes: Sequence[Route]) -> None:
-        """Answer requests for these paths, and for those of every service."""
-        own = [
+        """Answer requests for these paths too, beside those of every service."""
+        self._added += routes
+        self._router = Router([*self._added, *self._service_routes()])
+
+    def _service_routes(self) -> list[Route]:
+        return [
             Route(
                 "/healthz",
                 {"GET": Operation(self._alive, "Tell that the server lives", None, "text/plain")},
@@ -98,7 +103,6 @@ class HttpApp:
             Route("/docs", {"GET": Operation(self._docs)}, public=True, while_draining=True),
             Route("/openapi.json", {"GET": Operation(self._openapi)}, while_draining=True),
         ]
-        self._router = Router([*self._router.routes, *routes, *own])
 
     @property
     def routes(self) -> list[Route]:

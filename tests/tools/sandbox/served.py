@@ -22,11 +22,13 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(sandbox, *, port=0, **settings):
-    """A service over a sandbox, with these settings."""
+async def serving(sandbox, *, port=0, config_class=ServerConfig, routes_of=None, **settings):
+    """A service over a sandbox, with these settings; `routes_of(app, config)` gives further routes."""
     await sandbox.start()
-    config = ServerConfig.load(flags={"workers": 1, **settings})
+    config = config_class.load(flags={"workers": 1, **settings})
     app = SandboxApp(sandbox, config, languages=offered_languages(config, sandbox.level))
+    if routes_of is not None:
+        app.add_routes(routes_of(app, config))
     await app.start()
     runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
     await runner.setup()

@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from toolgym.tools.errors import ConfigError, SandboxError
+from toolgym.tools.integrations.sandbox_fusion.config import EvaluatingServerConfig
 from toolgym.tools.integrations.sandbox_fusion.datasets import FORMATS, CodeDataset, Row, format_of, row_id
 from toolgym.tools.integrations.sandbox_fusion.messages import (
     EvalResult,
@@ -30,7 +31,7 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
 from toolgym.tools.judge.rows import read_rows
 from toolgym.tools.sandbox.base import ExecutionResult, Sandbox
 from toolgym.tools.sandbox.options import RunRequest
-from toolgym.tools.sandbox.server.config import ServerConfig
+from toolgym.tools.sandbox.server.app import SandboxApp
 from toolgym.tools.sandbox.server.execute import GRACE
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import refused
@@ -50,17 +51,15 @@ class EvaluationApi:
     """Answers the seven paths.
 
     Args:
-        sandbox: runs programs.
+        app: the server: its sandbox runs programs, each run of a test in a slot of its gate.
         config: limits, and the folder of the data sets.
-        gate: gives each run of a test a slot.
-        metrics: counts.
 
     Raises:
         ConfigError: a data set cannot be read, or is of no known format.
     """
 
-    def __init__(self, sandbox: Sandbox, config: ServerConfig, gate: Gate, metrics: SandboxMetrics) -> None:
-        self._sandbox = _GatedSandbox(sandbox, gate, metrics)
+    def __init__(self, app: SandboxApp, config: EvaluatingServerConfig) -> None:
+        self._sandbox = _GatedSandbox(app.sandbox, app.gate, app.metrics)
         self._config = config
         self._rows = {} if config.datasets is None else load_datasets(Path(config.datasets))
         self._formats = {name: format_of(rows[0]) for name, rows in self._rows.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,32 +14,18 @@ from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import NoSessionError
 from toolgym.tools.sandbox.local import LocalSandbox
 from toolgym.tools.sandbox.protocol.messages import (
-    AskProcessRequest,
-    AskProcessResponse,
-    CellRequest,
-    CellResponse,
-    CheckpointNames,
     CreateSessionRequest,
-    ExecRequest,
-    ExecResponse,
-    FilesRequest,
-    FilesResponse,
-    ForkRequest,
-    ForkResponse,
-    PackRequest,
-    ProcessInfo,
     RunCodeRequest,
     RunCodeResponse,
     RunJupyterRequest,
     RunJupyterResponse,
     SessionInfo,
-    StartProcessRequest,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.process_api import ProcessApi
-from toolgym.tools.sandbox.server.session_api import RAW, SessionApi, made_sessions
+from toolgym.tools.sandbox.server.session_api import SessionApi, made_sessions
 from toolgym.tools.sandbox.server.sessions import ServedSession, owner_of
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
@@ -48,19 +33,6 @@ from toolgym.tools.serving.peers import PeerGoneError, Peers
 from toolgym.tools.serving.routes import Call, Handler, Operation, Route
 from toolgym.tools.serving.session_table import SessionTable
 from toolgym.tools.serving.transport import answer
-
-EVALUATION = "toolgym.tools.integrations.sandbox_fusion.api"
-"""Where SandboxFusion's evaluation endpoints are answered: a higher room, which judges with this server's sandbox."""
-
-PACK = (
-    "Read several small files: 4 bytes of length (little endian), their sizes in JSON (-1: it cannot be read), and "
-    "their contents"
-)
-UNPACK = (
-    'Write several small files: 4 bytes of length (little endian), {"path": folder, "rows": [[name, "file" | "folder" '
-    '| "link" | "mode", mode, size | 0 | target | 0], ...]} in JSON, and their contents'
-)
-"""What the API's description says about bodies that are no JSON."""
 
 
 class Health(pydantic.BaseModel):
@@ -91,6 +63,7 @@ class SandboxApp(HttpApp):
     Attributes:
         sandbox: as given.
         gate: which requests run and which wait.
+        metrics: counts.
     """
 
     title = "toolgym sandbox"
@@ -113,7 +86,7 @@ class SandboxApp(HttpApp):
         others = [number for number in range(config.workers) if number != worker]
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE
         super().__init__(config, gate, metrics, Peers(folder, others, deadline), worker, version)
-        self.sandbox = sandbox
+        self.sandbox, self.metrics = sandbox, metrics
         self._workers = config.workers
         self._about = dict(about or {})
         self._sessions = SessionTable[ServedSession](config.share(config.max_sessions), config.session_idle_timeout)
@@ -122,8 +95,6 @@ class SandboxApp(HttpApp):
         self._api = SessionApi(sandbox, config, gate, metrics, self._sessions, worker)
         self._programs = ProcessApi(config, gate, metrics, self._sessions, self._api)
         self._languages = sorted(languages)
-        evaluation = importlib.import_module(EVALUATION).EvaluationApi(sandbox, config, gate, metrics)
-        self._evaluation: list[Route] = evaluation.routes()
         self.add_routes(self._table())
 
     async def start(self) -> None:
@@ -160,158 +131,32 @@ class SandboxApp(HttpApp):
             return
 
     def _table(self) -> list[Route]:
-        api, programs, here, run = self._api, self._programs, self._here, self._executor
-        cannot_open = "The network that it asks for is not to be had, or not allowed"
-        cannot_run = "It cannot be started"
-        cannot_do = "It cannot be done; `reason` says why"
-        session = "/sessions/{id}"
-        cannot_fork = "It is in a state that cannot be forked"
-        fork_summary = "Fork a session, or one of its checkpoints; an empty body asks for one fork of the session"
-        routes = [
-            Route(
-                "/run_code",
-                {"POST": Operation(run.run_code, "Run a program", RunCodeRequest, RunCodeResponse)},
-                runs=True,
-            ),
-            Route(
-                "/run_jupyter",
-                {
-                    "POST": Operation(
-                        run.run_jupyter, "Run cells in a fresh session", RunJupyterRequest, RunJupyterResponse
-                    )
-                },
-                runs=True,
-            ),
-            Route(
-                "/sessions",
-                {
-                    "POST": Operation(
-                        self._create_session, "Open a session", CreateSessionRequest, SessionInfo, 201, cannot_open
-                    )
-                },
-                runs=True,
-            ),
-            Route(
-                session,
-                {
-                    "GET": Operation(here(api.info), "Tell about a session", None, SessionInfo),
-                    "DELETE": Operation(here(api.delete), "Close a session", status=204),
-                },
-            ),
-            Route(
-                f"{session}/cells",
-                {"POST": Operation(here(api.run_cell), "Run a cell", CellRequest, CellResponse)},
-            ),
-            Route(
-                f"{session}/exec",
-                {
-                    "POST": Operation(
-                        here(programs.exec), "Run a program in it", ExecRequest, ExecResponse, 200, cannot_run
-                    )
-                },
-            ),
-            Route(
-                f"{session}/processes",
-                {
-                    "POST": Operation(
-                        here(programs.start),
-                        "Start a program in the background",
-                        StartProcessRequest,
-                        ProcessInfo,
-                        conflict=cannot_run,
-                    )
-                },
-            ),
-            Route(
-                f"{session}/processes/{{process}}",
-                {
-                    "POST": Operation(
-                        here(programs.ask),
-                        "Write to a program, signal it, wait for it, and read what it has printed",
-                        AskProcessRequest,
-                        AskProcessResponse,
-                    ),
-                    "DELETE": Operation(here(programs.end), "Kill a program and forget it", status=204),
-                },
-            ),
-            Route(
-                f"{session}/fork",
-                {"POST": Operation(here(api.fork), fork_summary, ForkRequest, ForkResponse, 201, cannot_fork)},
-            ),
-            Route(
-                f"{session}/checkpoints",
-                {"GET": Operation(here(api.checkpoints), "List the checkpoints of a session", None, CheckpointNames)},
-            ),
-            Route(
-                f"{session}/checkpoints/{{name}}",
-                {
-                    "PUT": Operation(
-                        here(api.checkpoint),
-                        "Keep the state of a session under a name",
-                        status=204,
-                        conflict=cannot_fork,
-                    ),
-                    "DELETE": Operation(here(api.drop_checkpoint), "Free a checkpoint", status=204),
-                },
-            ),
-            Route(
-                f"{session}/files/{{name:path}}",
-                {
-                    "PUT": Operation(
-                        here(api.write_file), "Write a file", RAW, status=204, conflict="It cannot be written"
-                    ),
-                    "GET": Operation(here(api.read_file), "Read a file", None, RAW, conflict="It cannot be read"),
-                },
-            ),
-            Route(
-                f"{session}/files",
-                {
-                    "POST": Operation(
-                        here(api.files),
-                        "List, describe, make, move or remove files and folders",
-                        FilesRequest,
-                        FilesResponse,
-                        conflict=cannot_do,
-                    )
-                },
-            ),
-            Route(
-                f"{session}/pack",
-                {
-                    "POST": Operation(
-                        here(api.pack),
-                        PACK,
-                        PackRequest,
-                        RAW,
-                        conflict=cannot_do,
-                    )
-                },
-            ),
-            Route(
-                f"{session}/unpack",
-                {
-                    "POST": Operation(
-                        here(api.unpack),
-                        UNPACK,
-                        RAW,
-                        status=204,
-                        conflict=cannot_do,
-                    )
-                },
-            ),
-            Route(
-                "/v1/ping",
-                {"GET": Operation(self._ping, "Answer with pong", None, "application/json")},
-                public=True,
-            ),
-            Route(
-                "/health",
-                {"GET": Operation(self._health, "Tell whether requests are taken", None, Health)},
-                public=True,
-                while_draining=True,
-            ),
+        run_code = Operation(self._executor.run_code, "Run a program", RunCodeRequest, RunCodeResponse)
+        run_jupyter = Operation(
+            self._executor.run_jupyter, "Run cells in a fresh session", RunJupyterRequest, RunJupyterResponse
+        )
+        conflict = "The network that it asks for is not to be had, or not allowed"
+        create = Operation(
+            self._create_session, "Open a session", CreateSessionRequest, SessionInfo, status=201, conflict=conflict
+        )
+        ping = Operation(self._ping, "Answer with pong", None, "application/json")
+        health = Operation(self._health, "Tell whether requests are taken", None, Health)
+        return [
+            Route("/run_code", {"POST": run_code}, runs=True),
+            Route("/run_jupyter", {"POST": run_jupyter}, runs=True),
+            Route("/sessions", {"POST": create}, runs=True),
+            *map(self._routed_to_owner, [*self._api.routes(), *self._programs.routes()]),
+            Route("/v1/ping", {"GET": ping}, public=True),
+            Route("/health", {"GET": health}, public=True, while_draining=True),
         ]
-        return routes + self._evaluation
+
+    def _routed_to_owner(self, route: Route) -> Route:
+        """Return the route of a session, whose calls are answered by the worker that has the session."""
+        operations = {
+            method: operation._replace(handler=partial(self._at_owner, operation.handler))
+            for method, operation in route.operations.items()
+        }
+        return route._replace(operations=operations)
 
     # ------------------------------------------------------------------ handlers
 
@@ -331,11 +176,8 @@ class SandboxApp(HttpApp):
                     return response
             raise
 
-    def _here(self, handler: Handler) -> Handler:
-        """Return a handler that answers calls of this worker's sessions, and passes other calls on to their workers."""
-        return partial(self._route_to_owner, handler)
-
-    async def _route_to_owner(self, handler: Handler, call: Call) -> web.StreamResponse:
+    async def _at_owner(self, handler: Handler, call: Call) -> web.StreamResponse:
+        """Answer a call of this worker's session, or pass it on to the session's worker."""
         name = call.params["id"]
         worker = None if call.internal else self._owner(name)
         if worker is None:

@@ -1,12 +1,8 @@
-"""The server's settings, from a YAML file and from flags, checked before anything starts.
-
-`toolgym serve sandbox --print-config` prints them all with their meanings, as a file that `--config` takes.
-"""
+"""The sandbox server's settings, from a YAML file and from flags, checked before anything starts."""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
@@ -42,7 +38,7 @@ LimitsConfig.__doc__ = Limits.__doc__  # the meanings of its settings are writte
 
 
 class ServerConfig(ServingConfig):
-    """Settings of `toolgym serve sandbox`: those of every server (`ServingConfig`), and its own.
+    """Settings of the sandbox server: those of every server (`ServingConfig`), and its own.
 
     Attributes:
         workers: processes that share the port. Default: one per four processors.
@@ -66,8 +62,6 @@ class ServerConfig(ServingConfig):
         python: interpreter that runs Python programs; None: the server's.
         packages: a folder with packages for programs, a subfolder for each language; None: there is none.
         languages: those that are offered; None: all that are installed.
-        datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only
-            those that requests bring.
     """
 
     spec = ServerSpec(
@@ -86,7 +80,6 @@ class ServerConfig(ServingConfig):
             "drain_timeout",
             "isolation",
             "network",
-            "datasets",
             "token_file",
             "token",
             "log_level",
@@ -112,7 +105,6 @@ class ServerConfig(ServingConfig):
     python: str | None = None
     packages: str | None = None
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    datasets: str | None = None
 
     @pydantic.field_validator("python")
     @classmethod
@@ -125,13 +117,6 @@ class ServerConfig(ServingConfig):
     @classmethod
     def _existing_folder(cls, folder: str | None) -> str | None:
         return None if folder is None else check(folder)
-
-    @pydantic.field_validator("datasets")
-    @classmethod
-    def _existing_datasets(cls, folder: str | None) -> str | None:
-        if folder is not None and not Path(folder).is_dir():
-            raise ValueError("there is no such folder")
-        return folder
 
     @pydantic.field_validator("languages")
     @classmethod

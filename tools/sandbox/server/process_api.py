@@ -16,7 +16,9 @@ from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, ch
 from toolgym.tools.sandbox.protocol.conversions import exec_response, process_response, read_stdin
 from toolgym.tools.sandbox.protocol.messages import (
     AskProcessRequest,
+    AskProcessResponse,
     ExecRequest,
+    ExecResponse,
     ProcessInfo,
     StartProcessRequest,
 )
@@ -28,7 +30,7 @@ from toolgym.tools.sandbox.server.session_api import SessionApi
 from toolgym.tools.sandbox.server.sessions import MAX_BESIDE, SandboxSessions, ServedSession
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
-from toolgym.tools.serving.routes import Call
+from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RefusedError, answer
 
 
@@ -48,6 +50,22 @@ class ProcessApi:
     ) -> None:
         self._config, self._gate, self._metrics = config, gate, metrics
         self._sessions, self._api = sessions, api
+
+    def routes(self) -> list[Route]:
+        """Return the paths of a session that are about its programs."""
+        cannot_run = "It cannot be started"
+        run = Operation(self.exec, "Run a program in it", ExecRequest, ExecResponse, conflict=cannot_run)
+        start = Operation(
+            self.start, "Start a program in the background", StartProcessRequest, ProcessInfo, conflict=cannot_run
+        )
+        ask_summary = "Write to a program, signal it, wait for it, and read what it has printed"
+        ask = Operation(self.ask, ask_summary, AskProcessRequest, AskProcessResponse)
+        end = Operation(self.end, "Kill a program and forget it", status=204)
+        return [
+            Route("/sessions/{id}/exec", {"POST": run}),
+            Route("/sessions/{id}/processes", {"POST": start}),
+            Route("/sessions/{id}/processes/{process}", {"POST": ask, "DELETE": end}),
+        ]
 
     async def exec(self, call: Call) -> web.Response:
         """Run a program, and wait for its end."""

@@ -27,6 +27,7 @@ from toolgym.tools.sandbox.names import OptionError, check_path
 from toolgym.tools.sandbox.protocol.conversions import cell_response, framed, unframed
 from toolgym.tools.sandbox.protocol.messages import (
     CellRequest,
+    CellResponse,
     CheckpointNames,
     CreateSessionRequest,
     FileEntry,
@@ -44,10 +45,20 @@ from toolgym.tools.sandbox.server.request_checks import check_limits, refused, s
 from toolgym.tools.sandbox.server.sessions import SandboxSessions, ServedSession
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
-from toolgym.tools.serving.routes import Call
+from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import RefusedError, answer
 
 RAW = "application/octet-stream"
+
+PACK = (
+    "Read several small files: 4 bytes of length (little endian), their sizes in JSON (-1: it cannot be read), and "
+    "their contents"
+)
+UNPACK = (
+    'Write several small files: 4 bytes of length (little endian), {"path": folder, "rows": [[name, "file" | "folder" '
+    '| "link" | "mode", mode, size | 0 | target | 0], ...]} in JSON, and their contents'
+)
+"""The API's descriptions of bodies that are no JSON."""
 
 
 class SessionApi:
@@ -73,6 +84,39 @@ class SessionApi:
     ) -> None:
         self._sandbox, self._config, self._gate = sandbox, config, gate
         self._metrics, self._sessions, self._worker = metrics, sessions, worker
+
+    def routes(self) -> list[Route]:
+        """Return the paths of a session, except those about its programs."""
+        session = "/sessions/{id}"
+        cannot_fork = "It is in a state that cannot be forked"
+        cannot_do = "It cannot be done; `reason` says why"
+        info = Operation(self.info, "Tell about a session", None, SessionInfo)
+        delete = Operation(self.delete, "Close a session", status=204)
+        run_cell = Operation(self.run_cell, "Run a cell", CellRequest, CellResponse)
+        fork_summary = "Fork a session, or one of its checkpoints; an empty body asks for one fork of the session"
+        fork = Operation(self.fork, fork_summary, ForkRequest, ForkResponse, status=201, conflict=cannot_fork)
+        checkpoints = Operation(self.checkpoints, "List the checkpoints of a session", None, CheckpointNames)
+        checkpoint = Operation(
+            self.checkpoint, "Keep the state of a session under a name", status=204, conflict=cannot_fork
+        )
+        drop_checkpoint = Operation(self.drop_checkpoint, "Free a checkpoint", status=204)
+        write_file = Operation(self.write_file, "Write a file", RAW, status=204, conflict="It cannot be written")
+        read_file = Operation(self.read_file, "Read a file", None, RAW, conflict="It cannot be read")
+        files_summary = "List, describe, make, move or remove files and folders"
+        files = Operation(self.files, files_summary, FilesRequest, FilesResponse, conflict=cannot_do)
+        pack = Operation(self.pack, PACK, PackRequest, RAW, conflict=cannot_do)
+        unpack = Operation(self.unpack, UNPACK, RAW, status=204, conflict=cannot_do)
+        return [
+            Route(session, {"GET": info, "DELETE": delete}),
+            Route(f"{session}/cells", {"POST": run_cell}),
+            Route(f"{session}/fork", {"POST": fork}),
+            Route(f"{session}/checkpoints", {"GET": checkpoints}),
+            Route(f"{session}/checkpoints/{{name}}", {"PUT": checkpoint, "DELETE": drop_checkpoint}),
+            Route(f"{session}/files/{{name:path}}", {"PUT": write_file, "GET": read_file}),
+            Route(f"{session}/files", {"POST": files}),
+            Route(f"{session}/pack", {"POST": pack}),
+            Route(f"{session}/unpack", {"POST": unpack}),
+        ]
 
     async def create(self, call: Call) -> web.Response:
         """Open a session."""

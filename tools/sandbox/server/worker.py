@@ -13,13 +13,12 @@ from toolgym.tools.errors import SandboxError
 from toolgym.tools.sandbox.server.app import SandboxApp
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.factory import make_sandbox, offered_languages
-from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.worker import START_DEADLINE, run_worker
 
 
 @contextlib.asynccontextmanager
-async def open_app(config: ServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[HttpApp, str]]:
-    """Start a sandbox and open the service over it.
+async def open_app(config: ServerConfig, number: int, folder: Path | None) -> AsyncIterator[tuple[SandboxApp, str]]:
+    """Start a sandbox and open the service over it. A worker that serves more adds its routes to the app.
 
     Args:
         config: settings.

@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 
 from tests.tools.sandbox.served import serving
+from toolgym.tools.integrations.sandbox_fusion.api import EvaluationApi
+from toolgym.tools.integrations.sandbox_fusion.config import EvaluatingServerConfig
 from toolgym.tools.sandbox.local import LocalSandbox
 
 PROMPT = '''from typing import List
@@ -75,8 +77,9 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="session")
-def judge_url(folder):
+@contextlib.contextmanager
+def evaluating(**settings):
+    """A server with the evaluation endpoints, in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -84,13 +87,25 @@ def judge_url(folder):
 
     async def start():
         sandbox = await stack.enter_async_context(LocalSandbox(preload=[]))
-        return (await stack.enter_async_context(serving(sandbox, datasets=str(folder)))).url
+        server = serving(
+            sandbox,
+            config_class=EvaluatingServerConfig,
+            routes_of=lambda app, config: EvaluationApi(app, config).routes(),
+            **settings,
+        )
+        return (await stack.enter_async_context(server)).url
 
     yield asyncio.run_coroutine_threadsafe(start(), loop).result(180)
     asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(180)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(60)
     loop.close()
+
+
+@pytest.fixture(scope="session")
+def judge_url(folder):
+    with evaluating(datasets=str(folder)) as url:
+        yield url
 
 
 @pytest.fixture

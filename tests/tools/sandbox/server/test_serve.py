@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pkgutil
 import re
 import signal
 import socket
@@ -19,11 +20,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from toolgym.cli.app import main
+from toolgym.cli.serve import SERVERS
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.serving import supervisor
 
 HELLO = {"code": "print('hello')", "language": "python"}
 SMALL = "preload: []\n"
+WORKERS = {"toolgym.tools.sandbox.server.worker", "toolgym.tools.integrations.sandbox_fusion.worker"}
+"""Modules that workers run: of a server from Python, and of the command's."""
 MANY = 20
 """Connections of which two workers surely get some each: the kernel shares them out by chance."""
 
@@ -55,7 +59,7 @@ def workers_of(process):
     found = []
     for child in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.Error):  # it ended a moment ago
-            if "toolgym.tools.sandbox.server.worker" in child.cmdline():
+            if WORKERS & set(child.cmdline()):
                 found.append(child)
     return found
 
@@ -277,9 +281,10 @@ def test_the_settings_are_printed_as_a_file(monkeypatch, capsys, tmp_path):
     assert left.value.code == 0
     file = tmp_path / "server.yaml"
     file.write_text(capsys.readouterr().out)
-    config = ServerConfig.load(file)
+    model = pkgutil.resolve_name(SERVERS["sandbox"].settings)
+    config = model.load(file)
     assert (config.port, config.access_log, config.log_level) == (4321, "requests", "warning")
-    assert config == ServerConfig.load(flags={"port": 4321, "access_log": "requests", "log_level": "warning"})
+    assert config == model.load(flags={"port": 4321, "access_log": "requests", "log_level": "warning"})
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,6 @@ PAGES = [
     raw("slash_behind", "/run_code/", '{"code": "print(1)", "language": "python"}'),
     raw("slash_behind_ping", "/v1/ping/", method="GET"),
     raw("two_slashes", "//run_code", "{}"),
-    raw("data_sets", "/list_datasets", method="GET"),
-    raw("prompts_of_no_data_set", "/get_prompts", '{"dataset": "no such", "config": {}}'),
-    raw("prompts_without_fields", "/get_prompts", "{}"),
 ]
 
 NOTEBOOKS = [
@@ -220,3 +217,10 @@ NOTEBOOKS = [
 ]
 
 API = [*FIELDS, *BODIES, *PAGES, *NOTEBOOKS]
+
+EVALUATION = [
+    raw("data_sets", "/list_datasets", method="GET"),
+    raw("prompts_of_no_data_set", "/get_prompts", '{"dataset": "no such", "config": {}}'),
+    raw("prompts_without_fields", "/get_prompts", "{}"),
+]
+"""Requests to the evaluation endpoints, which `tests/tools/integrations/sandbox_fusion` compares."""

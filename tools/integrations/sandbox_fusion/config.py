@@ -1,0 +1,37 @@
+"""Settings of `toolgym serve sandbox`, which serves SandboxFusion's evaluation endpoints beside the sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pydantic
+
+from toolgym.tools.sandbox.server.config import ServerConfig
+
+_FLAGS = ServerConfig.spec.flags
+_AT = _FLAGS.index("token_file")
+
+
+class EvaluatingServerConfig(ServerConfig):
+    """Settings of the sandbox server, and of the evaluation endpoints.
+
+    Attributes:
+        datasets: a folder with data sets for SandboxFusion's evaluation endpoints, a file `NAME.jsonl` each; None: only
+            those that requests bring.
+    """
+
+    spec = replace(
+        ServerConfig.spec,
+        worker="toolgym.tools.integrations.sandbox_fusion.worker",
+        flags=(*_FLAGS[:_AT], "datasets", *_FLAGS[_AT:]),
+    )
+
+    datasets: str | None = None
+
+    @pydantic.field_validator("datasets")
+    @classmethod
+    def _existing_datasets(cls, folder: str | None) -> str | None:
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError("there is no such folder")
+        return folder
