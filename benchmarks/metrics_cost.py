@@ -20,12 +20,11 @@ from toolgym.envs import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.engines.base import FinishReason, Generation, SamplingParams
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.token_ids import TokenIds
+from toolgym.rollout.runner.metrics.progress import Progress
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
 from toolgym.rollout.runner.metrics.spans import RunSpans
-from toolgym.rollout.runner.progress import Progress
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn
 
 EPISODES, TURNS, TOKENS, OBSERVATION, PROMPT = 1000, 4, 200, 30, 300

@@ -36,8 +36,8 @@ from toolgym.rollout.batch.make import make_batch
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, GenerationRequest, SamplingParams
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
+from toolgym.rollout.orchestrator import rollout
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.rollout import rollout
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.message import user
 from toolgym.tools.schema import ToolSchema

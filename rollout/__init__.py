@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.limits import TruncationPolicy as TruncationPolicy
     from toolgym.rollout.models.tiny import tiny_policy_path as tiny_policy_path
     from toolgym.rollout.models.tokenizer import load_tokenizer as load_tokenizer
+    from toolgym.rollout.orchestrator import rollout as rollout
     from toolgym.rollout.recording.engine import CassetteEngine as CassetteEngine
     from toolgym.rollout.recording.engine import JournaledEngine as JournaledEngine
     from toolgym.rollout.recording.engine import RecordingEngine as RecordingEngine
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.recording.replay import replay as replay
     from toolgym.rollout.runner.adaptive import Adaptive as Adaptive
     from toolgym.rollout.runner.base import RunnerProtocol as RunnerProtocol
+    from toolgym.rollout.runner.base import Sink as Sink
     from toolgym.rollout.runner.branching import Branching as Branching
     from toolgym.rollout.runner.branching import BranchPoint as BranchPoint
     from toolgym.rollout.runner.branching import at_turns as at_turns
@@ -71,25 +73,22 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.metrics.loggers import TensorBoardLogger as TensorBoardLogger
     from toolgym.rollout.runner.metrics.loggers import WandbLogger as WandbLogger
     from toolgym.rollout.runner.metrics.loggers import logged as logged
+    from toolgym.rollout.runner.metrics.progress import Progress as Progress
     from toolgym.rollout.runner.metrics.prometheus import MetricsServer as MetricsServer
     from toolgym.rollout.runner.metrics.prometheus import RunCollector as RunCollector
     from toolgym.rollout.runner.metrics.run_counts import RunCounts as RunCounts
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics as RunMetrics
-    from toolgym.rollout.runner.progress import Progress as Progress
     from toolgym.rollout.runner.ray.engine import EngineActor as EngineActor
     from toolgym.rollout.runner.ray.engine import RayEngine as RayEngine
     from toolgym.rollout.runner.ray.runner import RayRunner as RayRunner
-    from toolgym.rollout.runner.rollout import rollout as rollout
     from toolgym.rollout.runner.rollout_queue import RolloutQueue as RolloutQueue
     from toolgym.rollout.runner.run_episode import run_episode as run_episode
-    from toolgym.rollout.runner.scheduler import Cut as Cut
-    from toolgym.rollout.runner.scheduler import Scheduler as Scheduler
-    from toolgym.rollout.runner.scheduler import Stragglers as Stragglers
-    from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder as GroupsInOrder
+    from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler as GroupScheduler
     from toolgym.rollout.runner.scheduling.plan import GroupPlan as GroupPlan
     from toolgym.rollout.runner.scheduling.plan import has_signal as has_signal
-    from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups as PlannedGroups
-    from toolgym.rollout.runner.sinks import Sink as Sink
+    from toolgym.rollout.runner.scheduling.scheduler import Cut as Cut
+    from toolgym.rollout.runner.scheduling.scheduler import Scheduler as Scheduler
+    from toolgym.rollout.runner.scheduling.scheduler import Stragglers as Stragglers
     from toolgym.rollout.tokens.context_policies import ContextPolicy as ContextPolicy
     from toolgym.rollout.tokens.context_policies import ContextState as ContextState
     from toolgym.rollout.tokens.context_policies import CutToolResults as CutToolResults

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.runner.local import Runner
     from toolgym.rollout.runner.metrics.loggers import MetricLogger
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-    from toolgym.rollout.runner.scheduler import Scheduler
+    from toolgym.rollout.runner.scheduling.scheduler import Scheduler
     from toolgym.rollout.trajectory.trajectory import Trajectory
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -232,10 +232,10 @@ async def _main(
     from toolgym.rollout.runner.envs.env_factory import EnvFactory
     from toolgym.rollout.runner.local import Runner
     from toolgym.rollout.runner.metrics.loggers import logged
+    from toolgym.rollout.runner.metrics.progress import Progress
     from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-    from toolgym.rollout.runner.progress import Progress
     from toolgym.rollout.runner.resumed import EarlierRun, Resumed
-    from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
+    from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
     from toolgym.rollout.trajectory.trajectory import plain
 
     errors = Console(stderr=True, highlight=False)
@@ -284,7 +284,7 @@ async def _main(
             else:
                 folder.begin(run)
             started = time.monotonic()
-            jobs: Scheduler = Resumed(GroupsInOrder(tasks, config, run_id=run.run_id), earlier.trajectories)
+            jobs: Scheduler = Resumed(GroupScheduler(tasks, config, run_id=run.run_id), earlier.trajectories)
             finished = earlier.trajectories.keys()
             if journal:
                 engine = JournaledEngine(engine, out / TURNS, finished=finished)

@@ -13,7 +13,7 @@ CLOSE_TIMEOUT = 30.0
 _log = logging.getLogger("toolgym.rollout")
 
 
-async def forked_env(env: BaseEnv, seconds: float) -> BaseEnv:
+async def fork_env(env: BaseEnv, seconds: float) -> BaseEnv:
     """Return a fork of an env, which the caller closes. One that comes too late, or is not waited for, is closed.
 
     Args:
@@ -45,10 +45,10 @@ async def forked_env(env: BaseEnv, seconds: float) -> BaseEnv:
 
 async def close_env(env: BaseEnv) -> None:
     """Close an env, even when the caller is cancelled meanwhile. A failure is logged: the run's results are whole."""
-    await shielded(end_env(env))
+    await shielded(close_env_once(env))
 
 
-async def end_env(env: BaseEnv) -> None:
+async def close_env_once(env: BaseEnv) -> None:
     """As `close_env`, for a caller that is not cancelled."""
     try:
         await with_deadline(env.close(), CLOSE_TIMEOUT)

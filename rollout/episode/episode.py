@@ -21,20 +21,19 @@ from typing import Any, TypeAlias
 from toolgym.envs.base import BaseEnv, StepResult
 from toolgym.envs.failure import failing, finite_reward, reason_to_end
 from toolgym.envs.types import EpisodeFailedError, StopReason
-from toolgym.rollout.altered import altered
 from toolgym.rollout.engines.base import Engine, FinishReason
 from toolgym.rollout.episode.budget import EpisodeBudget, long_prompt_error
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.context import EpisodeContext, encoded_apart
 from toolgym.rollout.episode.deadline import episode_deadline
-from toolgym.rollout.episode.env_lifecycle import close_env, forked_env
+from toolgym.rollout.episode.env_lifecycle import close_env, fork_env
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode.record import EpisodeRecord
 from toolgym.rollout.episode.state import Asked, CallersError, State, StoppedError
 from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
-from toolgym.rollout.episode_key import episode_scope
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import Job, episode_scope
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
+from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.seeds import derive_seed, step_seed, stream_seed
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
@@ -208,7 +207,7 @@ class Episode:
         assert self._conversation is not None
         turns = len(self._record.turns)
         self._waits(Phase.FORK)
-        env = await forked_env(self.env, self._limits.env_timeout)
+        env = await fork_env(self.env, self._limits.env_timeout)
         try:
             if not self._is_between_turns or len(self._record.turns) != turns or self._asked is Asked.CUT:
                 raise EpisodeError("the episode went on, or was cut, while it was forked")
@@ -364,7 +363,7 @@ class Episode:
         conversation.apply(extension, observation)
         self._to_step = False
         turns = self._record.turns
-        turns[-1] = altered(turns[-1], observation_tokens=added)
+        turns[-1] = replace_fields(turns[-1], observation_tokens=added)
         for observer in self._observers:
             observer.turned(self.job, turns[-1], conversation)
         return None
@@ -397,7 +396,7 @@ class Episode:
         self._record.metrics = result.info.get("metrics", {})
         conversation.set_message(result.info.get("message") or parsed.message)
         turns = self._record.turns
-        turns[-1] = altered(turns[-1], tool_calls=tuple(result.info.get("tool_calls", ())))
+        turns[-1] = replace_fields(turns[-1], tool_calls=tuple(result.info.get("tool_calls", ())))
         return result
 
     async def _cut_off(self, conversation: Conversation, reason: StopReason) -> StopReason:
@@ -424,7 +423,7 @@ class Episode:
         self._record.reward += finite_reward(result.reward)
         turns = self._record.turns
         reward, seconds = (turns[-1].reward or 0.0) + result.reward, turns[-1].env_seconds + time.monotonic() - started
-        turns[-1] = altered(turns[-1], reward=reward, env_seconds=seconds)
+        turns[-1] = replace_fields(turns[-1], reward=reward, env_seconds=seconds)
         return result
 
     # ------------------------------------------------------------------ the policy's turn
@@ -481,5 +480,5 @@ class Episode:
             return StopReason.BUDGET
         conversation.add_env_tokens(closing)
         turns = self._record.turns
-        turns[-1] = altered(turns[-1], closing_tokens=len(closing))
+        turns[-1] = replace_fields(turns[-1], closing_tokens=len(closing))
         return None

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from toolgym.envs.failure import failing
 from toolgym.envs.types import StopReason
-from toolgym.rollout.altered import altered
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, SamplingParams
 from toolgym.rollout.episode.observer import EpisodeObserver
 from toolgym.rollout.job import Job
 from toolgym.rollout.limits import EpisodeLimits
+from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Turn
@@ -204,7 +204,7 @@ class TurnSampler:
     ) -> Generation:
         """Have the engine sample the next part of a turn."""
         parts = (turn.number, turn.parts) if turn.parts else (turn.number,)
-        params = altered(
+        params = replace_fields(
             self._sampling,
             max_new_tokens=turn.most - turn.tokens,
             stop_token_ids=stop_token_ids,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolgym.rollout.engines.base import Generation, SamplingParams
-from toolgym.rollout.episode_key import EpisodeKey, current_episode
+from toolgym.rollout.job import EpisodeKey, current_episode
 from toolgym.rollout.recording.lines import (
     FORMAT,
     FORMAT_VERSION,

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolgym.rollout.engines.base import Engine, Generation, GenerationRequest, PauseMode, SamplingParams
 from toolgym.rollout.engines.wrapper import EngineWrapper
-from toolgym.rollout.episode_key import EpisodeKey, current_episode
+from toolgym.rollout.job import EpisodeKey, current_episode
 from toolgym.rollout.recording.cassette import Cassette, CassetteWriter, Recorded, generations_of
 from toolgym.rollout.recording.lines import (
     Line,

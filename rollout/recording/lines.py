@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from toolgym.rollout.engines.base import FinishReason, Generation, SamplingParams
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.trajectory.token_sequence import array_from_json, array_to_json
 from toolgym.tools.errors import ConfigError, missing_file
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import SamplingParams
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.limits import EpisodeLimits
 from toolgym.rollout.recording.cassette import CassetteWriter, lines_of_finished
 from toolgym.rollout.recording.engine import RecordingEngine
@@ -97,12 +97,10 @@ def recorded(
             tokenizer={**tokenizer_fingerprint(runner.tokenizer), "source": tokenizer_source},
             tasks=[_row(task) for task in tasks],
         )
-        yield Runner(
-            runner.env.changed(_ToolRecorder(cassette)),
-            engine,
-            tokenizer=runner.tokenizer,
+        yield runner.replaced(
+            env=runner.env.changed(_ToolRecorder(cassette)),
+            engine=engine,
             sinks=[trajectories, *runner.sinks],
-            observers=runner.observers,
             config=run_config,
         )
     finally:

@@ -14,7 +14,7 @@ from toolgym.envs.registry import spec
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.recording.cassette import Cassette
 from toolgym.rollout.recording.engine import CassetteEngine
 from toolgym.rollout.recording.recorder import REBUILT, config_from_json, tokenizer_fingerprint
@@ -23,7 +23,7 @@ from toolgym.rollout.recording.tools import ReplayedTool, replay_tools
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
-from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
@@ -146,7 +146,7 @@ async def replay(
         runner = Runner(
             factory.changed(lambda env: replay_tools(env, cassette)), engine, tokenizer=tokenizer, config=config
         )
-        scheduler = GroupsInOrder(tasks, config)  # given tasks, the runner would draw a seed where there was none
+        scheduler = GroupScheduler(tasks, config)  # given tasks, the runner would draw a seed where there was none
         played = [replace(episode, training_step=training_step) for episode in await runner.run(scheduler)]
     differences, unfinished, not_made, compared = [], [], [], 0
     for trajectory in played:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.rollout.episode_key import current_episode
+from toolgym.rollout.job import current_episode
 from toolgym.rollout.recording.cassette import Cassette, CassetteWriter
 from toolgym.rollout.recording.lines import described, tool_key
 from toolgym.rollout.recording.outcome import record_outcome, replay_outcome

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from toolgym.rollout.runner.config import RunConfig
-from toolgym.rollout.runner.scheduler import Scheduler
-from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
+from toolgym.rollout.runner.scheduling.scheduler import Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Gets each trajectory of a run as it finishes, before the run's consumer does; `TrajectoryWriter` is one.
+
+    A sink stays its maker's to close.
+    """
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Take one trajectory. This runs on the event loop, so it must not block for long.
+
+        Raises:
+            Exception: an error of any kind ends the run: the episodes that run are played to their end and reach all
+                sinks and the consumer, who then gets the error.
+        """
 
 
 class RunnerProtocol(Protocol):
@@ -54,7 +68,7 @@ class RunnerProtocol(Protocol):
         ...
 
     async def stream_groups(
-        self, tasks: Tasks | PlannedGroups, *, group_size: int | None = None, plan: GroupPlan | None = None
+        self, tasks: Tasks | GroupScheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> AsyncGenerator[tuple[Trajectory, ...], None]:
         """Play tasks as `stream` does, and yield whole groups: the trajectories of a group, ordered by sample, as soon
         as its last one has finished. Failed ones are among them.
@@ -71,15 +85,14 @@ class RunnerProtocol(Protocol):
         if plan is None and not isinstance(tasks, Scheduler):
             plan = GroupPlan()
         scheduler = self.schedule(tasks, group_size=group_size, plan=plan)
-        if not isinstance(scheduler, PlannedGroups):
+        if not isinstance(scheduler, GroupScheduler) or not scheduler.whole_groups:
             raise ConfigError(f"stream_groups takes tasks, or a scheduler of whole groups, got {scheduler!r}")
-        scheduler.sizes = sizes = deque[int]()
         group: list[Trajectory] = []
         async with aclosing(self.stream(scheduler)) as stream:
             async for trajectory in stream:
                 group.append(trajectory)
-                if len(group) == sizes[0]:
-                    sizes.popleft()
+                if len(group) == scheduler.sizes[0]:
+                    scheduler.sizes.popleft()
                     yield tuple(group)
                     group = []
 
@@ -111,7 +124,7 @@ class RunnerProtocol(Protocol):
     def schedule(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> Scheduler:
-        """The scheduler for one call of `stream`; a scheduler that is given is returned as it is.
+        """Return the scheduler for one call of `stream`; a scheduler is returned as it is.
 
         Raises:
             ConfigError: see `stream`.
@@ -125,10 +138,33 @@ class RunnerProtocol(Protocol):
             config = replace(config, group_size=group_size)
         if not isinstance(plan, GroupPlan | None):
             raise ConfigError(f"plan must be a GroupPlan, got {plan!r}")
-        return GroupsInOrder(tasks, config) if plan is None else PlannedGroups(tasks, config, plan)
+        return GroupScheduler(tasks, config, plan)
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Trajectories by task and sample, each group in one piece."""
-    place = {group_id: number for number, group_id in enumerate(dict.fromkeys(one.group_id for one in trajectories))}
-    return sorted(trajectories, key=lambda one: (one.task_index, place[one.group_id], one.sample_index))
+    """Return trajectories by task and sample, each group in one piece."""
+    groups = {group_id: number for number, group_id in enumerate(dict.fromkeys(each.group_id for each in trajectories))}
+    return sorted(trajectories, key=lambda each: (each.task_index, groups[each.group_id], each.sample_index))
+
+
+def checked_sinks(sinks: Sequence[Sink]) -> tuple[Sink, ...]:
+    """Return the sinks of a runner.
+
+    Raises:
+        ConfigError: they are not in a list, or one of them is no sink.
+    """
+    if not isinstance(sinks, Sequence):
+        raise ConfigError(f"sinks must be a list of sinks, got {sinks!r}")
+    for sink in sinks:
+        if not isinstance(sink, Sink):
+            raise ConfigError(f"a sink must have a method `write(trajectory)`, got {sink!r}")
+    return tuple(sinks)
+
+
+def write_to_all(sinks: Sequence[Sink], trajectory: Trajectory, on_error: Callable[[Exception], None]) -> None:
+    """Write a trajectory to all sinks. An error of one goes to `on_error`, and the others get it all the same."""
+    for sink in sinks:
+        try:
+            sink.write(trajectory)
+        except Exception as error:  # noqa: BLE001  the run raises it when the episodes that run have finished
+            on_error(error)

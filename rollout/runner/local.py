@@ -17,21 +17,20 @@ from toolgym.rollout.episode.observer import EpisodeObserver, GuardedObserver, c
 from toolgym.rollout.episode.record import never_played
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.admission import Admission
-from toolgym.rollout.runner.base import RunnerProtocol
+from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.branching import Brancher
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool
-from toolgym.rollout.runner.envs.suspended_episodes import CarriedEpisodes, Suspended
+from toolgym.rollout.runner.envs.suspended_episodes import Suspended, SuspendedEpisodes
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
 from toolgym.rollout.runner.metrics.spans import spans_of_run
 from toolgym.rollout.runner.run_settings import run_settings
-from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
-from toolgym.rollout.runner.scheduling.group import Group
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
+from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
+from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
-from toolgym.rollout.runner.sinks import Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.failures import FailureLog
@@ -109,9 +108,8 @@ class Runner(RunnerProtocol):
         self.observers = checked_observers(observers)
         self.config = config or RunConfig()
         self.counts = RunCounts()
-        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
-        self._carried = CarriedEpisodes()
-        self._carried_groups: dict[bool, list[Group]] = {False: [], True: []}  # by `RunConfig.validate`
+        self._suspended = SuspendedEpisodes()
+        self._carried_groups: dict[bool, list[OpenGroup]] = {False: [], True: []}  # by `RunConfig.validate`
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,7 +121,26 @@ class Runner(RunnerProtocol):
         """Free the episodes that were carried over and that no later run went on with. Only they need it."""
         for groups in self._carried_groups.values():
             groups.clear()
-        await self._carried.close()
+        await self._suspended.close()
+
+    def replaced(
+        self,
+        *,
+        env: EnvFactory | None = None,
+        engine: Engine | None = None,
+        sinks: Sequence[Sink] | None = None,
+        observers: Sequence[EpisodeObserver] | None = None,
+        config: RunConfig | None = None,
+    ) -> Runner:
+        """Return a runner like this one, with other parts."""
+        return Runner(
+            self.env if env is None else env,
+            self.engine if engine is None else engine,
+            tokenizer=self.tokenizer,
+            sinks=self.sinks if sinks is None else sinks,
+            observers=self.observers if observers is None else observers,
+            config=self.config if config is None else config,
+        )
 
     async def stream(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
@@ -132,13 +149,13 @@ class Runner(RunnerProtocol):
         self.counts = scheduler.counts
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(scheduler.close)
-            run = _Run(self, scheduler)
+            run = _Run(self, scheduler, self._suspended.take(scheduler.carried()))
             stack.push_async_callback(self._keep_carried, scheduler, run)
             ready = scheduler.ready()
-            first = await run.next()
+            first = await scheduler.next()
             if first is None and not ready:
                 return
-            _ = self.engine.vocab_size, self.engine.context_length  # raises where it has not started
+            _ = self.engine.vocab_size, self.engine.context_length  # raises if it has not started
             await self.engine.check_tokenizer(self.tokenizer)
             stack.push_async_callback(run.envs.close)
             stack.callback(run.failures.warn)
@@ -146,11 +163,7 @@ class Runner(RunnerProtocol):
             stack.enter_context(watch_loop())
             stack.enter_context(freeze_heap())
             stack.enter_context(observed_run(run.observed_by))
-            # The first env is made here, and its renderer: an error in them is the caller's, not an episode's.
-            env = await run.envs.take()
-            self._renderer(env.tool_schemas)
-            run.settings = self.settings(env)
-            run.envs.give_back(env)
+            await run.prepare()
             with run.admission.applied():
                 playing = asyncio.create_task(run.play(ready, first))
             try:
@@ -166,8 +179,8 @@ class Runner(RunnerProtocol):
     def schedule(
         self, tasks: Tasks | Scheduler, *, group_size: int | None = None, plan: GroupPlan | None = None
     ) -> Scheduler:
-        """The scheduler for one call of `stream`. It goes on with what earlier calls carried over; one that validates,
-        with what those that validate did.
+        """Return the scheduler for one call of `stream`. It goes on with what earlier calls carried over; one that
+        validates, with what those that validate did.
 
         Raises:
             ConfigError: see `stream`.
@@ -176,58 +189,73 @@ class Runner(RunnerProtocol):
         if carried and not isinstance(tasks, Scheduler):
             plan = plan or GroupPlan()
         scheduler = super().schedule(tasks, group_size=group_size, plan=plan)
-        if isinstance(scheduler, PlannedGroups) and scheduler is not tasks:
+        if isinstance(scheduler, GroupScheduler) and scheduler is not tasks:
             scheduler.go_on_with(carried)
             carried.clear()
         return scheduler
 
     async def _keep_carried(self, scheduler: Scheduler, run: _Run) -> None:
-        if isinstance(scheduler, PlannedGroups):
+        if isinstance(scheduler, GroupScheduler):
             self._carried_groups[run.config.validate] += scheduler.carried_groups
-        await self._carried.give(run.suspended, scheduler.carried())
+        await self._suspended.give(run.suspended, scheduler.carried())
 
     def settings(self, env: BaseEnv) -> dict[str, str]:
-        """What its runs are, by name, for one of their envs; see `run_settings`."""
+        """Return what its runs are, by name, for one of their envs; see `run_settings`."""
         return run_settings(self.config, env, self.env.kwargs, self.tokenizer)
-
-    def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
-        key = tuple(schema.canonical_json for schema in schemas)
-        if key not in self._renderers:
-            made = ChatRenderer(self.tokenizer, schemas, self.config.template_kwargs, parser=self.config.parser)
-            made.require_parser()
-            self._renderers[key] = made
-        return self._renderers[key]
 
 
 class _Run:
-    """One call of `Runner.stream`: starts the episodes and hands their trajectories to `finished`."""
+    """One call of `Runner.stream`: starts the episodes and hands their trajectories to `finished`.
 
-    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
-        self._runner, self._scheduler, self.config = runner, scheduler, runner.config
-        self.admission = Admission.of(runner.config, runner.engine)
+    Attributes:
+        suspended: the episodes that stand still, by `Job.member`: of earlier runs, of this one, and new branches.
+        broken: the first error of a sink or an observer.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, suspended: dict[tuple[str, int], Suspended]) -> None:
+        self._runner, self._scheduler, self.suspended = runner, scheduler, suspended
+        self.config = config = runner.config
+        self.admission = Admission.of(config, runner.engine)
+        self.envs = EnvPool(runner.env, config.limits.env_timeout)
+        self.failures = FailureLog()
+        self.finished: BoundedStream[Trajectory] = BoundedStream(self.admission.episodes.limit)
+        self.broken: Exception | None = None
+        spans = spans_of_run(runner.env.env_id, str(runner.tokenizer.name_or_path), type(runner.engine).__name__)
+        self.observed_by = (*runner.observers, *spans)
+        self._observers = tuple(GuardedObserver(observer, self.break_off) for observer in self.observed_by)
+        brancher = Brancher(config.branching, self._branch_job, self._begin_branch) if config.branching else None
+        self._between_turns = brancher.between_turns if brancher is not None else None
+        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
+        self._settings: Mapping[str, str] = {}
         self._episodes: dict[tuple[str, int], Episode] = {}
         self._early_cuts: dict[tuple[str, int], Cut] = {}
         self._giving = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
         self._playing = self._without_env = 0  # episodes that run, and those of them that take an env yet
         self._stopping = False
-        self.settings: Mapping[str, str] = {}
-        self.broken: Exception | None = None  # what a sink or an observer raised first
-        branching = runner.config.branching
-        brancher = Brancher(branching, self._branch_job, self._begin_branch) if branching else None
-        self._between_turns = brancher.between_turns if brancher is not None else None
-        self._tasks: asyncio.TaskGroup | None = None
-        self.envs = EnvPool(runner.env, runner.config.limits.env_timeout)
-        scheduler.on_cuts = self._cut
-        self.failures = FailureLog()
-        spans = spans_of_run(runner.env.env_id, str(runner.tokenizer.name_or_path), type(runner.engine).__name__)
-        self.observed_by = (*runner.observers, *spans)
-        self.observers = tuple(GuardedObserver(one, self.break_off) for one in self.observed_by)
-        self.suspended = runner._carried.take(scheduler.carried())
-        self.finished: BoundedStream[Trajectory] = BoundedStream(self.admission.episodes.limit)
+        scheduler.tell_cuts(self._cut)
+
+    async def prepare(self) -> None:
+        """Make the first env and its renderer here: an error in them is the caller's, not an episode's."""
+        env = await self.envs.take()
+        self._renderer(env.tool_schemas)
+        self._settings = self._runner.settings(env)
+        self.envs.give_back(env)
+
+    def _renderer(self, schemas: Sequence[ToolSchema]) -> ChatRenderer:
+        """Return the renderer of an env's tools. Episodes with the same tools share it, and the prompts it has made."""
+        key = tuple(schema.canonical_json for schema in schemas)
+        if key not in self._renderers:
+            renderer = ChatRenderer(
+                self._runner.tokenizer, schemas, self.config.template_kwargs, parser=self.config.parser
+            )
+            renderer.require_parser()
+            self._renderers[key] = renderer
+        return self._renderers[key]
 
     async def play(self, ready: Sequence[Trajectory], job: Job | None) -> None:
         """Play this job and all that follow, one whenever there is a lease and room in the stream, and end the stream;
-        with an error where it was not the runner who ended an episode."""
+        with an error if it was not the runner that ended an episode."""
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 await self._give(ready)
@@ -239,7 +267,7 @@ class _Run:
                     lease = await self.admission.episodes.acquire()
                     if self._between_turns is not None:
                         lease.release()  # the scheduler may wait for branches, which need it
-                    job = await self.next()
+                    job = await self._scheduler.next()
                     if not lease.held and job is not None:
                         lease = await self.admission.episodes.acquire()
                     self._cut()
@@ -252,12 +280,6 @@ class _Run:
                 self.finished.end(error)
                 raise
         self.finished.end()
-
-    async def next(self) -> Job | None:
-        job = await self._scheduler.next()
-        if not isinstance(job, Job | None):
-            raise ConfigError(f"{type(self._scheduler).__name__}.next must give a Job or None, it gave {job!r}")
-        return job
 
     def _start(self, job: Job, playing: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None
@@ -278,9 +300,7 @@ class _Run:
     async def _play_branch(self, job: Job) -> None:
         lease = await self.admission.episodes.acquire()
         if self._stopping:
-            self._playing -= 1
-            self._end_if_stopped()
-            lease.release()
+            self._end_episode(lease)
         else:
             await self._play(job, lease)
 
@@ -293,6 +313,11 @@ class _Run:
         if self._stopping and not self._playing:
             self.finished.end()
 
+    def _end_episode(self, lease: Lease) -> None:
+        self._playing -= 1
+        self._end_if_stopped()
+        lease.release()
+
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Let an error reach the consumer; without this, a cancelled episode would be waited for, for ever."""
         if task.cancelled():  # if the runner itself cancelled it, nothing reads the stream any more
@@ -301,40 +326,41 @@ class _Run:
             self.finished.end(error)
 
     async def _play(self, job: Job, lease: Lease) -> None:
+        """Play an episode, or go on with one that stands still, and hand on what the scheduler makes of it."""
         try:
-            trajectory = await self._played(job)
-            given: Sequence[Trajectory] = ()
+            episode = await self._episode(job)
+            if isinstance(episode, Episode):
+                trajectory = await episode.run(between_turns=self._between_turns)
+                await self._leave_env(episode, trajectory)
+            else:
+                trajectory = episode
+            ready: Sequence[Trajectory] = ()
             if trajectory is None:
                 self._scheduler.suspended(job)
             else:
                 self.failures.add(trajectory)
-                given = self._scheduler.finished(job, trajectory)
-                if not isinstance(given, Sequence) or not all(isinstance(one, Trajectory) for one in given):
-                    name = type(self._scheduler).__name__
-                    raise ConfigError(f"{name}.finished must give a sequence of trajectories, it gave {given!r}")
+                ready = self._scheduler.finished(job, trajectory)
             self._episodes.pop(job.member, None)
             self._early_cuts.pop(job.member, None)
             self._cut()
-            await self._give(given)
+            await self._give(ready)
         finally:
-            self._playing -= 1
-            self._end_if_stopped()
-            lease.release()
+            self._end_episode(lease)
 
-    async def _played(self, job: Job) -> Trajectory | None:
-        """Play an episode, or go on with one that stands still; None where it was suspended."""
-        runner = self._runner
+    async def _episode(self, job: Job) -> Episode | Trajectory:
+        """Return the episode of a job; its trajectory if no env can be made for it."""
         if job.member in self.suspended:
             episode, env = self.suspended.pop(job.member)
             self.envs.adopt(env)
         else:
+            runner = self._runner
             self._without_env -= 1
             try:
                 env = await self.envs.take()
             except Exception as error:  # noqa: BLE001  one env that cannot be made is one failed trajectory
                 _log.debug("making an env failed", exc_info=True)
                 lost = never_played(job, self.config, runner.env.env_id, error)
-                for observer in self.observers:
+                for observer in self._observers:
                     observer.ended(job, lost)
                 return lost
             episode = Episode(
@@ -342,23 +368,25 @@ class _Run:
                 self.config,
                 env,
                 runner.engine,
-                runner._renderer,
+                self._renderer,
                 env_id=runner.env.env_id,
-                observers=self.observers,
-                settings=self.settings,
+                observers=self._observers,
+                settings=self._settings,
             )
         self._episodes[job.member] = episode
         if job.member in self._early_cuts:
             _end(episode, self._early_cuts.pop(job.member))
-        trajectory = await episode.run(between_turns=self._between_turns)
+        return episode
+
+    async def _leave_env(self, episode: Episode, trajectory: Trajectory | None) -> None:
+        """Give back the env of an episode that came to its end, or stands still if there is no trajectory."""
         if trajectory is None:
-            self.envs.release(env)
-            self.suspended[job.member] = Suspended(episode, env)
+            self.envs.release(episode.env)
+            self.suspended[episode.job.member] = Suspended(episode, episode.env)
         elif trajectory.failed or trajectory.stop_reason is StopReason.STRAGGLER:
-            await self.envs.discard(env)  # its state is unknown: the next episode gets a fresh one
+            await self.envs.discard(episode.env)  # its state is unknown: the next episode gets a fresh one
         else:
-            self.envs.give_back(env)
-        return trajectory
+            self.envs.give_back(episode.env)
 
     def _cut(self) -> None:
         """End the episodes that the scheduler wants ended; one that has not begun yet, when it does."""
@@ -374,8 +402,8 @@ class _Run:
         if not trajectories and not self._scheduler.over:
             return
         async with self._giving:
-            for one in trajectories:
-                await self.finished.send(one)
+            for trajectory in trajectories:
+                await self.finished.send(trajectory)
             if self._scheduler.over:
                 self.finished.end()
 
@@ -387,8 +415,8 @@ def _end(episode: Episode, cut: Cut) -> None:
         episode.cut()
 
 
-def _tokenizer(given: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:
-    tokenizer = engine.tokenizer if given is None else given
+def _tokenizer(tokenizer: PreTrainedTokenizerBase | None, engine: Engine) -> PreTrainedTokenizerBase:
+    tokenizer = engine.tokenizer if tokenizer is None else tokenizer
     if tokenizer is None:
         raise ConfigError(
             f"this {type(engine).__name__} knows no tokenizer: give the model's with tokenizer=load_tokenizer(...)"

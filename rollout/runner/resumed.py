@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +14,10 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.episode.record import task_label
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
-from toolgym.rollout.runner.scheduler import Cut, Scheduler
+from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.file import read_trajectories
@@ -211,6 +210,9 @@ class Resumed(Scheduler):
     def __init__(self, scheduler: Scheduler, earlier: Mapping[EpisodeKey, Trajectory]) -> None:
         self._inside, self._earlier = scheduler, earlier
         self.skipped: list[Trajectory] = []
+
+    def tell_cuts(self, on_cuts: Callable[[], None]) -> None:
+        self._inside.tell_cuts(on_cuts)
 
     @property
     def counts(self) -> RunCounts:

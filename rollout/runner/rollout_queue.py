@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,8 +16,8 @@ from toolgym.rollout.engines.base import Engine, PauseMode, WeightSource
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.base import RunnerProtocol
 from toolgym.rollout.runner.config import RunConfig
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
 from toolgym.rollout.runner.weight_versions import WeightVersions
 from toolgym.rollout.trajectory.failures import require_one_that_played
@@ -105,7 +105,7 @@ class RolloutQueue:
         self.batch_size, self.max_staleness = batch_size, max_staleness
         self._runner, self._engine = runner, engine
         self._pause_mode, self._update_timeout = PauseMode(pause_mode), update_timeout
-        self._groups = _Groups(self._gated(TaskFeed(tasks)), runner.config.seeded(), plan, self)
+        self._groups = _Groups(self._gated(TaskFeed(tasks)), runner.config.seeded(), plan, self._came_back)
         self._versions: WeightVersions | None = None
         self._updates = asyncio.Lock()
         self._news = asyncio.Event()
@@ -197,8 +197,8 @@ class RolloutQueue:
         batch, self._ready = self._ready[: self.batch_size], self._ready[self.batch_size :]
         self._taken, self._owed = self._taken + len(batch), True
         self._tell()
-        trajectories = [one for group in batch for one in group]
-        self._ages = [self.staleness(one) for one in trajectories]
+        trajectories = [trajectory for group in batch for trajectory in group]
+        self._ages = [self.staleness(trajectory) for trajectory in trajectories]
         return trajectories
 
     async def update_weights(self, source: WeightSource, *, version: str) -> None:
@@ -266,7 +266,7 @@ class RolloutQueue:
         self._tell()
 
     def staleness(self, trajectory: Trajectory) -> int:
-        """How many versions the oldest token of a trajectory is behind the newest weights.
+        """Return how many versions the oldest token of a trajectory is behind the newest weights.
 
         Raises:
             ConfigError: the queue was never open.
@@ -392,14 +392,16 @@ class RolloutQueue:
         await self._news.wait()
 
 
-class _Groups(PlannedGroups):
-    """The groups of a queue, which hears of each episode that comes back."""
+class _Groups(GroupScheduler):
+    """The groups of a queue: `came_back` gets each trajectory that comes back."""
 
-    def __init__(self, tasks: Tasks, config: RunConfig, plan: GroupPlan | None, queue: RolloutQueue) -> None:
-        super().__init__(tasks, config, plan)
-        self._queue = queue
+    def __init__(
+        self, tasks: Tasks, config: RunConfig, plan: GroupPlan | None, came_back: Callable[[Trajectory], None]
+    ) -> None:
+        super().__init__(tasks, config, plan or GroupPlan())
+        self._came_back = came_back
 
     def finished(self, job: Job, trajectory: Trajectory) -> Sequence[Trajectory]:
-        given = super().finished(job, trajectory)
-        self._queue._came_back(trajectory)
-        return given
+        groups = super().finished(job, trajectory)
+        self._came_back(trajectory)
+        return groups

@@ -18,8 +18,7 @@ from toolgym.rollout.engines.callable import CallableEngine, Generate
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.episode import Episode, RendererFactory
 from toolgym.rollout.episode.record import never_played
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.envs.env_pool import EnvPool

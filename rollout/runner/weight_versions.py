@@ -44,8 +44,8 @@ class WeightVersions:
         self.newest = version
 
     def staleness(self, trajectory: Trajectory) -> int:
-        """How many versions lie between the newest one and the oldest that sampled a token of the trajectory; 0 where
-        the policy sampled none.
+        """Return how many versions lie between the newest one and the oldest that sampled a token of the trajectory; 0
+        if the policy sampled none.
 
         Raises:
             EngineError: a token has a version that was never published.

@@ -19,7 +19,7 @@ from toolgym.cli import rollout
 from toolgym.cli.app import main
 from toolgym.rollout.batch import io, make
 from toolgym.rollout.engines.base import Engine, FinishReason, Generation, GenerationRequest
-from toolgym.rollout.episode_key import current_episode
+from toolgym.rollout.job import current_episode
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
 

@@ -9,8 +9,7 @@ from toolgym.envs import Task
 from toolgym.envs.types import StopReason, ToolCallRecord
 from toolgym.rollout.engines.base import SamplingParams
 from toolgym.rollout.episode.observer import Phase
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.runner.metrics.prometheus import RunCollector
 from toolgym.rollout.runner.metrics.run_metrics import RunMetrics

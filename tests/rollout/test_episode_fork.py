@@ -13,8 +13,7 @@ from toolgym.rollout import EpisodeLimits, RunConfig, SamplingParams
 from toolgym.rollout.episode import turn_sampling
 from toolgym.rollout.episode.episode import Episode
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.concurrency import deadline

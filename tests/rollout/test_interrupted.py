@@ -49,9 +49,7 @@ async def test_an_error_of_the_run_keeps_it_too(scripted, tmp_path, monkeypatch)
             if self.count == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        "toolgym.rollout.runner.rollout.TrajectoryWriter", lambda path, append: _Entered(Interrupting())
-    )
+    monkeypatch.setattr("toolgym.rollout.orchestrator.TrajectoryWriter", lambda path, append: _Entered(Interrupting()))
     with pytest.raises(KeyboardInterrupt) as interrupted:
         await rollout(env, scripted(slowly(0)), TASKS, config=CONFIG, out=tmp_path / "x")
     assert len(interrupted.value.trajectories) == 1

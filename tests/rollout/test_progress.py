@@ -12,8 +12,8 @@ from rich.console import Console
 from tests.rollout.held_engine import held_engine, until
 from toolgym.envs import Task, ToolEnv
 from toolgym.rollout import RunConfig, RunMetrics, Runner
-from toolgym.rollout.runner import progress
-from toolgym.rollout.runner.progress import Progress
+from toolgym.rollout.runner.metrics import progress
+from toolgym.rollout.runner.metrics.progress import Progress
 from toolgym.tools import tool
 
 CALL = '<tool_call>\n{"name": "ask_oracle", "arguments": {}}\n</tool_call>'

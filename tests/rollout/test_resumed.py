@@ -16,7 +16,7 @@ from toolgym.rollout import (
     Branching,
     EpisodeLimits,
     GroupPlan,
-    GroupsInOrder,
+    GroupScheduler,
     KeepToolResults,
     RunConfig,
     SamplingParams,
@@ -24,7 +24,7 @@ from toolgym.rollout import (
     read_trajectories,
     rollout,
 )
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.recording.replay import first_difference
 from toolgym.rollout.runner.resumed import EarlierRun, Resumed
 from toolgym.tools import tool
@@ -117,7 +117,9 @@ def test_a_source_hears_of_all_rewards_in_the_order_of_the_tasks(scripted, whole
 
     cut(path, 7)
     source, earlier = Watched(TASKS), EarlierRun(path)
-    scheduler = Resumed(GroupsInOrder(TASKS, CONFIG, source.observe, run_id=earlier.run_id), earlier.trajectories)
+    scheduler = Resumed(
+        GroupScheduler(TASKS, CONFIG, observe=source.observe, run_id=earlier.run_id), earlier.trajectories
+    )
 
     async def run():
         keys = []
@@ -136,7 +138,7 @@ def test_a_source_hears_of_all_rewards_in_the_order_of_the_tasks(scripted, whole
 def test_a_scheduler_that_holds_a_group_back_gets_the_earlier_members_and_the_consumer_the_new_ones(whole):
     trajectories, _ = whole
 
-    class WholeGroups(GroupsInOrder):
+    class WholeGroups(GroupScheduler):
         held = ()
 
         def finished(self, job, trajectory):

@@ -17,10 +17,9 @@ from toolgym.rollout import (
     TrajectoryWriter,
     read_trajectories,
 )
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.runner.admission import Admission
-from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.tools.errors import ConfigError, EngineError
 
@@ -53,7 +52,7 @@ async def all_jobs(scheduler):
 
 async def test_each_task_is_played_as_often_as_its_group_is_large_and_no_two_runs_share_a_group():
     a, b = tasks("a", "b")
-    first, second = [await all_jobs(GroupsInOrder([a, b], config(group_size=2))) for _ in range(2)]
+    first, second = [await all_jobs(GroupScheduler([a, b], config(group_size=2))) for _ in range(2)]
     assert [(job.task, job.key, job.seed) for job in first] == [
         (a, EpisodeKey(0, 0), 1), (a, EpisodeKey(0, 1), 1), (b, EpisodeKey(1, 0), 1), (b, EpisodeKey(1, 1), 1),
     ]  # fmt: skip
@@ -76,7 +75,7 @@ class FirstGroups(Scheduler):
     """Over-samples: gives out every group, wants the first few that are whole, and ends the run with them."""
 
     def __init__(self, tasks, config, wanted):
-        self._inner, self._size, self._wanted = GroupsInOrder(tasks, config), config.group_size, wanted
+        self._inner, self._size, self._wanted = GroupScheduler(tasks, config), config.group_size, wanted
         self._groups = {}
 
     async def next(self):
@@ -135,7 +134,7 @@ async def test_a_scheduler_may_wait_for_results_and_play_an_episode_again(script
     assert scheduler.played == [(0, 0), (0, 0), (0, 0), (7, 0)]
 
 
-class Broken(GroupsInOrder):
+class Broken(GroupScheduler):
     async def next(self):
         job = await super().next()
         if job is not None and job.key.task_index == 1:
@@ -143,26 +142,9 @@ class Broken(GroupsInOrder):
         return job
 
 
-class BrokenLater(GroupsInOrder):
+class BrokenLater(GroupScheduler):
     def finished(self, job, trajectory):
         raise RuntimeError("a bug of the scheduler")
-
-
-class NoJob(GroupsInOrder):
-    async def next(self):
-        return "no job"
-
-
-class ForgetsToReturn(GroupsInOrder):
-    def finished(self, job, trajectory):
-        super().finished(job, trajectory)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("kind", "said"), [(NoJob, "NoJob.next must give a Job"), (ForgetsToReturn, "gave None")])
-async def test_a_scheduler_that_gives_something_else_is_told(scripted, kind, said):
-    with pytest.raises(ConfigError, match=said):
-        await Runner(env, scripted(lambda *_: "done"), config=config()).run(kind(tasks("a", "b"), config()))
 
 
 @pytest.mark.parametrize("kind", [Broken, BrokenLater])

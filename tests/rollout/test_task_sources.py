@@ -14,7 +14,7 @@ from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.stored import from_jsonl, from_parquet
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tasks.writing import write_tasks
-from toolgym.rollout import GroupsInOrder, RunConfig, Runner, SamplingParams, rollout
+from toolgym.rollout import GroupScheduler, RunConfig, Runner, SamplingParams, rollout
 from toolgym.tools.errors import EngineError
 
 
@@ -126,7 +126,7 @@ async def test_a_runner_by_hand_tells_a_source(scripted):
     source = Observed(tasks(3))
     run = config(group_size=2)
     runner = Runner(env, scripted(lambda *_: "1"), config=run)
-    async for _ in runner.stream(GroupsInOrder(source.take(3), run, source.observe)):
+    async for _ in runner.stream(GroupScheduler(source.take(3), run, observe=source.observe)):
         pass
     assert source.seen == [(str(n), [1.0, 1.0]) for n in range(3)]
 

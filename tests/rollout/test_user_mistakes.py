@@ -28,7 +28,7 @@ from toolgym.rollout import (
     tiny_policy_path,
 )
 from toolgym.rollout.episode.observer import checked_observers
-from toolgym.rollout.runner.sinks import checked_sinks
+from toolgym.rollout.runner.base import checked_sinks
 from toolgym.tools import ToolResult, tool
 from toolgym.tools.errors import ConfigError, EngineError, UnknownArgumentError
 from toolgym.tools.sandbox import LocalSandbox, RemoteSandbox

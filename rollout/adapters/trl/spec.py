@@ -30,15 +30,14 @@ from toolgym.rollout.engines.callable import CallableEngine
 from toolgym.rollout.engines.embedded.transformers import TransformersEngine
 from toolgym.rollout.engines.openai.engine import OpenAICompatible
 from toolgym.rollout.episode.config import require_one_sequence
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
 from toolgym.rollout.models.tiny import tiny_policy_path
 from toolgym.rollout.models.tokenizer import load_tokenizer
+from toolgym.rollout.runner.base import Sink
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
-from toolgym.rollout.runner.scheduler import Scheduler
-from toolgym.rollout.runner.sinks import Sink
+from toolgym.rollout.runner.scheduling.scheduler import Scheduler
 from toolgym.rollout.seeds import derive_seed
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.failures import require_one_that_played

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from toolgym.envs.base import BaseEnv
-from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, end_env
+from toolgym.rollout.episode.env_lifecycle import CLOSE_TIMEOUT, close_env, close_env_once
 from toolgym.tools.concurrency import deadline
 from toolgym.tools.concurrency.blocking import contained
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
@@ -153,7 +153,7 @@ class EnvPool:
 
     def _begin_to_close(self, env: BaseEnv) -> None:
         self.release(env)
-        task = asyncio.create_task(end_env(env), name="toolgym closes an env")
+        task = asyncio.create_task(close_env_once(env), name="toolgym closes an env")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -226,4 +226,4 @@ async def close_all(envs: Sequence[BaseEnv]) -> None:
 async def _close_each(envs: Sequence[BaseEnv]) -> None:
     async with asyncio.TaskGroup() as group:
         for env in envs:
-            group.create_task(end_env(env))
+            group.create_task(close_env_once(env))

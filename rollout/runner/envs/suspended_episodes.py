@@ -1,4 +1,4 @@
-"""`CarriedEpisodes`: episodes that stand still between two runs, and who frees them."""
+"""`SuspendedEpisodes`: episodes that stand still between two runs, and who frees them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Suspended(NamedTuple):
     env: BaseEnv
 
 
-class CarriedEpisodes:
+class SuspendedEpisodes:
     """Owns episodes that stand still, by `Job.member`."""
 
     def __init__(self) -> None:

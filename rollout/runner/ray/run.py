@@ -22,7 +22,7 @@ from toolgym.rollout.runner.ray.dispatcher import Dispatcher, Entry, WorkerSlots
 from toolgym.rollout.runner.ray.packing import Decoder, Tools, unpack
 from toolgym.rollout.runner.ray.worker import Reply
 from toolgym.rollout.runner.ray.worker_pool import START_TIMEOUT, Worker, WorkerPool
-from toolgym.rollout.runner.scheduler import Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.stream import BoundedStream
 from toolgym.rollout.trajectory.failures import FailureLog
 from toolgym.rollout.trajectory.trajectory import Trajectory
@@ -88,7 +88,7 @@ class RayRun:
         self._begun = False
         self._working = pool.size
         self.failures = FailureLog()
-        scheduler.on_cuts = self._cut
+        scheduler.tell_cuts(self._cut)
         self.finished: BoundedStream[Trajectory] = BoundedStream(self._room)
 
     async def play(self, ready: Sequence[Trajectory], first: Job | None) -> None:

@@ -17,7 +17,7 @@ import cloudpickle
 from toolgym.envs.base import BaseEnv
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode.observer import EpisodeObserver, checked_observers, observed_run
-from toolgym.rollout.runner.base import RunnerProtocol
+from toolgym.rollout.runner.base import RunnerProtocol, Sink, checked_sinks, write_to_all
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
@@ -27,10 +27,9 @@ from toolgym.rollout.runner.ray.run import CANNOT_CARRY, RayRun
 from toolgym.rollout.runner.ray.sandboxes import SandboxServers
 from toolgym.rollout.runner.ray.worker import MakeEngine, WorkerSetup
 from toolgym.rollout.runner.ray.worker_pool import WorkerPool
-from toolgym.rollout.runner.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
+from toolgym.rollout.runner.scheduling.scheduler import Scheduler, Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
-from toolgym.rollout.runner.sinks import Sink, checked_sinks, write_to_all
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, named_keywords, require_whole_number

@@ -31,7 +31,7 @@ from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.ray.packing import Packer, Tools, portable
-from toolgym.rollout.runner.scheduler import Cut, Scheduler, Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import Cut, Scheduler, Stragglers
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.errors import ConfigError
@@ -270,6 +270,7 @@ class Inbox(Scheduler):
         self.figures = {"episodes": 0, "failed": 0, "turns": 0, "policy_tokens": 0}
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._cuts: list[Cut] = []
+        self._on_cuts: Callable[[], None] = lambda: None
         self._numbers: dict[int, tuple[int, Job]] = {}  # by the job's identity: equal jobs are different episodes
         self._known: set[int] = set()
         self._first = 0
@@ -296,8 +297,11 @@ class Inbox(Scheduler):
         """End the episodes of these jobs now; those that have ended are passed over."""
         wanted = set(numbers)
         self._cuts += [Cut(job, Stragglers.KEEP) for number, job in self._numbers.values() if number in wanted]
-        if self._cuts and self.on_cuts is not None:
-            self.on_cuts()
+        if self._cuts:
+            self._on_cuts()
+
+    def tell_cuts(self, on_cuts: Callable[[], None]) -> None:
+        self._on_cuts = on_cuts
 
     def cuts(self) -> Sequence[Cut]:
         cuts, self._cuts = self._cuts, []

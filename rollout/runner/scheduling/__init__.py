@@ -1,1 +1,1 @@
-"""What the schedulers of the library are made of: a feed of tasks, a book of groups, and plans for them."""
+"""Schedulers, and their parts: the feed of tasks, the tracker of groups, plans."""

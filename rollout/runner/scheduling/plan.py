@@ -1,4 +1,4 @@
-"""`GroupPlan`: how many groups a run wants, which ones, and what it does not wait for."""
+"""`GroupPlan`: selects groups by count and filter, and says what becomes of stragglers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toolgym.rollout.runner.scheduler import Stragglers
+from toolgym.rollout.runner.scheduling.scheduler import Stragglers
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 
@@ -19,13 +19,13 @@ def has_signal(group: Sequence[Trajectory]) -> bool:
 
     The rule of dynamic sampling (DAPO, arXiv 2503.14476), for `GroupPlan(keep=has_signal)`.
     """
-    return len({one.reward for one in group if one.usable}) > 1
+    return len({trajectory.reward for trajectory in group if trajectory.usable}) > 1
 
 
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """Which groups of a run its consumer gets. All come whole, ordered by sample.
+    """Selects the groups of a run that its consumer gets. All come whole, ordered by sample.
 
     A run without any of this plays each task `RunConfig.group_size` times and gives out every group.
 
@@ -62,7 +62,7 @@ class GroupPlan:
         require_whole_number("spare_groups", self.spare_groups, at_least=0)
         require_whole_number("spare_members", self.spare_members, at_least=0)
         if self.stragglers not in list(Stragglers):
-            known = ", ".join(repr(one.value) for one in Stragglers)
+            known = ", ".join(repr(how.value) for how in Stragglers)
             raise ConfigError(f"stragglers must be one of {known}, got {self.stragglers!r}")
         if self.keep is not None and not callable(self.keep):
             raise ConfigError(f"keep must be a function of a group's trajectories, got {self.keep!r}")
@@ -92,6 +92,6 @@ class GroupPlan:
             raise ConfigError("a group of one has nothing to compare: keep=has_signal needs group_size=2 or more")
         if self.keep is not None and self.groups is not None and self.max_groups is None and tasks is None:
             raise ConfigError(
-                "where every group is dropped, tasks without a known end would be drawn for ever: say with max_groups= "
+                "if every group is dropped, tasks without a known end would be drawn for ever: say with max_groups= "
                 "how many may be tried"
             )

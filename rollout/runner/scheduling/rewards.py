@@ -28,7 +28,7 @@ class GroupRewards:
         """Take a group that has ended; `members` ordered by sample."""
         if self._observe is None:
             return
-        self._waiting[task_index] = task, [one.reward for one in members if one.in_group_statistics]
+        self._waiting[task_index] = task, [member.reward for member in members if member.in_group_statistics]
         while self._next in self._waiting:
             task, rewards = self._waiting.pop(self._next)
             self._next += 1

@@ -40,19 +40,19 @@ class TaskFeed:
     """
 
     def __init__(self, tasks: Tasks) -> None:
-        given: Any = tasks
-        if isinstance(given, str | bytes | Mapping | Task) or not isinstance(given, Iterable | AsyncIterable):
+        items: Any = tasks
+        if isinstance(items, str | bytes | Mapping | Task) or not isinstance(items, Iterable | AsyncIterable):
             raise ConfigError(
                 "tasks must be toolgym Tasks in a list, or in anything else to iterate over (`source.take(8)` gives a "
-                f"list), got {shorten(repr(given))}"
+                f"list), got {shorten(repr(items))}"
             )
-        if isinstance(given, list | tuple):
-            for number, task in enumerate(given):
+        if isinstance(items, list | tuple):
+            for number, task in enumerate(items):
                 _require_task(task, number)
         self.over = False
-        self.size = len(given) if isinstance(given, Sized) else None
+        self.size = len(items) if isinstance(items, Sized) else None
         self._drawn = 0
-        self._items: Iterator[Any] | _Drawer = iter(given) if isinstance(given, Iterable) else _Drawer(aiter(given))
+        self._items: Iterator[Any] | _Drawer = iter(items) if isinstance(items, Iterable) else _Drawer(aiter(items))
 
     async def next(self, news: asyncio.Event) -> Task | None:
         """The next task; None where there is none any more (then `over` is true), or `news` was set first.

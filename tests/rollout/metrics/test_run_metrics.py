@@ -27,7 +27,7 @@ from toolgym.rollout import (
 )
 from toolgym.rollout.engines.base import FinishReason
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase, observed_run
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.tools import tool
 from toolgym.tools.concurrency.deadline import own_deadline

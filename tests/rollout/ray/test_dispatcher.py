@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolgym.envs import Task
 from toolgym.rollout import Job
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.runner.ray.dispatcher import Dispatcher, Entry, WorkerSlots
 from toolgym.tools.message import user
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.rollout.ray.parts import Instant, make_env, task
 from toolgym.rollout import EnvFactory, Job, RunConfig
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.runner.ray.engine import EngineActor
 from toolgym.rollout.runner.ray.packing import unpack
 from toolgym.rollout.runner.ray.worker import RolloutWorker, WorkerSetup

@@ -12,7 +12,7 @@ import pytest
 from toolgym.rollout import CassetteEngine, RecordingEngine, SamplingParams
 from toolgym.rollout.engines import FinishReason, Generation, PauseMode
 from toolgym.rollout.engines.base import Engine
-from toolgym.rollout.episode_key import EpisodeKey, current_episode, episode_scope
+from toolgym.rollout.job import EpisodeKey, current_episode, episode_scope
 from toolgym.rollout.recording.cassette import Cassette, CassetteMissError, CassetteWriter
 from toolgym.tools.concurrency.deadline import DeadlineError
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError

@@ -14,7 +14,7 @@ from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import RunConfig, SamplingParams, rollout
 from toolgym.rollout.engines.base import FinishReason
-from toolgym.rollout.episode_key import EpisodeKey
+from toolgym.rollout.job import EpisodeKey
 from toolgym.rollout.recording.engine import JournaledEngine
 from toolgym.rollout.recording.replay import first_difference
 from toolgym.tools import tool

@@ -22,7 +22,7 @@ from toolgym.rollout import (
     replay,
 )
 from toolgym.rollout.engines import FinishReason
-from toolgym.rollout.episode_key import EpisodeKey, episode_scope
+from toolgym.rollout.job import EpisodeKey, episode_scope
 from toolgym.rollout.recording.cassette import Cassette, CassetteMissError
 from toolgym.rollout.recording.recorder import config_from_json
 from toolgym.rollout.recording.secrets import scrub

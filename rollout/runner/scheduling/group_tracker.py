@@ -1,4 +1,4 @@
-"""`GroupBook`: the open groups of a run, and which job is next."""
+"""`GroupTracker`: the open groups of a run, and which job is next."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from toolgym.envs.types import Blame
 from toolgym.rollout.job import Job
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.metrics.run_counts import RunCounts
-from toolgym.rollout.runner.scheduling.group import Group
+from toolgym.rollout.runner.scheduling.open_group import OpenGroup
 from toolgym.rollout.runner.scheduling.tasks import TaskFeed, Tasks
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import EpisodeError
 
 
-class GroupBook:
+class GroupTracker:
     """Makes jobs of tasks, group after group, and keeps what became of them until a group is closed.
 
     A member that the infrastructure lost is played again before anything else, `RunConfig.refills` times.
@@ -41,17 +41,17 @@ class GroupBook:
 
     def __init__(self, tasks: Tasks, config: RunConfig, members: int, run_id: str | None = None) -> None:
         self.feed = TaskFeed(tasks)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, OpenGroup] = {}
         self.counts = RunCounts()
         self.out = 0
         self._config, self._members = config, members
         self._run_id = run_id or uuid.uuid4().hex
         self._lost: deque[Job] = deque()
-        self._beginning: deque[Group] = deque()
+        self._beginning: deque[OpenGroup] = deque()
         self._news = asyncio.Event()
         self._stopped = False
 
-    def go_on_with(self, group: Group) -> None:
+    def go_on_with(self, group: OpenGroup) -> None:
         """Take over a group that an earlier run left."""
         self.groups[group.id] = group
         self._beginning.append(group)
@@ -84,7 +84,7 @@ class GroupBook:
     def _open_group(self, task: Task | None) -> None:
         if task is not None:
             number = self.counts.groups_begun
-            group = Group(task, number, f"{self._run_id}-{number}", self._config.seed, self._members)
+            group = OpenGroup(task, number, f"{self._run_id}-{number}", self._config.seed, self._members)
             self.groups[group.id] = group
             self._beginning.append(group)
             self.counts.groups_begun += 1
@@ -100,7 +100,7 @@ class GroupBook:
             self._beginning.popleft()
         return None
 
-    def back(self, job: Job, trajectory: Trajectory) -> Group | None:
+    def back(self, job: Job, trajectory: Trajectory) -> OpenGroup | None:
         """Take what became of a job.
 
         Returns:
@@ -128,7 +128,7 @@ class GroupBook:
         lost = reason.failed and reason.blame not in (Blame.USER, Blame.POLICY)
         return lost and job.attempt < self._config.refills and trajectory.parent is None
 
-    def suspended(self, job: Job) -> Group | None:
+    def suspended(self, job: Job) -> OpenGroup | None:
         """Take that a job's episode stands still. Returns its group; None where that was closed."""
         self.out -= 1
         self._news.set()
@@ -149,7 +149,7 @@ class GroupBook:
         self.out += 1
         return group.branch()
 
-    def close_group(self, group: Group) -> None:
+    def close_group(self, group: OpenGroup) -> None:
         """Begin no further member of a group, and forget it: what comes back of it is not taken any more."""
         group.begin_no_more()
         self._lost = deque(job for job in self._lost if job.group_id != group.id)

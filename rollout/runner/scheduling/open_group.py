@@ -1,18 +1,18 @@
-"""`Group`: the members of one task of a run, from their begin to their end."""
+"""`OpenGroup`: the members of one task of a run, from their begin to their end."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 
 from toolgym.envs.tasks.task import Task
-from toolgym.rollout.altered import altered
-from toolgym.rollout.episode_key import EpisodeKey
-from toolgym.rollout.job import Job
+from toolgym.rollout.job import EpisodeKey, Job
+from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.trajectory.trajectory import Peer, Trajectory
 
 
-class Group:
-    """What became of each member of a group so far.
+class OpenGroup:
+    """The members of a group: those that run, those that are suspended, and those that have ended.
 
     Args:
         task: the task.
@@ -80,8 +80,8 @@ class Group:
     def end(self, job: Job, trajectory: Trajectory) -> None:
         """Take what became of a member."""
         self.running.pop(job.key.sample_index, None)
-        first_own = trajectory.branch_turn or 0  # the turns before it are the parent's
-        seeds = {turn.seed for turn in trajectory.turns[first_own:] if turn.seed is not None}
+        new = trajectory.turns[trajectory.branch_turn or 0 :]  # the turns before are the parent's
+        seeds = {turn.seed for turn in new if turn.seed is not None}
         assert self._seeds.isdisjoint(seeds), f"members of the group of task {self.task_index} share a sampling seed"
         self._seeds |= seeds
         self.ended[job.key.sample_index] = trajectory
@@ -99,7 +99,7 @@ class Group:
             in_order: the first by sample, not by time: what is chosen does not depend on which ends first.
 
         Returns:
-            None where that is not decided yet.
+            None if that is not decided yet.
         """
         count += self._next_branch - self._first_branch
         ended = list(self.ended.items())
@@ -107,14 +107,14 @@ class Group:
             ended = []
             while len(ended) in self.ended:
                 ended.append((len(ended), self.ended[len(ended)]))
-        chosen = [one for one in ended if not one[1].failed][:count]
+        chosen = [member for member in ended if not member[1].failed][:count]
         if len(chosen) < count:
             if not self.whole:
                 return None
-            chosen += [one for one in ended if one[1].failed][: count - len(chosen)]
-        return [trajectory for _, trajectory in sorted(chosen, key=lambda one: one[0])]
+            chosen += [member for member in ended if member[1].failed][: count - len(chosen)]
+        return [trajectory for _, trajectory in sorted(chosen, key=itemgetter(0))]
 
     def all_ended(self) -> list[Trajectory]:
         """The members that have ended, ordered by sample."""
         ended = [self.ended[sample] for sample in sorted(self.ended)]
-        return [altered(one, peers=self.peers) for one in ended] if self.peers else ended
+        return [replace_fields(trajectory, peers=self.peers) for trajectory in ended] if self.peers else ended

@@ -1,9 +1,10 @@
-"""`rollout`: tasks in, trajectories out, in one call."""
+"""`rollout`: tasks in, trajectories out, in one call. `toolgym rollout` makes the same call."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,16 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.episode.observer import EpisodeObserver
-from toolgym.rollout.runner.base import in_order
+from toolgym.rollout.recording.engine import JournaledEngine
+from toolgym.rollout.recording.recorder import recorded
+from toolgym.rollout.runner.base import Sink, in_order
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.local import Runner
 from toolgym.rollout.runner.resumed import EarlierRun, Resumed
-from toolgym.rollout.runner.scheduler import Stragglers
-from toolgym.rollout.runner.scheduling.groups_in_order import GroupsInOrder
+from toolgym.rollout.runner.scheduling.group_scheduler import GroupScheduler
 from toolgym.rollout.runner.scheduling.plan import GroupPlan
-from toolgym.rollout.runner.scheduling.planned_groups import PlannedGroups
+from toolgym.rollout.runner.scheduling.scheduler import Stragglers
 from toolgym.rollout.runner.scheduling.tasks import Tasks
 from toolgym.rollout.seeds import stream_seed
 from toolgym.rollout.trajectory.failures import require_one_that_played
@@ -29,6 +31,55 @@ from toolgym.tools.errors import ConfigError, named_keywords, require_whole_numb
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutput:
+    """What a run writes while it goes on.
+
+    Attributes:
+        trajectories: gets each trajectory as soon as it has finished: a JSON Lines file, or a sink of yours.
+        journal: a file that keeps the engine's answers until their episode has finished, so that a run that is resumed
+            goes on with an interrupted episode where it was; None: such an episode begins anew. Remove it behind the
+            run.
+        record: a file to record all of the run to, see `recorded`. The tasks are a list then.
+        tokenizer_source: see `recorded`.
+        earlier: the run to go on with; None: the one that the file `trajectories` holds, if it is resumed.
+        run_id: what the ids of the groups begin with; None: those of the earlier run, or new ones.
+    """
+
+    trajectories: str | Path | Sink
+    journal: str | Path | None = None
+    record: str | Path | None = None
+    tokenizer_source: str | None = None
+    earlier: EarlierRun | None = None
+    run_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trajectories, str | Path | Sink):
+            raise ConfigError(f"out must be the name of a file, got {self.trajectories!r}")
+
+    def open(self, *, resume: bool) -> TrajectoryWriter | contextlib.nullcontext[Sink]:
+        """Return what gives the sink, and closes it if it is a file of this run's.
+
+        Raises:
+            ConfigError: the file holds an earlier run and `resume` is not set, or it cannot be written.
+        """
+        out = self.trajectories
+        if not isinstance(out, str | Path):
+            return contextlib.nullcontext(out)
+        if not resume and Path(out).is_file() and Path(out).stat().st_size:
+            raise ConfigError(
+                f"{str(out)!r} holds the results of an earlier run: go on with it (resume=True), name another file as "
+                "out, or remove it"
+            )
+        return TrajectoryWriter(out, append=resume)
+
+    def earlier_run(self, *, resume: bool) -> EarlierRun:
+        """Return the run to go on with: an empty one if there is none."""
+        if self.earlier is not None:
+            return self.earlier
+        return EarlierRun(self.trajectories if resume and isinstance(self.trajectories, str | Path) else None)
 
 
 @named_keywords
@@ -42,7 +93,7 @@ async def rollout(
     env_kwargs: Mapping[str, Any] | None = None,
     config: RunConfig | None = None,
     plan: GroupPlan | None = None,
-    out: str | Path | None = None,
+    out: str | Path | RunOutput | None = None,
     resume: bool = False,
     progress: bool = False,
     observers: Sequence[EpisodeObserver] = (),
@@ -69,7 +120,7 @@ async def rollout(
             env itself draws from.
         num_tasks: how many tasks to draw from a source. The same seed and training step of the config give the same
             tasks, another step gives others; but to validate, each step gives the same, drawn apart from those of
-            training: other ones where the source generates them, another order of a list. Of a sequence, how many to
+            training: others if the source generates them, another order of a list. Of a sequence, how many to
             play at most, in its order: a training step goes on where the one before ended. A source hears of the
             rewards of each group (`TaskSource.observe`), except to validate.
         tokenizer: of the model that the engine serves, a fast tokenizer with a chat template; None: the engine's.
@@ -77,7 +128,7 @@ async def rollout(
         config: see `RunConfig`.
         plan: which groups are wanted; `num_tasks` is then how many tasks there are to choose from. None: every episode.
         out: a JSON Lines file that gets each trajectory as soon as it has finished; `read_trajectories`
-            reads it. A file that holds an earlier run's is refused.
+            reads it. A file that holds an earlier run's is refused. Or a `RunOutput`, to write more.
         resume: go on with the run that `out` holds, given the same arguments: what is there is not played again, and is
             returned with what is played now, as if one run had played all; what differs is an error, except for what
             `run_settings` says may change. A config without a seed takes that run's.
@@ -93,49 +144,59 @@ async def rollout(
         RunFailedError: every episode failed at its first turn, and all in the same way. (Other failures are logged, one
             warning for each kind, and stay in the trajectories.)
     """
-    if not isinstance(out, str | Path | None):
-        raise ConfigError(f"out must be the name of a file, got {out!r}")
     if resume and out is None:
         raise ConfigError("resume=True goes on with the run in the file out, and none is named")
-    if not resume and out is not None and Path(out).is_file() and Path(out).stat().st_size:
-        raise ConfigError(
-            f"{str(out)!r} holds the results of an earlier run: go on with it (resume=True), name another file as out, "
-            "or remove it"
-        )
+    output = out if isinstance(out, RunOutput | None) else RunOutput(trajectories=out)
     runner = Runner(env, engine, tokenizer=tokenizer, env_kwargs=env_kwargs, config=config, observers=observers)
     with contextlib.ExitStack() as stack:
-        if out is not None:
-            runner.sinks = (*runner.sinks, stack.enter_context(TrajectoryWriter(out, append=resume)))
-        earlier = EarlierRun(out if resume else None)
-        runner.config = earlier.seeded(runner.config)  # one seed for the tasks and for their episodes
+        sinks = [] if output is None else [stack.enter_context(output.open(resume=resume))]
+        earlier = EarlierRun(None) if output is None else output.earlier_run(resume=resume)
+        config = earlier.seeded(runner.config)  # one seed for the tasks and for their episodes
         source = await runner.env.tasks() if tasks is None and num_tasks is not None else tasks
-        observe = source.observe if isinstance(source, TaskSource) and not runner.config.validate else None
-        chosen = _chosen(source, num_tasks, runner.config)
-        if plan is None:
-            jobs: GroupsInOrder | PlannedGroups = GroupsInOrder(chosen, runner.config, observe, run_id=earlier.run_id)
-        else:
-            jobs = PlannedGroups(chosen, runner.config, _that_ends(plan), observe, run_id=earlier.run_id)
-        members = runner.config.group_size + (plan.spare_members if plan is not None else 0)
-        earlier.check(runner.env.env_id, runner.config, chosen, members)
-        await earlier.check_settings(runner, chosen)
-        resumed = Resumed(jobs, earlier.trajectories)
+        observe = source.observe if isinstance(source, TaskSource) and not config.validate else None
+        drawn = draw_tasks(source, num_tasks, config)
+        run_id = earlier.run_id if output is None else output.run_id or earlier.run_id
+        scheduler = GroupScheduler(drawn, config, _checked_plan(plan), observe, run_id=run_id)
         if progress:
-            from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
-            from toolgym.rollout.runner.progress import Progress
-
-            metrics = RunMetrics()
-            shown = Progress(metrics, jobs.count, finished=len(earlier.trajectories))
-            runner.observers = (*runner.observers, metrics, shown)
+            observers = [*runner.observers, *_progress(scheduler.count, len(earlier.trajectories))]
+        if output is not None and output.journal is not None:
+            engine = JournaledEngine(engine, output.journal, finished=earlier.trajectories.keys())
+            stack.callback(engine.close_journal)
+        runner = runner.replaced(engine=engine, sinks=sinks, observers=observers, config=config)
+        members = config.group_size + (plan.spare_members if plan is not None else 0)
+        earlier.check(runner.env.env_id, config, drawn, members, run_id=output.run_id if output is not None else None)
+        await earlier.check_settings(runner, drawn)
+        if output is not None and output.record is not None:
+            runner = stack.enter_context(_recorded(runner, drawn, output, earlier))
+        resumed = Resumed(scheduler, earlier.trajectories)
         played = await runner.run(resumed)
     trajectories = in_order([*resumed.skipped, *played])
     require_one_that_played(trajectories)
     return trajectories
 
 
-def _that_ends(plan: GroupPlan) -> GroupPlan:
-    if not isinstance(plan, GroupPlan):
+def _recorded(
+    runner: Runner, tasks: Tasks, output: RunOutput, earlier: EarlierRun
+) -> contextlib.AbstractContextManager[Runner]:
+    assert output.record is not None
+    if not isinstance(tasks, Sequence):
+        raise ConfigError(f"a recording holds the tasks of its run: give them in a list, got {tasks!r}")
+    finished = earlier.trajectories.keys() or None
+    return recorded(runner, tasks, output.record, tokenizer_source=output.tokenizer_source, finished=finished)
+
+
+def _progress(count: int | None, finished: int) -> list[EpisodeObserver]:
+    from toolgym.rollout.runner.metrics.progress import Progress  # needs rich
+    from toolgym.rollout.runner.metrics.run_metrics import RunMetrics
+
+    metrics = RunMetrics()
+    return [metrics, Progress(metrics, count, finished=finished)]
+
+
+def _checked_plan(plan: GroupPlan | None) -> GroupPlan | None:
+    if not isinstance(plan, GroupPlan | None):
         raise ConfigError(f"plan must be a GroupPlan, got {plan!r}")
-    if plan.stragglers == Stragglers.CARRY:
+    if plan is not None and plan.stragglers == Stragglers.CARRY:
         raise ConfigError(
             "stragglers='carry' leaves episodes to the next call of the same runner, and `rollout` makes a runner for "
             "one call: use `async with Runner(...) as runner`, and `runner.run(tasks, plan=plan)` for each"
@@ -143,7 +204,12 @@ def _that_ends(plan: GroupPlan) -> GroupPlan:
     return plan
 
 
-def _chosen(source: Tasks | TaskSource | None, num_tasks: int | None, config: RunConfig) -> Tasks:
+def draw_tasks(source: Tasks | TaskSource | None, num_tasks: int | None, config: RunConfig) -> Tasks:
+    """Return the tasks of a run, see `rollout`.
+
+    Raises:
+        ConfigError: `num_tasks` is missing for a source, out of range, or does not go with these tasks.
+    """
     if num_tasks is not None:
         require_whole_number("num_tasks", num_tasks, at_least=1)
     training_step = 0 if config.validate else config.training_step

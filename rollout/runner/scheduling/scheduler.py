@@ -2,8 +2,7 @@
 
 A runner plays jobs and knows nothing of groups. Everything that depends on how the episodes of a run belong together
 (more groups than are needed, groups that are dropped, failed episodes that are played again, jobs that an earlier run
-finished) is a scheduler of its own, and needs no other runner. Those of the library are in
-`toolgym.rollout.runner.scheduling`.
+finished) is decided by a scheduler.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from toolgym.tools.errors import ConfigError
 
 
 class Stragglers(enum.StrEnum):
-    """What becomes of episodes that a run does not wait for. The engine and the tools stop working for them."""
+    """The fate of episodes that a run does not wait for. The engine and the tools stop working for them."""
 
     DROP = "drop"
     """They are dropped."""
@@ -44,13 +43,10 @@ class Cut(NamedTuple):
 
 
 class Scheduler(ABC):
-    """Gives a runner its jobs, and takes their trajectories. One object serves one run, in one event loop.
+    """Gives a runner its jobs, and takes their trajectories. One object serves one run, in one event loop."""
 
-    Attributes:
-        on_cuts: set by the runner; to be called where `cuts` has something at a time when the runner does not ask.
-    """
-
-    on_cuts: Callable[[], None] | None = None
+    def tell_cuts(self, on_cuts: Callable[[], None]) -> None:
+        """Take, before the run, what to call if `cuts` has something at a time when the runner does not ask."""
 
     @abstractmethod
     async def next(self) -> Job | None:
@@ -71,7 +67,7 @@ class Scheduler(ABC):
 
     @property
     def counts(self) -> RunCounts:
-        """What the run did so far beside what its consumer got; all 0 for a scheduler that counts nothing."""
+        """Numbers of the run so far, beside what its consumer got; all 0 for a scheduler that counts nothing."""
         return RunCounts()
 
     @property
