@@ -1,8 +1,8 @@
 """`Shape`: what the values of a field have in common, and the Arrow type that holds them all.
 
-Arrow gives a field one type in all rows. Objects become structs with the keys of all of them, where None stands for a
-key that one has not; values of several types have no type in common and become JSON texts; objects without any key
-become None.
+Arrow gives a field one type in all rows, and infers none that is exact: 1 and 1.5 become floats. Here objects become
+structs with the keys of all of them, None for a key that an object lacks; values of several types become JSON texts;
+objects without any key become None.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class Shape:
-    """The shape of the JSON values that were added.
-
-    Attributes:
-        count: how many were added.
-        fields: of the objects among them, the shape of each key's values.
-    """
+    """The shape of the JSON values that were added: how many (`count`), and the `fields` of objects by their keys."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,15 +40,15 @@ class Shape:
         self._kinds.add(kind)
         if kind is dict:
             self._objects += 1
-            for key, one in value.items():
+            for key, inner in value.items():
                 if key in self.fields or len(self.fields) < MOST_KEYS:
-                    self.fields.setdefault(key, Shape()).add(one)
+                    self.fields.setdefault(key, Shape()).add(inner)
                 else:
                     self._never = True
         elif kind is list:
             self._items = self._items or Shape()
-            for one in value:
-                self._items.add(one)
+            for item in value:
+                self._items.add(item)
         elif kind is int:
             self._never |= value not in _INT64
         elif kind is str:
@@ -61,7 +56,7 @@ class Shape:
 
     @property
     def as_text(self) -> bool:
-        """Whether the values become texts: those that are none, JSON texts."""
+        """Whether the values become texts; those that are no texts, JSON texts."""
         return self._never or len(self._kinds) > 1
 
     @property
@@ -75,7 +70,7 @@ class Shape:
         if self.as_text or self._empty_objects:
             return False
         if self._kinds == {dict}:
-            return all(one.count == self._objects and one.exact for one in self.fields.values())
+            return all(field.count == self._objects and field.exact for field in self.fields.values())
         return self._items is None or self._items.exact
 
     def arrow_type(self) -> pyarrow.DataType:
@@ -89,7 +84,7 @@ class Shape:
         if self._items is not None:
             return pyarrow.list_(self._items.arrow_type())
         if self.fields:
-            return pyarrow.struct([(key, one.arrow_type()) for key, one in self.fields.items()])
+            return pyarrow.struct([(key, field.arrow_type()) for key, field in self.fields.items()])
         types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
         return types[self._kinds.copy().pop()] if self._kinds else pyarrow.null()
 
@@ -101,9 +96,9 @@ class Shape:
             text = value if isinstance(value, str) else json.dumps(value)
             return text.encode("utf-8", "replace").decode("utf-8")
         if self._items is not None:
-            return [self._items.stored(one) for one in value]
+            return [self._items.stored(item) for item in value]
         if self.fields:
-            return {key: self.fields[key].stored(one) for key, one in value.items()}
+            return {key: self.fields[key].stored(inner) for key, inner in value.items()}
         return value
 
 

@@ -105,7 +105,7 @@ class ByLevel(TaskSource):
 
     @property
     def size(self) -> int | None:
-        """How many tasks all levels have together; None where one has no end."""
+        """The number of tasks of all levels together; None if one has no end."""
         sizes = [source.size for source in self._levels.values()]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 

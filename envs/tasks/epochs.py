@@ -26,8 +26,8 @@ class TaskEpochs(TaskSource):
         >>> rest = epochs.take(2)
         >>> again = TaskEpochs(tasks, seed=0)
         >>> again.load_state_dict(saved)
-        >>> again.take(2) == rest, epochs.epoch, sorted(one.id for one in first + rest) == sorted(
-        ...     one.id for one in tasks)
+        >>> again.take(2) == rest, epochs.epoch, sorted(task.id for task in first + rest) == sorted(
+        ...     task.id for task in tasks)
         (True, 1, True)
 
     Args:
@@ -43,7 +43,7 @@ class TaskEpochs(TaskSource):
 
     def __init__(self, source: CountedTasks, *, seed: int | None = None) -> None:
         if not isinstance(source, CountedTasks):
-            raise ConfigError(f"epochs need a source with so many tasks at places, got {shorten(repr(source))}")
+            raise ConfigError(f"epochs need a source whose tasks have places, got {shorten(repr(source))}")
         require_seed(seed)
         self._source = source
         self._seed = seed
@@ -85,11 +85,13 @@ class TaskEpochs(TaskSource):
             ConfigError: it is none, or was saved with another seed or another number of tasks: the order would be
                 another one.
         """
-        own = self.state_dict()
-        if not isinstance(state, Mapping) or state.keys() != own.keys():
-            raise ConfigError(f"expected a state with {', '.join(own)}, got {shorten(repr(state))}")
+        present = self.state_dict()
+        if not isinstance(state, Mapping) or state.keys() != present.keys():
+            raise ConfigError(f"expected a state with {', '.join(present)}, got {shorten(repr(state))}")
         for name in ("seed", "size"):
-            if state[name] != own[name]:
-                raise ConfigError(f"the saved position belongs to {name} {state[name]!r}, and here it is {own[name]!r}")
+            if state[name] != present[name]:
+                raise ConfigError(
+                    f"the saved position belongs to {name} {state[name]!r}, and here it is {present[name]!r}"
+                )
         require_whole_number("position", state["position"], at_least=0)
         self.position = state["position"]

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias, cast
 
-from toolgym.envs.tasks.row_files import opened
+from toolgym.envs.tasks.row_files import PARQUET, ParquetRows, json_line, opened
 from toolgym.envs.tasks.rows import check_columns, read_task
 from toolgym.envs.tasks.sources import TaskList
 from toolgym.envs.tasks.stored import from_parquet
 from toolgym.tools.errors import ConfigError, shorten
 
-_PARQUET = b"PAR1"
-"""How a Parquet file begins (https://parquet.apache.org/docs/file-format/)."""
+SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
+"""Names of files that are taken out of a folder end so."""
 
-_Rows = Iterable[tuple[str, object]]
-"""Rows, each with its place for errors, such as `line 3`."""
+Record: TypeAlias = tuple[str, int, object]
+"""A place for errors, such as `train.jsonl, line 3`; the number of the line or row; and what the file holds there."""
 
 
 def load_tasks(
@@ -49,21 +52,17 @@ def load_tasks(
     """
     check_columns(columns)
     path = Path(source) if isinstance(source, str | Path) else None
-    if path is not None and _begins_with(path, _PARQUET):
+    if path is not None and _is_parquet(path):
         return TaskList(list(from_parquet(path, columns=columns)))
-    rows = _given(source) if path is None else _read(path)
+    rows = _numbered(source) if path is None else records(path)
     from_arrow = hasattr(source, "column_names")  # of the library `datasets`
-    where = "" if path is None else f"{path}, "
-    tasks = [
-        read_task(row, columns, where=f"{where}{place}", id=place.rpartition(" ")[2], from_arrow=from_arrow)
-        for place, row in rows
-    ]
+    tasks = [read_task(row, columns, where=where, id=str(number), from_arrow=from_arrow) for where, number, row in rows]
     if not tasks:
         raise ConfigError(f"{'the source' if path is None else f'the task file {str(path)!r}'} holds no tasks")
     return TaskList(tasks)
 
 
-def _given(source: object) -> _Rows:
+def _numbered(source: object) -> Iterable[Record]:
     if isinstance(source, Mapping):  # a DatasetDict is one
         names = ", ".join(repr(name) for name in source)
         raise ConfigError(f"expected rows, got a mapping: choose one of its values, of {shorten(names)}")
@@ -71,58 +70,94 @@ def _given(source: object) -> _Rows:
         raise ConfigError("expected rows as mappings, got a data frame: give frame.to_dict('records')")
     if not isinstance(source, Iterable):
         raise ConfigError(f"expected a file or rows as mappings, got {shorten(repr(source))}")
-    return ((f"row {number}", row) for number, row in enumerate(source, start=1))
+    return ((f"row {number}", number, row) for number, row in enumerate(source, start=1))
 
 
-def _begins_with(path: Path, magic: bytes) -> bool:
+def _is_parquet(path: Path) -> bool:
     with opened(path) as file:
-        return file.read(len(magic)) == magic
+        return file.read(len(PARQUET)) == PARQUET
 
 
-def _read(path: Path) -> _Rows:
+def folder_records(folder: Path) -> Iterator[Record]:
+    """Yield each record of all files of a folder; see `records`.
+
+    Raises:
+        ConfigError: it has no file of a known name, or one cannot be read.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
+    if not files:
+        raise ConfigError(f"the folder {str(folder)!r} has no file whose name ends with {', '.join(SUFFIXES)}")
+    for path in files:
+        yield from records(path)
+
+
+def records(path: Path) -> Iterator[Record]:
+    """Yield each record of a file: JSON Lines, JSON over several lines, CSV and TSV, each gzipped or not; or Parquet.
+
+    JSON Lines and Parquet are streamed; all else is read whole.
+
+    Raises:
+        UnknownNameError: there is no such file; names the nearest one.
+        ConfigError: it cannot be read; names the place.
+        MissingExtraError: Parquet needs pyarrow.
+    """
     with opened(path) as file:
-        data = file.read()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"cannot read the task file {str(path)!r}: it is neither text in UTF-8 nor Parquet ({error})"
-        ) from error
-    if path.suffix.lower() in (".csv", ".tsv"):
-        return _csv(path, text)
-    if text.lstrip().startswith("["):
-        return _json_list(path, text)
-    return _json_lines(path, text)
+        if file.read(len(PARQUET)) == PARQUET:
+            rows = ParquetRows(path)
+            yield from ((rows.where(index), rows.number(index), row) for index, row in enumerate(rows))
+            return
+        file.seek(0)
+        is_table = path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+        try:
+            with gzip.open(file) if path.name.endswith(".gz") else nullcontext(file) as plain:
+                yield from (_csv if is_table else _json)(path, cast(BinaryIO, plain))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ConfigError(f"cannot unpack {str(path)!r}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"cannot read the task file {str(path)!r}: it is neither text in UTF-8 nor Parquet ({error})"
+            ) from error
 
 
-def _csv(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+def _csv(path: Path, file: BinaryIO) -> Iterator[Record]:
+    separator = "\t" if ".tsv" in path.name.lower() else ","
+    text = io.StringIO(file.read().decode("utf-8-sig"), newline="")
+    reader = csv.DictReader(text, delimiter=separator)
     try:
         for row in reader:
+            where = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
-                raise ConfigError(
-                    f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} fields, as the first "
-                    "line names"
-                )
-            yield f"line {reader.line_num}", row
+                fields = len(reader.fieldnames or ())
+                raise ConfigError(f"{where}: expected {fields} fields, as the first line names")
+            yield where, reader.line_num, row
     except csv.Error as error:
         raise ConfigError(f"{path}, line {reader.line_num}: {error}") from error
 
 
-def _json_list(path: Path, text: str) -> _Rows:
+def _json(path: Path, file: BinaryIO) -> Iterator[Record]:
+    """Read JSON Lines, or one JSON value over several lines: a list of records, or one record."""
+    first = next((line for line in file if not line.isspace()), b"")
+    if _is_object(first):
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            if not line.isspace():
+                where = f"{path}, line {number}"
+                yield where, number, json_line(line, where)
+        return
+    text = (first + file.read()).decode("utf-8-sig")
     try:
-        rows = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected a JSON list of rows: {error}") from error
-    return ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+        raise ConfigError(f"{path}: expected a JSON list of rows, or a JSON object in each line: {error}") from error
+    if isinstance(value, list):
+        yield from ((f"{path}, row {number}", number, row) for number, row in enumerate(value, start=1))
+    else:
+        yield str(path), 1, value
 
 
-def _json_lines(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", json.loads(line)
-        except (ValueError, RecursionError) as error:
-            got = line.strip()[:60]
-            raise ConfigError(f"{path}, line {number}: expected a JSON object, got {got!r}: {error}") from error
+def _is_object(line: bytes) -> bool:
+    line = line.removeprefix(b"\xef\xbb\xbf").lstrip()
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -21,15 +21,15 @@ def whole_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     stored = row.get(TASK_COLUMN)
     if stored is None:
         return row
-    given = stored
+    whole = stored
     if isinstance(stored, str):
         try:
-            given = json.loads(stored)
+            whole = json.loads(stored)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the column {TASK_COLUMN!r} must hold a task's row as JSON: {error}") from error
-    if not isinstance(given, Mapping):
+    if not isinstance(whole, Mapping):
         raise ConfigError(f"the column {TASK_COLUMN!r} must hold a task's row as JSON, got {shorten(repr(stored))}")
-    return given
+    return whole
 
 
 def mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -62,21 +62,21 @@ def tools_kwargs(value: Any, *, from_arrow: bool) -> dict[str, Mapping[str, Any]
         ConfigError: it is something else; names the field.
     """
     name = "extra_info.tools_kwargs"
-    found: dict[str, Mapping[str, Any]] = {}
-    for tool, given in mapping(name, value).items():
-        if given is None:
+    by_tool: dict[str, Mapping[str, Any]] = {}
+    for tool, of_tool in mapping(name, value).items():
+        if of_tool is None:
             continue
         kinds = {
-            kind: one if one is None else mapping(f"{name}[{tool!r}][{kind!r}]", one)
-            for kind, one in mapping(f"{name}[{tool!r}]", given).items()
+            kind: kwargs if kwargs is None else mapping(f"{name}[{tool!r}][{kind!r}]", kwargs)
+            for kind, kwargs in mapping(f"{name}[{tool!r}]", of_tool).items()
         }
-        found[tool] = _without_none(kinds) if from_arrow else kinds
-    return found
+        by_tool[tool] = _without_none(kinds) if from_arrow else kinds
+    return by_tool
 
 
 def _without_none(kinds: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     return {
-        kind: {name: value for name, value in given.items() if value is not None}
-        for kind, given in kinds.items()
-        if given is not None
+        kind: {name: value for name, value in kwargs.items() if value is not None}
+        for kind, kwargs in kinds.items()
+        if kwargs is not None
     }

@@ -1,7 +1,8 @@
 """Rows of files, each read when it is asked for: JSON Lines by the offsets of the lines, Parquet by row groups.
 
-A file is opened for each read and closed after it, so that none is left open; it must not change meanwhile, which is
-checked. Reads may come from any thread.
+A file is opened for each read and closed after it, so that none is left open, and is checked not to have changed. Reads
+may come from any thread. The library `datasets` would copy each file into a cache on the disk, infer its types (a date
+becomes a time stamp), and be needed for JSON Lines.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,19 +32,17 @@ CACHE_BYTES = 16 * 2**20
 _BATCH = 256
 """Rows that are decoded together where a file is read from end to end."""
 
+PARQUET = b"PAR1"
+"""The first bytes of a Parquet file (https://parquet.apache.org/docs/file-format/)."""
+
 _log = logging.getLogger("toolgym.envs")
 
 
 class Rows(ABC):
-    """Rows at their places, counted from 0.
+    """Rows at their places, counted from 0."""
 
-    Attributes:
-        name: of the file, for errors; empty for what is none.
-        from_arrow: whether None stands for what a row has not, see `Task.from_row`.
-    """
-
-    name = ""
-    from_arrow = False
+    name = ""  # of the file, for errors; empty without one
+    from_arrow = False  # whether None stands for what a row has not, see `Task.from_row`
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -69,10 +69,7 @@ class Rows(ABC):
 
 
 class JsonLinesRows(Rows):
-    """The lines of a JSON Lines file that are not blank. 8 bytes for each are kept: where it begins.
-
-    Args:
-        path: the file, in UTF-8; it is read once, to find its lines.
+    """The lines of a JSON Lines file that are not blank. 8 bytes for each are kept: the offset of its begin.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
@@ -84,26 +81,23 @@ class JsonLinesRows(Rows):
         self.name = str(path)
         self._starts = array("Q")
         self._lines: Sequence[int] | None = None
+        lines, offset = array("I"), 0
         with opened(self.path) as file:
             self._version = _version(file)
-            self._find_lines(file)
-
-    def _find_lines(self, file: BinaryIO) -> None:
-        lines, at = array("I"), 0
-        for number, line in enumerate(file, start=1):
-            if not line.isspace():
-                if not self._starts:
-                    self._check_format(line)
-                self._starts.append(at)
-                lines.append(number)
-            at += len(line)
+            for number, line in enumerate(file, start=1):
+                if not line.isspace():
+                    if not self._starts:
+                        self._check_format(line)
+                    self._starts.append(offset)
+                    lines.append(number)
+                offset += len(line)
         if lines and lines[-1] != len(lines):  # there are blank ones
             self._lines = lines
 
     def _check_format(self, line: bytes) -> None:
         if line.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK")):
             raise ConfigError(f"{self.name!r} is compressed: unpack it first, as rows are read at their places")
-        if line.startswith(b"PAR1"):
+        if line.startswith(PARQUET):
             raise ConfigError(f"{self.name!r} is a Parquet file: read it with from_parquet")
         if line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
             raise ConfigError(f"{self.name!r} is a JSON list, not JSON Lines: read it with load_tasks")
@@ -112,25 +106,16 @@ class JsonLinesRows(Rows):
         return len(self._starts)
 
     def row(self, index: int) -> object:
-        with opened(self.path) as file:
-            _check_version(file, self._version, self.path)
+        with opened(self.path, self._version) as file:
             file.seek(self._starts[index])
             line = file.readline()
-        return self._parsed(line, index)
+        return json_line(line, self.where(index))
 
     def __iter__(self) -> Iterator[object]:
-        with opened(self.path) as file:
-            _check_version(file, self._version, self.path)
+        with opened(self.path, self._version) as file:
             lines = (line for line in file if not line.isspace())
             for index, line in enumerate(lines):
-                yield self._parsed(line, index)
-
-    def _parsed(self, line: bytes, index: int) -> object:
-        try:
-            return json.loads(line.decode("utf-8-sig" if index == 0 else "utf-8"))
-        except (ValueError, RecursionError) as error:
-            got = line[:60].decode("utf-8", "replace").strip()
-            raise ConfigError(f"{self.where(index)}: expected a JSON object, got {got!r}: {error}") from error
+                yield json_line(line, self.where(index))
 
     def number(self, index: int) -> int:
         return index + 1 if self._lines is None else self._lines[index]
@@ -139,12 +124,21 @@ class JsonLinesRows(Rows):
         return f"{self.name}, line {self.number(index)}"
 
 
+def json_line(line: bytes, where: str) -> object:
+    """Return the JSON value of a line.
+
+    Raises:
+        ConfigError: it is none; names the place.
+    """
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        got = line[:60].decode("utf-8", "replace").strip()
+        raise ConfigError(f"{where}: expected a JSON object, got {got!r}: {error}") from error
+
+
 class ParquetRows(Rows):
     """The rows of a Parquet file. A row group is decoded when one of its rows is asked for, and kept as Arrow's table.
-
-    Args:
-        path: the file.
-        cache_bytes: of decoded row groups that are kept.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
@@ -192,17 +186,16 @@ class ParquetRows(Rows):
         return self._group(group).slice(index - first, 1).to_pylist()[0]
 
     def __iter__(self) -> Iterator[object]:
-        with opened(self.path) as file:
-            _check_version(file, self._version, self.path)
+        with opened(self.path, self._version) as file:
             batches = self._arrow.parquet.ParquetFile(file, metadata=self._metadata).iter_batches(
                 _BATCH, use_threads=False
             )
-            while True:
+            with self._errors():
+                batch = next(batches, None)
+            while batch is not None:
+                yield from batch.to_pylist()
                 with self._errors():
                     batch = next(batches, None)
-                if batch is None:
-                    return
-                yield from batch.to_pylist()
 
     def _group(self, number: int) -> pyarrow.Table:
         with self._lock:
@@ -210,44 +203,28 @@ class ParquetRows(Rows):
             if table is None:
                 table = self._decoded(number)
                 size = table.nbytes
-                while self._cache and size + sum(one.nbytes for one in self._cache.values()) > self._cache_bytes:
+                while self._cache and size + sum(kept.nbytes for kept in self._cache.values()) > self._cache_bytes:
                     self._cache.popitem(last=False)
                 self._cache[number] = table
             self._cache.move_to_end(number)
             return table
 
     def _decoded(self, number: int) -> pyarrow.Table:
-        with opened(self.path) as file:
-            _check_version(file, self._version, self.path)
-            with self._errors():
-                return self._arrow.parquet.ParquetFile(file, metadata=self._metadata).read_row_group(
-                    number, use_threads=False
-                )
+        with opened(self.path, self._version) as file, self._errors():
+            return self._arrow.parquet.ParquetFile(file, metadata=self._metadata).read_row_group(
+                number, use_threads=False
+            )
 
-    def _errors(self) -> _ArrowErrors:
-        return _ArrowErrors(self.name, (self._arrow.ArrowException, OSError))
-
-
-class _ArrowErrors:
-    """Turns Arrow's errors into one that names the file."""
-
-    def __init__(self, name: str, kinds: tuple[type[Exception], ...]) -> None:
-        self._name, self._kinds = name, kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, self._kinds):
-            raise ConfigError(f"cannot read the Parquet file {self._name!r}: {' '.join(str(error).split())}") from error
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (self._arrow.ArrowException, OSError) as error:
+            raise ConfigError(f"cannot read the Parquet file {self.name!r}: {' '.join(str(error).split())}") from error
 
 
 class DatasetRows(Rows):
-    """The rows of a data set of the library `datasets`, which keeps them on disk itself.
-
-    Args:
-        dataset: a `datasets.Dataset`, or anything with rows as mappings at places and a length.
-    """
+    """The rows of a `datasets.Dataset`, which keeps them on disk itself, or of anything with rows at places."""
 
     from_arrow = True
 
@@ -264,12 +241,16 @@ class DatasetRows(Rows):
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def opened(path: Path) -> BinaryIO:
-    """Open a file of tasks for reading.
+Version = tuple[int, int]
+"""Size and time of the last change of a file."""
+
+
+def opened(path: Path, version: Version | None = None) -> BinaryIO:
+    """Open a file of tasks for reading, in this version if one is given.
 
     Raises:
         UnknownNameError: there is no such file; names the nearest one.
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or has changed.
     """
     try:
         file = path.open("rb")
@@ -284,14 +265,12 @@ def opened(path: Path) -> BinaryIO:
         raise ConfigError(
             f"{str(path)!r} is a Git LFS pointer, not the file that it stands for: `git lfs pull` fetches that"
         )
+    if version is not None and _version(file) != version:
+        file.close()
+        raise ConfigError(f"the task file {str(path)!r} has changed since it was opened: open it again")
     return file
 
 
-def _version(file: BinaryIO) -> tuple[int, int]:
+def _version(file: BinaryIO) -> Version:
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
-
-
-def _check_version(file: BinaryIO, expected: tuple[int, int], path: Path) -> None:
-    if _version(file) != expected:
-        raise ConfigError(f"the task file {str(path)!r} has changed since it was opened: open it again")

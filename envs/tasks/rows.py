@@ -13,7 +13,7 @@ COLUMNS = ("prompt", "ground_truth", "id", "source")
 
 
 def check_columns(columns: Mapping[str, str] | None) -> None:
-    """Check what is given as `columns`.
+    """Check the argument `columns` of a loader.
 
     Raises:
         UnknownNameError: a task has no such part; names the nearest one.
@@ -21,7 +21,7 @@ def check_columns(columns: Mapping[str, str] | None) -> None:
     """
     if columns is None:
         return
-    if not isinstance(columns, Mapping) or not all(isinstance(one, str) for one in columns.values()):
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
         raise ConfigError(f"columns must map {', '.join(COLUMNS)} to names of columns, got {columns!r}")
     for name in columns:
         if name not in COLUMNS:
@@ -51,8 +51,7 @@ def read_task(row: object, columns: Mapping[str, str] | None, *, where: str, id:
             raise ConfigError(f"expected a JSON object, got {shorten(repr(row), 60)}")
         return Task.from_row(row if columns is None else _verl_row(row, columns), id=id, from_arrow=from_arrow)
     except ConfigError as error:
-        hint = "" if columns is not None or not _is_plain(row) else _hint(row)
-        raise type(error)(f"{where}: {error}{hint}") from error
+        raise type(error)(f"{where}: {error}{_hint(row) if columns is None else ''}") from error
 
 
 def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -61,25 +60,23 @@ def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
             raise UnknownNameError(
                 f"there is no column {column!r}{nearest(column, row) or '.'} Columns: {', '.join(row)}"
             )
-    prompt = row[columns["prompt"]]
-    given = {name: row[column] for name, column in columns.items()}
+    parts = {name: row[column] for name, column in columns.items()}
+    prompt = parts["prompt"]
     extra = {name: value for name, value in row.items() if name not in columns.values()}
-    if given.get("id") is not None:
-        extra["index"] = given["id"]
+    if parts.get("id") is not None:
+        extra["index"] = parts["id"]
     return {
         "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
-        "reward_model": {"style": "rule", "ground_truth": given.get("ground_truth")},
-        "data_source": given.get("source") or "",
+        "reward_model": {"style": "rule", "ground_truth": parts.get("ground_truth")},
+        "data_source": parts.get("source") or "",
         "extra_info": extra,
     }
 
 
-def _is_plain(row: object) -> bool:
-    return isinstance(row, Mapping) and (not row.get("prompt") or isinstance(row["prompt"], str))
-
-
 def _hint(row: object) -> str:
-    assert isinstance(row, Mapping)
+    """Advice for a row without a conversation, which is likely to need `columns`."""
+    if not isinstance(row, Mapping) or (row.get("prompt") and not isinstance(row["prompt"], str)):
+        return ""
     return (
         f". The row's columns are {shorten(', '.join(map(str, row)))}. Say which ones hold what with "
         "columns={'prompt': ..., 'ground_truth': ...} (--task-columns prompt=...,ground_truth=...)"

@@ -1,4 +1,4 @@
-"""Where tasks come from."""
+"""Sources of tasks: generated without end, made by a function, or at places of a list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 import random
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, require_whole_number, shorten
@@ -16,7 +17,7 @@ _MOST_SEEDS = 64
 
 
 class TaskSource(ABC):
-    """Where an env draws its tasks from."""
+    """A source that an env draws its tasks from."""
 
     @abstractmethod
     def sample(self, rng: random.Random) -> Task:
@@ -24,14 +25,14 @@ class TaskSource(ABC):
 
     @property
     def size(self) -> int | None:
-        """How many tasks there are; None where they are generated without end."""
+        """The number of tasks; None if they are generated without end."""
         return None
 
     def task(self, index: int) -> Task:
         """Return the task of a place, counted from 0; the same place always has the same task.
 
         Raises:
-            IndexError: there are not so many.
+            IndexError: there are fewer.
         """
         if index < 0:
             raise IndexError(index)
@@ -66,7 +67,7 @@ class TaskSource(ABC):
 
 
 class CountedTasks(TaskSource):
-    """A source of so many tasks, each at its place. A subclass has `size` and `task`.
+    """A source with a number of tasks, each at its place. A subclass has `size` and `task`.
 
     `sample` draws one at random. `take` goes through all and around (an epoch), and at each training step goes on where
     the step before ended. A seed shuffles, in each epoch anew; None keeps the order. So each epoch has each task once.
@@ -78,15 +79,10 @@ class CountedTasks(TaskSource):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many tasks there are, 1 or more."""
+        """The number of tasks, 1 or more."""
 
     @abstractmethod
-    def task(self, index: int) -> Task:
-        """Return the task of a place, counted from 0.
-
-        Raises:
-            IndexError: there are not so many.
-        """
+    def task(self, index: int) -> Task: ...
 
     def sample(self, rng: random.Random) -> Task:
         return self.task(rng.randrange(self.size))
@@ -124,6 +120,52 @@ def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
     return order
 
 
+MakeTask = Callable[[random.Random], Task | Mapping[str, Any]]
+
+
+class GeneratedTasks(TaskSource):
+    """An endless source of tasks that a function makes; see `from_generator`."""
+
+    def __init__(self, make: MakeTask) -> None:
+        if not callable(make):
+            raise ConfigError(f"expected a function from a random.Random to a task, got {shorten(repr(make))}")
+        self._make = make
+        self._name = getattr(make, "__name__", repr(make))
+
+    def sample(self, rng: random.Random) -> Task:
+        task = self._make(rng)
+        if isinstance(task, Task):
+            return task
+        if not isinstance(task, Mapping):
+            raise ConfigError(f"{self._name} must give a Task or a row in verl's shape, it gave {shorten(repr(task))}")
+        try:
+            return Task.from_row(task)
+        except ConfigError as error:
+            raise ConfigError(f"a row that {self._name} gave: {error}") from error
+
+
+def from_generator(make: MakeTask) -> GeneratedTasks:
+    """Return a source whose tasks a function makes when they are drawn.
+
+    Example:
+        >>> import random
+        >>> def double(rng):
+        ...     n = rng.randrange(100)
+        ...     return {"prompt": [{"role": "user", "content": f"2 * {n}?"}], "reward_model": {"ground_truth": 2 * n}}
+        >>> tasks = from_generator(double)
+        >>> tasks.task(7) == tasks.task(7), len(tasks.take(3, seed=0))
+        (True, 3)
+
+    Args:
+        make: from a `random.Random` to a task, or to its row in verl's shape. It takes all chance from there, so that
+            a seed gives the same tasks again.
+
+    Raises:
+        ConfigError: it is no function.
+    """
+    return GeneratedTasks(make)
+
+
 class TaskList(CountedTasks):
     """Tasks from a list.
 
@@ -135,11 +177,10 @@ class TaskList(CountedTasks):
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        given: object = tasks
-        if isinstance(given, str) or not isinstance(given, Sequence):
+        if isinstance(tasks, str) or not isinstance(tasks, Sequence):
             raise ConfigError(
                 "tasks must be a list of toolgym Tasks or a TaskSource (`toolgym.load_tasks(FILE)` reads a file), "
-                f"got {shorten(repr(given))}"
+                f"got {shorten(repr(tasks))}"
             )
         if not tasks:
             raise ConfigError("a list of tasks must not be empty")
@@ -158,11 +199,7 @@ class TaskList(CountedTasks):
 
 
 def require_task(task: object) -> Task:
-    """Return what should be a task.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a task. Raises ConfigError: it is none."""
     if not isinstance(task, Task):
         raise ConfigError(
             "a list of tasks must hold toolgym Tasks (`Task.from_row` reads a row of verl's shape), got "

@@ -64,15 +64,7 @@ class StoredTasks(CountedTasks):
 
 
 class TaskSubset(CountedTasks):
-    """Some of the tasks of another source.
-
-    Args:
-        source: where they are.
-        places: their places there.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """The tasks at some places of another source. Raises ConfigError: there are none."""
 
     def __init__(self, source: CountedTasks, places: Iterable[int]) -> None:
         self._source = source
@@ -109,7 +101,7 @@ def from_parquet(
         MissingExtraError: pyarrow is not installed.
     """
     require_whole_number("cache_bytes", cache_bytes, at_least=0)
-    return StoredTasks([ParquetRows(one, cache_bytes) for one in _paths(path)], columns)
+    return StoredTasks([ParquetRows(file, cache_bytes) for file in _paths(path)], columns)
 
 
 def from_jsonl(path: Paths, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
@@ -125,7 +117,7 @@ def from_jsonl(path: Paths, *, columns: Mapping[str, str] | None = None) -> Stor
         UnknownNameError: there is no such file; names the nearest one.
         ConfigError: a file is of another format, or there are no rows.
     """
-    return StoredTasks([JsonLinesRows(one) for one in _paths(path)], columns)
+    return StoredTasks([JsonLinesRows(file) for file in _paths(path)], columns)
 
 
 def from_hf(dataset: Any, *, columns: Mapping[str, str] | None = None) -> StoredTasks:
@@ -151,6 +143,6 @@ def from_hf(dataset: Any, *, columns: Mapping[str, str] | None = None) -> Stored
 
 def _paths(path: Paths) -> list[str | Path]:
     paths = [path] if isinstance(path, str | Path) else path
-    if not isinstance(paths, Sequence) or not all(isinstance(one, str | Path) for one in paths):
+    if not isinstance(paths, Sequence) or not all(isinstance(item, str | Path) for item in paths):
         raise ConfigError(f"expected the path of a file, or several, got {shorten(repr(path))}")
     return list(paths)

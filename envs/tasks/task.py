@@ -42,7 +42,9 @@ class Task:
     def __post_init__(self) -> None:
         if not self.messages:
             raise ConfigError("a task needs at least one message")
-        if not isinstance(self.messages, Sequence) or not all(isinstance(one, Mapping) for one in self.messages):
+        if not isinstance(self.messages, Sequence) or not all(
+            isinstance(message, Mapping) for message in self.messages
+        ):
             raise ConfigError(
                 "a task's messages must be a tuple of {'role': ..., 'content': ...}, got "
                 f"{shorten(repr(self.messages))}"
@@ -94,8 +96,8 @@ class Task:
         """
         if not isinstance(row, Mapping):
             raise ConfigError(f"a task row must be a mapping, got {shorten(repr(row))}")
-        given, row = row, whole_row(row)
-        from_arrow = from_arrow and row is given  # the JSON of `toolgym_task` has no more than the row had
+        stored, row = row, whole_row(row)
+        from_arrow = from_arrow and row is stored  # the JSON of `toolgym_task` has no more than the row had
         prompt = row.get("prompt")
         if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
             raise ConfigError(f"a task row needs 'prompt', a list of messages; got {prompt!r}")
@@ -148,23 +150,25 @@ def _read_from_arrow(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return tools_kwargs(mapping("extra_info", row.get("extra_info")).get("tools_kwargs"), from_arrow=True)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     """Whether two JSON values are equal with their types: 1 is not 1.0 here, nor true."""
-    if type(one) is not type(other):
+    if type(value) is not type(other):
         return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other) or one is other
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_same(inner, other[key]) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return bool(value == other) or value is other
 
 
 def _are_calls(calls: Any) -> bool:
     """Whether these are `tool_calls` as chat templates take them."""
     if not isinstance(calls, list):
         return False
-    functions = [one.get("function") if isinstance(one, Mapping) else None for one in calls]
+    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
     return all(
-        isinstance(one, Mapping) and isinstance(one.get("name"), str) and isinstance(one.get("arguments"), Mapping)
-        for one in functions
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), Mapping)
+        for function in functions
     )

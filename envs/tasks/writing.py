@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import tempfile
@@ -40,9 +41,8 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"tasks are written to .jsonl or .parquet, got {str(path)!r}")
-    given: object = tasks
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ConfigError(f"expected tasks, got {shorten(repr(given))}; of an endless source give source.take(count)")
+    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+        raise ConfigError(f"expected tasks, got {shorten(repr(tasks))}; of an endless source give source.take(count)")
     try:
         with _becoming(path) as file:
             count = _write_lines(file, tasks) if path.suffix == ".jsonl" else _write_parquet(path, file, tasks)
@@ -56,21 +56,17 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
 @contextlib.contextmanager
 def _becoming(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name at the end, unless an error comes before."""
-    made = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with made.open("wb") as file:
+        with part.open("wb") as file:
             yield file
-        made.replace(path)
+        part.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def _write_lines(file: IO[bytes], tasks: Iterable[Task]) -> int:
-    count = 0
-    for row in _rows(tasks):
-        file.write(_line(row))
-        count += 1
-    return count
+    return sum(bool(file.write(_line(row))) for row in _rows(tasks))
 
 
 def _line(row: dict[str, Any]) -> bytes:
@@ -136,16 +132,16 @@ def _rows(tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
 
 
 def _no_json(name: str, value: Any) -> str | None:
-    """Where in a value is something that JSON has not, and what; None where nothing is."""
+    """The first thing in a value that JSON does not have, and its place; None: all is JSON."""
     if value is None or type(value) in (bool, int, float, str):
         return None
     if type(value) in (list, tuple):
-        inner = ((f"{name}[{place}]", one) for place, one in enumerate(value))
+        inner = ((f"{name}[{index}]", item) for index, item in enumerate(value))
     elif type(value) is dict:
         for key in value:
             if not isinstance(key, str):
                 return f"{name or 'the row'} has the key {key!r}, which is no text"
-        inner = ((f"{name}.{key}" if name else key, one) for key, one in value.items())
+        inner = ((f"{name}.{key}" if name else key, item) for key, item in value.items())
     else:
         return f"{name} holds a {type(value).__name__}, {shorten(repr(value), 60)}"
-    return next((found for one in inner if (found := _no_json(*one))), None)
+    return next(filter(None, itertools.starmap(_no_json, inner)), None)

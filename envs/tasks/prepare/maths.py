@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from toolgym.envs.tasks.prepare.record import Prepared, Record
+from toolgym.envs.tasks.prepare.record import DataRecord, Prepared
 from toolgym.tools.errors import ConfigError, shorten
 
 
-def gsm8k(record: Record) -> Prepared:
+def gsm8k(record: DataRecord) -> Prepared:
     """`question`, and `answer`: a solution whose last line is `#### 1,234`."""
     question, solution = record.text("question"), record.text("answer")
     _, mark, last = solution.rpartition("####")
@@ -22,7 +22,7 @@ def gsm8k(record: Record) -> Prepared:
     )
 
 
-def math(record: Record) -> Prepared:
+def math(record: DataRecord) -> Prepared:
     r"""`problem`, `level`, `type` and `solution`, whose last `\boxed{...}` is the answer; or `answer`, as MATH-500."""
     name = record.first_of("answer", "solution")
     answer = record.text("answer") if name == "answer" else last_boxed(record.text("solution"))
@@ -30,7 +30,7 @@ def math(record: Record) -> Prepared:
     return Prepared(record.text("problem"), answer, id=record.some("unique_id").get("unique_id"), extra_info=extra)
 
 
-def dapo_math(record: Record) -> Prepared:
+def dapo_math(record: DataRecord) -> Prepared:
     """Rows in verl's shape whose problem stands between instructions, which are the first and the last paragraph."""
     prompt, model, extra = (record.fields.get(name) for name in ("prompt", "reward_model", "extra_info"))
     try:
@@ -48,7 +48,7 @@ def dapo_math(record: Record) -> Prepared:
 
 
 def last_boxed(solution: str) -> str:
-    r"""What stands in the last `\boxed{...}` or `\fbox{...}` of a solution, or behind `\boxed ` up to `$`.
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}` of a solution, or behind `\boxed ` up to `$`.
 
     Raises:
         ConfigError: there is none, or its brackets do not close.

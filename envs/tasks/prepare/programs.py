@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from toolgym.envs.tasks.prepare.record import Prepared, Record, UnusableRecordError
+from toolgym.envs.tasks.prepare.record import DataRecord, Prepared, UnusableRecordError
 from toolgym.tools.errors import ConfigError, shorten
 
 _MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
 """Ids of MBPP's splits, as its paper divides them (https://arxiv.org/abs/2108.07732, section 2.1)."""
 
 
-def mbpp(record: Record) -> Prepared:
+def mbpp(record: DataRecord) -> Prepared:
     """`text` (`prompt` in the sanitized file), `task_id`, `test_list`; the ground truth is the whole record."""
     number = record.fields.get("task_id")
     if type(number) is not int:
@@ -29,7 +29,7 @@ def mbpp(record: Record) -> Prepared:
     )
 
 
-def humaneval(record: Record) -> Prepared:
+def humaneval(record: DataRecord) -> Prepared:
     """`task_id`, `prompt`, `entry_point`, `test`; the ground truth is the whole record."""
     for name in ("entry_point", "test"):
         record.text(name)
@@ -41,7 +41,7 @@ def humaneval(record: Record) -> Prepared:
     )
 
 
-def contest(record: Record) -> Prepared:
+def contest(record: DataRecord) -> Prepared:
     """`question`, `starter_code` and `input_output`: JSON text of `inputs`, `outputs` and perhaps `fn_name`.
 
     The ground truth is that text.
@@ -53,7 +53,7 @@ def contest(record: Record) -> Prepared:
         read = json.loads(tests)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"field 'input_output' must be JSON text: {error}") from error
-    if not isinstance(read, Mapping) or not all(isinstance(read.get(one), list) for one in ("inputs", "outputs")):
+    if not isinstance(read, Mapping) or not all(isinstance(read.get(name), list) for name in ("inputs", "outputs")):
         raise ConfigError(f"field 'input_output' must hold lists of inputs and outputs, got {shorten(tests, 60)!r}")
     if not read["inputs"]:
         raise UnusableRecordError("has no tests (input_output has no inputs)")

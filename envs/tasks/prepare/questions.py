@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgym.envs.tasks.prepare.record import Prepared, Record, UnusableRecordError
+from toolgym.envs.tasks.prepare.record import DataRecord, Prepared, UnusableRecordError
 from toolgym.tools.errors import ConfigError, shorten
 
 _KEPT = ("type", "level", "evidences")
 
 
-def question(record: Record) -> Prepared:
+def question(record: DataRecord) -> Prepared:
     """`question` with `golden_answers` (FlashRAG), or `answer` (a text or several) with `answer_aliases`."""
     name = record.first_of("golden_answers", "answer")
-    given = record.fields[name]
-    if name == "answer" and isinstance(given, str):
-        answers = [given, *(record.fields.get("answer_aliases") or ())]
+    answer = record.fields[name]
+    if name == "answer" and isinstance(answer, str):
+        answers = [answer, *(record.fields.get("answer_aliases") or ())]
     else:
         answers = record.texts(name)
-    if not all(isinstance(one, str) for one in answers):
+    if not all(isinstance(text, str) for text in answers):
         raise ConfigError(f"field 'answer_aliases' must be a list of texts, got {shorten(repr(answers[1:]), 60)}")
     if record.fields.get("answerable") is False:
         raise UnusableRecordError("has no answer (answerable is false)")
@@ -34,5 +34,5 @@ def question(record: Record) -> Prepared:
 
 def _supporting_titles(facts: Any) -> dict[str, list[str]]:
     """The articles that hold the facts: pairs of a title and a sentence's number, or one list of each (on the hub)."""
-    titles = facts.get("title") if isinstance(facts, Mapping) else [one[0] for one in facts or ()]
+    titles = facts.get("title") if isinstance(facts, Mapping) else [fact[0] for fact in facts or ()]
     return {"supporting_titles": list(dict.fromkeys(map(str, titles)))} if titles else {}

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from toolgym.envs.tasks.loading import folder_records, records
 from toolgym.envs.tasks.prepare.maths import dapo_math, gsm8k, math
-from toolgym.envs.tasks.prepare.originals import records
 from toolgym.envs.tasks.prepare.programs import contest, humaneval, mbpp
 from toolgym.envs.tasks.prepare.questions import question
-from toolgym.envs.tasks.prepare.record import Prepared, Record, UnusableRecordError
+from toolgym.envs.tasks.prepare.record import DataRecord, Prepared, UnusableRecordError
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten
 
@@ -31,7 +31,7 @@ _PROGRAM = "Solve the task in Python. End with the whole program in one block th
 
 
 class Recipe(NamedTuple):
-    """How a data set becomes tasks.
+    """The way from a data set to tasks.
 
     Attributes:
         source: `data_source` of the rows, as verl's own scorers know it.
@@ -47,7 +47,7 @@ class Recipe(NamedTuple):
     ability: str
     env_id: str
     system: str
-    read: Callable[[Record], Prepared]
+    read: Callable[[DataRecord], Prepared]
     plain: str = ""
     repeats: bool = False
 
@@ -56,7 +56,7 @@ def _searched(source: str) -> Recipe:
     return Recipe(f"searchR1_{source}", "fact-reasoning", "SearchQA-v0", _SEARCH, question)
 
 
-def _judged(source: str, read: Callable[[Record], Prepared]) -> Recipe:
+def _judged(source: str, read: Callable[[DataRecord], Prepared]) -> Recipe:
     return Recipe(source, "code", "CodeJudge-v0", _PROGRAM, read)
 
 
@@ -76,7 +76,7 @@ RECIPES: dict[str, Recipe] = {
     "apps": _judged("apps", contest),
     "taco": _judged("taco", contest),
 }
-"""From the name of each data set to how it becomes tasks."""
+"""The recipe of each data set by its name."""
 
 
 @dataclass
@@ -118,14 +118,15 @@ class Preparation:
 
     @property
     def recipe(self) -> Recipe:
-        """How the data set becomes tasks."""
+        """The recipe of the data set."""
         return RECIPES[self.name]
 
     def __iter__(self) -> Iterator[Task]:
         self.left_out.clear()
         seen: set[str] = set()
         index = 0
-        for where, fields in records(Path(self.path)):
+        path = Path(self.path)
+        for where, _, fields in folder_records(path) if path.is_dir() else records(path):
             prepared = self._prepared(where, fields)
             if prepared is None:
                 continue
@@ -143,7 +144,7 @@ class Preparation:
         try:
             if not isinstance(fields, Mapping):
                 raise ConfigError(f"expected a JSON object, got {shorten(repr(fields), 60)}")
-            return self.recipe.read(Record(fields))
+            return self.recipe.read(DataRecord(fields))
         except UnusableRecordError as reason:
             self.left_out[str(reason)] += 1
             return None

@@ -1,4 +1,4 @@
-"""`Record`: one record of a data set, whose fields are checked when they are read."""
+"""`DataRecord`: one record of a data set, whose fields are checked when they are read."""
 
 from __future__ import annotations
 
@@ -14,43 +14,27 @@ class UnusableRecordError(ToolgymError):
 
 
 @dataclass(frozen=True)
-class Record:
-    """One record.
-
-    Attributes:
-        fields: as the file has them.
-    """
+class DataRecord:
+    """One record, with its fields as the file has them."""
 
     fields: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """A field that is a text.
-
-        Raises:
-            ConfigError: it is missing, or is something else.
-        """
+        """A field that is a text. Raises ConfigError: it is missing, or something else."""
         value = self._required(name)
         if not isinstance(value, str):
             raise ConfigError(f"field {name!r} must be a text, got {shorten(repr(value), 60)}")
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A field that is a list of one text or more.
-
-        Raises:
-            ConfigError: it is missing, or is something else.
-        """
+        """A field that is a list of one text or more. Raises ConfigError: it is missing, or something else."""
         value = self._required(name)
-        if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
             raise ConfigError(f"field {name!r} must be a list of texts, got {shorten(repr(value), 60)}")
         return value
 
     def first_of(self, *names: str) -> str:
-        """The first of these names that the record has, for fields whose name differs between versions.
-
-        Raises:
-            ConfigError: it has none of them.
-        """
+        """The first of these names that the record has. Raises ConfigError: it has none of them."""
         for name in names:
             if self.fields.get(name) is not None:
                 return name
@@ -70,7 +54,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a task is made of.
+    """The parts of a task.
 
     Attributes:
         question: the user's message.

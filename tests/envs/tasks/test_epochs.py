@@ -59,7 +59,7 @@ def test_a_position_of_other_data_is_refused(state, said):
 
 
 def test_what_has_no_end_has_no_epochs():
-    with pytest.raises(ConfigError, match="so many tasks at places"):
+    with pytest.raises(ConfigError, match="a source whose tasks have places"):
         TaskEpochs(ArithmeticTasks())
     with pytest.raises(ConfigError, match="seed"):
         TaskEpochs(listed(2), seed="x")

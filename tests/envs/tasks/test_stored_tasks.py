@@ -14,7 +14,7 @@ import pytest
 
 from toolgym.envs import ToolEnv, load_tasks
 from toolgym.envs.tasks import row_files
-from toolgym.envs.tasks.generated import from_generator
+from toolgym.envs.tasks.sources import from_generator
 from toolgym.envs.tasks.stored import TaskSubset, from_hf, from_jsonl, from_parquet
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, MissingExtraError, UnknownNameError
