@@ -1,4 +1,4 @@
-"""What every engine must do.
+"""The suite of engines.
 
     import pytest_asyncio
     from toolgym.testing import EngineSubject, EngineSuite
@@ -73,6 +73,12 @@ class EngineSubject:
     eos: int | None = None
     idle: Callable[[], bool] | None = None
 
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams = SHORT, request_id: str = "a", affinity: str | None = None
+    ) -> Generation:
+        """Ask the engine; see `Engine.generate`."""
+        return await self.engine.generate(ids, params, request_id=request_id, affinity=affinity)
+
 
 def prompt(seed: int, length: int) -> list[int]:
     """Return a random prompt, the same for the same seed."""
@@ -124,7 +130,7 @@ def _need_pause(subject: EngineSubject, *modes: PauseMode) -> None:
 
 
 class EngineSuite(Suite):
-    """What every engine must do. Needs the fixture `subject`, an `EngineSubject`."""
+    """The contract of `Engine`. Needs the fixture `subject`, an `EngineSubject`."""
 
     @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
     async def test_logprobs_are_those_of_a_plain_forward_pass(self, subject: EngineSubject, temperature: float) -> None:
@@ -132,7 +138,7 @@ class EngineSuite(Suite):
         prompts = [prompt(seed, length) for seed, length in enumerate((1, 3, 17, 64, 5))]
         params = SamplingParams(max_new_tokens=20, temperature=temperature)
         generations = await asyncio.gather(
-            *(subject.engine.generate(ids, params, request_id=f"r{n}") for n, ids in enumerate(prompts))
+            *(subject.generate(ids, params, request_id=f"r{n}") for n, ids in enumerate(prompts))
         )
         for ids, generation in zip(prompts, generations, strict=True):
             assert len(generation.token_ids) == 20
@@ -146,7 +152,7 @@ class EngineSuite(Suite):
         need("min_p" not in narrowing or subject.min_p, "this engine cannot do min_p")
         params = SamplingParams(max_new_tokens=20, temperature=0.7, **narrowing)
         ids = prompt(1, 9)
-        generation = await subject.engine.generate(ids, params, request_id="a")
+        generation = await subject.generate(ids, params)
         assert logprob_gap(subject, ids, generation, 0.7) < subject.tolerance
 
     async def test_each_request_has_its_own_temperature(self, subject: EngineSubject) -> None:
@@ -154,7 +160,7 @@ class EngineSuite(Suite):
         temperatures = [0.0, 0.3, 1.0, 1.5] * 3
         generations = await asyncio.gather(
             *(
-                subject.engine.generate(
+                subject.generate(
                     prompt(n, 8), SamplingParams(max_new_tokens=12, temperature=temperature), request_id=str(n)
                 )
                 for n, temperature in enumerate(temperatures)
@@ -164,17 +170,17 @@ class EngineSuite(Suite):
             assert logprob_gap(subject, prompt(n, 8), generation, temperature) < subject.tolerance
 
     async def test_length_ends_a_generation(self, subject: EngineSubject) -> None:
-        generation = await subject.engine.generate(prompt(2, 4), SamplingParams(max_new_tokens=7), request_id="a")
+        generation = await subject.generate(prompt(2, 4), SamplingParams(max_new_tokens=7))
         assert generation.finish_reason is FinishReason.LENGTH
         assert len(generation.token_ids) == len(generation.logprobs) == len(generation.weight_versions) == 7
 
     async def test_a_stop_token_ends_a_generation_and_is_part_of_it(self, subject: EngineSubject) -> None:
         greedy = SamplingParams(max_new_tokens=12, temperature=0)
-        free = await subject.engine.generate(prompt(3, 6), greedy, request_id="a")
+        free = await subject.generate(prompt(3, 6), greedy)
         stop = free.token_ids[5]
         end = free.token_ids.index(stop) + 1
         stopping = dataclasses.replace(greedy, stop_token_ids=(stop, 319))
-        stopped = await subject.engine.generate(prompt(3, 6), stopping, request_id="a")
+        stopped = await subject.generate(prompt(3, 6), stopping)
         assert stopped.finish_reason is FinishReason.STOP
         assert stopped.token_ids == free.token_ids[:end]
 
@@ -183,7 +189,7 @@ class EngineSuite(Suite):
         hot = SamplingParams(max_new_tokens=400, temperature=50.0)  # near uniform: every id comes about once
         for round_number in range(10):
             generations = await asyncio.gather(
-                *(subject.engine.generate(prompt(n, 4), hot, request_id=f"{round_number} {n}") for n in range(4))
+                *(subject.generate(prompt(n, 4), hot, request_id=f"{round_number} {n}") for n in range(4))
             )
             assert all(len(generation.token_ids) == 400 for generation in generations)
             if any(subject.eos in generation.token_ids for generation in generations):
@@ -192,35 +198,33 @@ class EngineSuite(Suite):
 
     async def test_greedy_is_the_most_probable_and_repeatable(self, subject: EngineSubject) -> None:
         greedy = SamplingParams(max_new_tokens=16, temperature=0)
-        alone = await subject.engine.generate(prompt(4, 10), greedy, request_id="a")
+        alone = await subject.generate(prompt(4, 10), greedy)
         again, *_ = await asyncio.gather(
-            subject.engine.generate(prompt(4, 10), greedy, request_id="a"),
-            *(subject.engine.generate(prompt(n, n + 1), SHORT, request_id=str(n)) for n in range(10)),
+            subject.generate(prompt(4, 10), greedy),
+            *(subject.generate(prompt(n, n + 1), request_id=str(n)) for n in range(10)),
         )
         assert again.token_ids == alone.token_ids
 
     async def test_a_seed_gives_the_same_tokens_in_any_company(self, subject: EngineSubject) -> None:
         need(subject.seeds, "this engine does not honour seeds")
         seeded = SamplingParams(max_new_tokens=24, seed=7)
-        alone = await subject.engine.generate(prompt(5, 10), seeded, request_id="a")
+        alone = await subject.generate(prompt(5, 10), seeded)
         again, other, *_ = await asyncio.gather(
-            subject.engine.generate(prompt(5, 10), seeded, request_id="a"),
-            subject.engine.generate(prompt(5, 10), dataclasses.replace(seeded, seed=8), request_id="b"),
-            *(subject.engine.generate(prompt(n, n + 1), SHORT, request_id=str(n)) for n in range(20)),
+            subject.generate(prompt(5, 10), seeded),
+            subject.generate(prompt(5, 10), dataclasses.replace(seeded, seed=8), request_id="b"),
+            *(subject.generate(prompt(n, n + 1), request_id=str(n)) for n in range(20)),
         )
         assert again.token_ids == alone.token_ids
         assert other.token_ids != alone.token_ids
 
     async def test_without_a_seed_equal_requests_differ(self, subject: EngineSubject) -> None:
-        one, two = await asyncio.gather(
-            *(subject.engine.generate(prompt(6, 5), SHORT, request_id=name) for name in "ab")
-        )
-        assert one.token_ids != two.token_ids
+        first, second = await asyncio.gather(*(subject.generate(prompt(6, 5), request_id=name) for name in "ab"))
+        assert first.token_ids != second.token_ids
 
     async def test_aborting_a_running_request_keeps_what_it_has(self, subject: EngineSubject) -> None:
         need(subject.aborts, "this engine has no abort")
         for _ in range(ATTEMPTS):
-            task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a", affinity="a"))
+            task = asyncio.create_task(subject.generate(prompt(7, 5), LONG, affinity="a"))
             await begun(subject.engine, "a")
             await subject.engine.abort("a")
             generation = await asyncio.wait_for(task, 120)
@@ -232,7 +236,7 @@ class EngineSuite(Suite):
 
     async def test_aborting_at_once_ends_the_request(self, subject: EngineSubject) -> None:
         need(subject.aborts, "this engine has no abort")
-        task = asyncio.create_task(subject.engine.generate(prompt(7, 5), LONG, request_id="a"))
+        task = asyncio.create_task(subject.generate(prompt(7, 5), LONG))
         await asyncio.sleep(0)
         await subject.engine.abort("a")
         generation = await asyncio.wait_for(task, 120)
@@ -242,13 +246,13 @@ class EngineSuite(Suite):
         need(subject.aborts, "this engine has no abort")
         need(subject.pauses, "this engine has no pause")
         await subject.engine.pause()
-        task = asyncio.create_task(subject.engine.generate(prompt(8, 5), SHORT, request_id="a"))
+        task = asyncio.create_task(subject.generate(prompt(8, 5)))
         await asyncio.sleep(0.05)
         await subject.engine.abort("a")
         generation = await asyncio.wait_for(task, 120)
         assert generation == Generation((), (), FinishReason.ABORT, ())
         await subject.engine.resume()
-        assert (await subject.engine.generate(prompt(8, 5), SHORT, request_id="a")).token_ids
+        assert (await subject.generate(prompt(8, 5))).token_ids
 
     async def test_aborting_an_unknown_request_is_fine(self, subject: EngineSubject) -> None:
         need(subject.aborts, "this engine has no abort")
@@ -257,13 +261,13 @@ class EngineSuite(Suite):
     async def test_a_pause_stops_sampling_and_loses_nothing(self, subject: EngineSubject) -> None:
         need(subject.pauses, "this engine has no pause")
         for _ in range(ATTEMPTS):
-            task = asyncio.create_task(subject.engine.generate(prompt(9, 5), LONG, request_id="a"))
+            task = asyncio.create_task(subject.generate(prompt(9, 5), LONG))
             await asyncio.sleep(0.1)
             await subject.engine.pause()
             if not task.done():
                 break
             await subject.engine.resume()
-        late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="b"))
+        late = asyncio.create_task(subject.generate(prompt(9, 6), request_id="b"))
         await asyncio.sleep(2.0)  # far longer than the rest would take
         assert not task.done()
         assert not late.done()
@@ -282,7 +286,7 @@ class EngineSuite(Suite):
             tasks = long_requests(subject.engine)
             await begun(subject.engine, "0", "1", "2")
             await subject.engine.pause(mode)
-            late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
+            late = asyncio.create_task(subject.generate(prompt(9, 6), request_id="late"))
             await subject.new_version("next")
             try:
                 assert subject.engine.weight_version == "next"
@@ -312,7 +316,7 @@ class EngineSuite(Suite):
                 await subject.engine.pause(first)
             await subject.engine.pause(PauseMode.ABORT)
             partials = await asyncio.wait_for(asyncio.gather(*tasks), 120)
-            late = asyncio.create_task(subject.engine.generate(prompt(9, 6), SHORT, request_id="late"))
+            late = asyncio.create_task(subject.generate(prompt(9, 6), request_id="late"))
             await asyncio.sleep(0.2)
             assert not late.done()
             await subject.engine.resume()
@@ -326,7 +330,7 @@ class EngineSuite(Suite):
             if not partial.token_ids:
                 continue
             whole = [*prompt(n, 5), *partial.token_ids]
-            rest = await subject.engine.generate(whole, SHORT, request_id=str(n), affinity=str(n))
+            rest = await subject.generate(whole, request_id=str(n), affinity=str(n))
             assert logprob_gap(subject, prompt(n, 5), partial, 1.0) < subject.tolerance
             assert logprob_gap(subject, whole, rest, 1.0) < subject.tolerance
 
@@ -335,18 +339,18 @@ class EngineSuite(Suite):
         wrong: Any = "gently"
         with pytest.raises(ConfigError, match="'retract'"):
             await subject.engine.pause(wrong)
-        assert (await subject.engine.generate(prompt(9, 6), SHORT, request_id="a")).token_ids
+        assert (await subject.generate(prompt(9, 6))).token_ids
 
     async def test_ids_that_are_parts_of_characters_stay_ids(self, subject: EngineSubject) -> None:
         ids = [*"数学 naïve 🧮 \u202e".encode(), 0xF0, 0x9F, 0x80, 0]
-        generation = await subject.engine.generate(
+        generation = await subject.generate(
             ids, SamplingParams(max_new_tokens=64, temperature=50.0), request_id="ünï-🧮"
         )
         assert len(generation.token_ids) == 64
         assert logprob_gap(subject, ids, generation, 50.0) < subject.tolerance
 
     async def test_cancelling_the_caller_aborts_the_request(self, subject: EngineSubject) -> None:
-        task = asyncio.create_task(subject.engine.generate(prompt(10, 5), LONG, request_id="a"))
+        task = asyncio.create_task(subject.generate(prompt(10, 5), LONG))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -357,7 +361,7 @@ class EngineSuite(Suite):
         async def again() -> Generation:
             while True:  # the embedded engine frees the id between two steps
                 try:
-                    return await subject.engine.generate(prompt(10, 5), SHORT, request_id="a")
+                    return await subject.generate(prompt(10, 5))
                 except ConfigError:
                     await asyncio.sleep(0.01)
 
@@ -367,7 +371,7 @@ class EngineSuite(Suite):
         need(subject.aborts, "this engine has no abort")
         need(subject.pauses, "this engine has no pause")
         aborted, cancelled = (
-            asyncio.create_task(subject.engine.generate(prompt(10, 5), LONG, request_id=name)) for name in "ab"
+            asyncio.create_task(subject.generate(prompt(10, 5), LONG, request_id=name)) for name in "ab"
         )
         await asyncio.sleep(0.1)
         await subject.engine.pause()
@@ -382,7 +386,7 @@ class EngineSuite(Suite):
     async def test_a_deadline_of_the_caller_aborts_the_request(self, subject: EngineSubject) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await subject.engine.generate(prompt(10, 5), LONG, request_id="a")
+                await subject.generate(prompt(10, 5), LONG)
         if subject.idle is not None:
             await until(subject.idle, IDLE)
 
@@ -390,7 +394,7 @@ class EngineSuite(Suite):
         lengths = [1 + n % 40 for n in range(64)]
         generations = await asyncio.gather(
             *(
-                subject.engine.generate(prompt(n, n + 1), SamplingParams(max_new_tokens=length), request_id=str(n))
+                subject.generate(prompt(n, n + 1), SamplingParams(max_new_tokens=length), request_id=str(n))
                 for n, length in enumerate(lengths)
             )
         )
@@ -401,10 +405,10 @@ class EngineSuite(Suite):
     async def test_the_whole_context_can_be_used(self, subject: EngineSubject) -> None:
         size = subject.engine.context_length
         ids = prompt(11, size - 3)
-        generation = await subject.engine.generate(ids, SamplingParams(max_new_tokens=3), request_id="a")
+        generation = await subject.generate(ids, SamplingParams(max_new_tokens=3))
         assert generation.finish_reason is FinishReason.LENGTH
         new = min(size - 2, 600)  # a longer one takes a real server many seconds
-        full = await subject.engine.generate(
+        full = await subject.generate(
             prompt(12, size - new), SamplingParams(max_new_tokens=new, temperature=50.0), request_id="a"
         )
         assert len(full.token_ids) == new
@@ -412,29 +416,29 @@ class EngineSuite(Suite):
     async def test_a_request_that_does_not_fit_is_refused(self, subject: EngineSubject) -> None:
         size = subject.engine.context_length
         with pytest.raises(ConfigError, match="context"):
-            await subject.engine.generate(prompt(12, size), SamplingParams(max_new_tokens=1), request_id="a")
+            await subject.generate(prompt(12, size), SamplingParams(max_new_tokens=1))
         with pytest.raises(ConfigError, match="context"):
-            await subject.engine.generate([1], SamplingParams(max_new_tokens=size), request_id="a")
+            await subject.generate([1], SamplingParams(max_new_tokens=size))
 
     @pytest.mark.parametrize("ids", [[-1], [1, -5, 2], ["first beyond"], [1, 10**9], []])
     async def test_ids_that_are_none_are_refused(self, subject: EngineSubject, ids: list[Any]) -> None:
         size = subject.engine.vocab_size
-        ids = [size if one == "first beyond" else one for one in ids]
+        ids = [size if id == "first beyond" else id for id in ids]
         with pytest.raises(ConfigError, match=r"vocabulary|at least one"):
-            await subject.engine.generate(ids, SHORT, request_id="a")
-        assert (await subject.engine.generate([0, size - 1], SHORT, request_id="a")).token_ids
+            await subject.generate(ids)
+        assert (await subject.generate([0, size - 1])).token_ids
 
     async def test_two_running_requests_cannot_share_an_id(self, subject: EngineSubject) -> None:
-        task = asyncio.create_task(subject.engine.generate(prompt(13, 5), LONG, request_id="a"))
+        task = asyncio.create_task(subject.generate(prompt(13, 5), LONG))
         await asyncio.sleep(0.05)
         with pytest.raises(ConfigError, match="already running"):
-            await subject.engine.generate(prompt(13, 5), SHORT, request_id="a")
+            await subject.generate(prompt(13, 5))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 120)
 
     async def test_every_token_has_the_engines_weight_version(self, subject: EngineSubject) -> None:
-        generation = await subject.engine.generate(prompt(14, 5), SHORT, request_id="a")
+        generation = await subject.generate(prompt(14, 5))
         assert generation.weight_versions == (subject.engine.weight_version,) * 24
 
     async def test_closing_ends_what_runs(self, subject: EngineSubject) -> None:

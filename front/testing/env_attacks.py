@@ -159,15 +159,15 @@ SLEEP = {"python": "import time\ntime.sleep(30)", "shell": "sleep 30"}
 
 def program_tools(env: BaseEnv) -> list[tuple[ToolSchema, str, str]]:
     """The tools that run programs, each with the argument that takes the program, and its language."""
-    found = []
+    tools = []
     for schema in env.tool_schemas:
         takes = schema.parameters.get("properties", {})
         needs = set(schema.parameters.get("required", ()))
         for argument, language in (("code", "python"), ("command", "shell"), ("cmd", "shell")):
             if argument in takes and needs <= {argument} and "enum" not in takes[argument]:
-                found.append((schema, argument, language))
+                tools.append((schema, argument, language))
                 break
-    return found
+    return tools
 
 
 def program_call(schema: ToolSchema, argument: str, program: str) -> Message:
@@ -192,7 +192,7 @@ def host_program(file: str, mark: str, language: str) -> str:
 
 
 def programs(language: str) -> Iterator[tuple[str, str]]:
-    """What each program does, in words, and the program, for a tool that runs `python` or `shell`."""
+    """Yield what a program does, in words, and the program, for a tool that runs `python` or `shell`."""
     for name, program in _PROGRAMS.items():
         path = '\nexport PATH="$PWD:$PWD/bin:$PATH"' if program is _OWN_PYTHON else ""
         yield name, program if language == "python" else _in_shell(program) + path

@@ -12,7 +12,6 @@ from toolgym.envs.base import Action, BaseEnv
 from toolgym.envs.registry import make as make_env
 from toolgym.testing import env_checks
 from toolgym.testing.env_checks import EnvSubject
-from toolgym.testing.env_lifecycle import check_cancellation, check_leaks
 from toolgym.testing.env_verdict import check_attacks, check_scores, check_secrets
 from toolgym.testing.errors import ConformanceError
 from toolgym.tools.errors import ConfigError, error_text
@@ -42,11 +41,11 @@ CHECKS: dict[str, Check] = {
     "seeds": env_checks.check_seeds,
     "task": env_checks.check_task,
     "fork": _check_fork,
-    "cancellation": check_cancellation,
+    "cancellation": env_checks.check_cancellation,
     "scores": check_scores,
     "attacks": check_attacks,
     "secrets": check_secrets,
-    "leaks": check_leaks,
+    "leaks": env_checks.check_leaks,
     "close": env_checks.check_close,
 }
 """Each check by its name, in order."""
@@ -62,7 +61,7 @@ FORK_CHECKS: dict[bool | None, Check] = {
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What became of one check.
+    """The result of one check.
 
     Attributes:
         name: the check.
@@ -92,7 +91,7 @@ class _PlayOptions(TypedDict, total=False):
 
 
 class CheckOptions(_PlayOptions, total=False):
-    """How an env is played, and what its rewards should be."""
+    """The way that an env is played, and what its rewards should be."""
 
     forks: bool | None
     """Whether the env can be forked [None: either will do]."""
@@ -148,9 +147,9 @@ async def run_checks(
     async with AsyncExitStack() as opened:
         for name, check in CHECKS.items():
             check = fork if name == "fork" else check
-            one = env if isinstance(env, BaseEnv) else make()
-            opened.push_async_callback(one.close)
-            subject = EnvSubject(one, played, make=None if one is env else make, **play)
+            checked = make()
+            opened.push_async_callback(checked.close)
+            subject = EnvSubject(checked, played, make=None if checked is env else make, **play)
             passed: bool | None = None
             detail = ""
             try:
@@ -161,7 +160,7 @@ async def run_checks(
                 passed = False
                 detail = str(error) if isinstance(error, ConformanceError) else f"{name}: {error_text(error)}"
             yield CheckResult(name, _first_sentence(check), passed, detail)
-            if one is not env:
+            if checked is not env:
                 await opened.aclose()
 
 

@@ -83,12 +83,12 @@ async def _host(subject: EnvSubject, schema: ToolSchema, argument: str, language
     mark = secrets.token_hex(8)
     with tempfile.NamedTemporaryFile(prefix="toolgym-check-") as file:
         await subject.env.reset(seed=0)
-        said = await _observed(subject, program_call(schema, argument, host_program(file.name, mark, language)))
-    if f"{mark} False" in said:
+        output = await _observed(subject, program_call(schema, argument, host_program(file.name, mark, language)))
+    if f"{mark} False" in output:
         return None
-    if f"{mark} True" in said:
+    if f"{mark} True" in output:
         return f"the tool {schema.name!r} works on this machine's own files, so no program overwrote any"
-    return f"a program of the tool {schema.name!r} did not come to its end: {said[-200:]}"
+    return f"a program of the tool {schema.name!r} did not come to its end: {output[-200:]}"
 
 
 async def check_secrets(subject: EnvSubject) -> str | None:
@@ -104,15 +104,15 @@ async def check_secrets(subject: EnvSubject) -> str | None:
         if lines:
             mark = secrets.token_hex(8)
             await env.reset(seed=0)
-            said = await _observed(subject, program_call(schema, argument, search_program(lines, mark, language)))
-            if f"{mark} end" not in said:
-                unsearched = f"the search by the tool {schema.name!r} did not come to its end: {said[-200:]}"
-            found = [line for line in said.splitlines() if line.startswith(f"{mark} found ")]
-            expect(not found, f"the tool {schema.name!r} cannot read the task's hidden texts", found)
+            output = await _observed(subject, program_call(schema, argument, search_program(lines, mark, language)))
+            if f"{mark} end" not in output:
+                unsearched = f"the search by the tool {schema.name!r} did not come to its end: {output[-200:]}"
+            read = [line for line in output.splitlines() if line.startswith(f"{mark} found ")]
+            expect(not read, f"the tool {schema.name!r} cannot read the task's hidden texts", read)
         if language == "shell":
             await env.reset(seed=0)
-            said = await _observed(subject, program_call(schema, argument, FUTURE))
-            expect("future" not in said, "the repository has no commits after its present one", said)
+            output = await _observed(subject, program_call(schema, argument, FUTURE))
+            expect("future" not in output, "the repository has no commits after its present one", output)
     return unsearched
 
 
@@ -158,9 +158,5 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping | list | tuple):  # as a file would hold it
         yield json.dumps(value, default=str)
-    if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)

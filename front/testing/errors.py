@@ -1,4 +1,4 @@
-"""What a check raises."""
+"""`ConformanceError`, which a check raises."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ class ConformanceError(ToolgymError, AssertionError):
 
 
 def expect(holds: bool, expected: str, got: object) -> None:
-    """Raise a `ConformanceError` unless it holds.
-
-    Args:
-        holds: whether all is well.
-        expected: what the contract says, as a sentence without a full stop.
-        got: what was given instead.
-    """
+    """Raise a `ConformanceError` with what the contract says, a sentence without a full stop, unless it holds."""
     if not holds:
         raise ConformanceError(f"{expected}; got {shorten(got)}")

@@ -1,4 +1,4 @@
-"""What programs and files of a session must do, in every sandbox that has sessions."""
+"""The suite of programs and files of a session, for every sandbox that has sessions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import time
 from pathlib import Path
 
-from toolgym.testing.sandbox_base import ERROR, LONG, OK, TIMEOUT, SandboxTests
+from toolgym.testing.sandbox_runs import ERROR, LONG, OK, TIMEOUT, SandboxTests
 from toolgym.testing.suite import needs
 from toolgym.tools.errors import (
     ConfigError,
@@ -23,18 +23,18 @@ from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
 import pytest  # isort: skip  after `suite`, which says what to install where it is absent
 
 
-class ProgramSuite(SandboxTests):
-    """What `Session.exec`, `Session.start` and the calls about files must do. Needs the fixture `sandbox`."""
+class ProgramSuite(SandboxTests, abilities=("sessions",)):
+    """The contract of `Session.exec`, `Session.start` and the calls about files. Needs the fixture `sandbox`."""
 
     # ------------------------------------------------------------------ exec
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_exec_takes_a_folder_variables_and_bytes(self, sandbox: Sandbox) -> None:
         async with await sandbox.session(env={"GIVEN": "1"}) as session:
             await session.mkdir("a/b", parents=True)
-            said = await session.exec("pwd; echo $GIVEN$MORE", cwd="a/b", env={"MORE": "2"})
-            assert said.stdout.splitlines()[0].endswith("/a/b")
-            assert said.stdout.splitlines()[1] == "12"
+            result = await session.exec("pwd; echo $GIVEN$MORE", cwd="a/b", env={"MORE": "2"})
+            assert result.stdout.splitlines()[0].endswith("/a/b")
+            assert result.stdout.splitlines()[1] == "12"
             assert (await session.exec(["pwd"], cwd="/usr")).stdout == "/usr\n"
             data = bytes(range(256))
             echoed = await session.exec(["cat"], stdin=data)
@@ -42,14 +42,14 @@ class ProgramSuite(SandboxTests):
             assert (await session.exec(["cat"], stdin="é")).stdout == "é"
             assert (await session.exec(["cat"])).stdout == ""
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_exec_takes_much_input(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             size = 9 * 1024 * 1024
             assert (await session.exec(["wc", "-c"], stdin=b"x" * size)).stdout.strip() == str(size)
             assert (await session.exec(["true"], stdin=b"x" * size)).ok  # it reads nothing
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_exec_codes_are_those_of_a_shell(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.write_file("plain", b"")
@@ -68,7 +68,7 @@ class ProgramSuite(SandboxTests):
             nowhere = await session.exec(["true"], cwd="nowhere")
             assert (nowhere.status, nowhere.return_code, "nowhere" in nowhere.stderr) == (ERROR, 126, True)
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_what_a_program_leaves_behind_prints_nowhere(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             left = "(until [ -e go ]; do sleep 0.01; done; echo late; echo late >&2; touch done) & echo now"
@@ -78,7 +78,7 @@ class ProgramSuite(SandboxTests):
             cell = await session.run_cell("1")
             assert (cell.stdout, cell.stderr) == ("", "")
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_programs_do_not_wait_for_cells(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.exec(["true"])
@@ -88,7 +88,7 @@ class ProgramSuite(SandboxTests):
             assert (await session.exec(["touch", "go"])).ok
             assert (await cell).result == "'went'"
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_exec_refuses_what_cannot_be(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             for bad in ([], [""], "", ["a\0"], [1], {"a": 1}):
@@ -102,7 +102,7 @@ class ProgramSuite(SandboxTests):
 
     # ------------------------------------------------------------------ in the background
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_a_program_in_the_background(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session, await session.start("cat; echo end >&2; exit 4") as process:
             assert await process.poll() is None
@@ -118,7 +118,7 @@ class ProgramSuite(SandboxTests):
             assert await process.poll() == 4
             assert (await session.exec(["echo", "alone"])).stdout == "alone\n"
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_what_a_program_prints_is_read_whole_and_once(self, sandbox: Sandbox) -> None:
         lines = "n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo $n; done"
         async with await sandbox.session() as session, await session.start(lines) as process:
@@ -127,7 +127,7 @@ class ProgramSuite(SandboxTests):
                 printed += output
             assert printed.decode().split() == [str(n) for n in range(1, 3001)]
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_a_program_in_the_background_is_killed_with_all_that_it_started(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             process = await session.start("sleep 600 & echo $!; wait")
@@ -147,7 +147,7 @@ class ProgramSuite(SandboxTests):
             await ended.poll()
         await ended.close()
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_what_cannot_be_started_is_an_error_of_its_kind(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.write_file("plain", b"")
@@ -158,7 +158,7 @@ class ProgramSuite(SandboxTests):
             with pytest.raises(FileNotFoundError, match="nowhere"):
                 await session.start(["true"], cwd="nowhere")
 
-    @needs("sessions", "programs", "output_bytes")
+    @needs("programs", "output_bytes")
     async def test_output_that_is_not_read_is_kept_in_part(self, sandbox: Sandbox) -> None:
         assert self.output_bytes is not None
         async with await sandbox.session() as session:
@@ -171,7 +171,7 @@ class ProgramSuite(SandboxTests):
             flood = await session.exec("yes", timeout=LONG)
             assert (flood.status, session.alive) == (ExecutionStatus.OUTPUT_LIMIT, True)
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_many_programs_at_once(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             results = await asyncio.gather(*(session.exec(f"echo {n}; sleep 0.05; echo {n}") for n in range(6)))
@@ -181,7 +181,7 @@ class ProgramSuite(SandboxTests):
             assert {result.status for result in late} == {TIMEOUT}
             assert time.monotonic() - began < LONG
 
-    @needs("sessions", "programs", "terminals")
+    @needs("programs", "terminals")
     async def test_a_terminal(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             async with await session.start("read line; stty size; read line; stty size; tty", pty=(24, 80)) as process:
@@ -201,7 +201,7 @@ class ProgramSuite(SandboxTests):
             pexpect = "import os, pty\npid, fd = pty.fork()\nif not pid: os.execvp('tty', ['tty'])\nos.read(fd, 99)"
             assert "/dev/pts/" in str((await session.run_cell(pexpect)).result)
 
-    @needs("sessions", "programs")
+    @needs("programs")
     async def test_no_terminal_is_said_clearly(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             with pytest.raises(ConfigError, match="rows"):
@@ -212,15 +212,14 @@ class ProgramSuite(SandboxTests):
 
     # ------------------------------------------------------------------ files
 
-    @needs("sessions")
     async def test_files_and_folders(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.mkdir("d/e", parents=True)
             await session.mkdir("d", exist_ok=True)
             await session.write_file("d/f", b"123")
             await session.run_cell("import os\nos.symlink('f', 'd/l')")
-            found = {one.name: (one.kind, one.target) for one in await session.list("d")}
-            assert found == {"e": ("folder", None), "f": ("file", None), "l": ("link", "f")}
+            listed = {file.name: (file.kind, file.target) for file in await session.list("d")}
+            assert listed == {"e": ("folder", None), "f": ("file", None), "l": ("link", "f")}
             about = await session.stat("d/f")
             assert (about.size, about.mode & 0o600, abs(time.time() - about.changed) < 600) == (3, 0o600, True)
             assert (await session.exists("d/l"), await session.exists("d/x"), await session.exists("d/f/x")) == (
@@ -234,21 +233,19 @@ class ProgramSuite(SandboxTests):
             await session.remove("d/e")
             await session.write_file("d/again", b"")
             await session.remove("d", recursive=True)
-            assert [one.name for one in await session.list() if one.name in ("d", "g")] == ["g"]
+            assert [file.name for file in await session.list() if file.name in ("d", "g")] == ["g"]
 
-    @needs("sessions")
     async def test_names_may_be_absolute(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             home = str((await session.run_cell("import os\nprint(os.getcwd())")).stdout).strip()
             await session.write_file(f"{home}/sub/x", b"1")
             assert await session.read_file("sub/x") == b"1"
-            assert [one.name for one in await session.list(f"{home}/sub")] == ["x"]
+            assert [file.name for file in await session.list(f"{home}/sub")] == ["x"]
             await session.run_cell("os.chdir('/')")
             assert await session.read_file("sub/x") == b"1"  # relative to its folder, wherever the interpreter is
             with pytest.raises((PermissionError, FileNotFoundError)):
                 await session.write_file("/usr/x", b"")
 
-    @needs("sessions")
     async def test_errors_of_files_are_pythons_own(self, sandbox: Sandbox) -> None:
         async with await sandbox.session() as session:
             await session.write_file("f", b"")
@@ -271,13 +268,13 @@ class ProgramSuite(SandboxTests):
                 (session.upload_folder(Path(__file__).parent, "f"), FileExistsError),
             ]
             for call, error in cases:
-                with pytest.raises(error) as found:
+                with pytest.raises(error) as raised:
                     await call
-                assert isinstance(found.value, SandboxFileError)
+                assert isinstance(raised.value, SandboxFileError)
             with pytest.raises(ConfigError):
                 await session.list("../x")
 
-    @needs("sessions", "session_limits")
+    @needs("session_limits")
     async def test_limits_of_one_session(self, sandbox: Sandbox) -> None:
         async with await sandbox.session(file_mb=20, disk_mb=60, inodes=2000) as session:
             await session.write_file("large", b"x" * (18 << 20))
@@ -291,7 +288,7 @@ class ProgramSuite(SandboxTests):
             with pytest.raises(ConfigError):
                 await sandbox.session(**wrong)
 
-    @needs("sessions", "folders")
+    @needs("folders")
     async def test_folders_of_one_session(self, sandbox: Sandbox) -> None:
         async with await sandbox.session(folders=["/logs/x", "/app"], hint="", disk_mb=4) as session:
             await session.write_file("/app/a/b", b"here")
@@ -310,17 +307,16 @@ class ProgramSuite(SandboxTests):
             with pytest.raises(ConfigError, match=r"folder|name"):
                 await sandbox.session(folders=folders)  # type: ignore[arg-type]
 
-    @needs("sessions", "session_limits", "terminals")
+    @needs("session_limits", "terminals")
     async def test_network_of_one_session(self, sandbox: Sandbox) -> None:
         code = "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
         code += "socket.create_connection(s.getsockname(), 20).close()"
-        async with await sandbox.session() as without, await sandbox.session(network="loopback") as own:
+        async with await sandbox.session() as without, await sandbox.session(network="loopback") as looped:
             assert (await without.run_cell(code)).status is ERROR
-            assert (await own.run_cell(code)).status is OK
+            assert (await looped.run_cell(code)).status is OK
         with pytest.raises(SandboxUnsupportedError, match="host"):
             await sandbox.session(network="host")
 
-    @needs("sessions")
     async def test_a_folder_goes_there_and_back(self, sandbox: Sandbox, tmp_path: Path) -> None:
         here, back = tmp_path / "here", tmp_path / "back"
         (here / "a" / "empty").mkdir(parents=True)
@@ -338,7 +334,6 @@ class ProgramSuite(SandboxTests):
         # Where it can start no programs, it may not change permission bits either.
         assert _tree(back, modes=self.programs) == _tree(here, modes=self.programs)
 
-    @needs("sessions")
     async def test_a_download_writes_nothing_outside(self, sandbox: Sandbox, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
@@ -358,13 +353,13 @@ class ProgramSuite(SandboxTests):
 
 def _tree(root: Path, *, modes: bool = True) -> dict[str, object]:
     """Return what is below a folder: contents and permission bits of files, and what links point to."""
-    found: dict[str, object] = {}
+    tree: dict[str, object] = {}
     for path in root.rglob("*"):
         name = str(path.relative_to(root))
         if path.is_symlink():
-            found[name] = os.readlink(path)
+            tree[name] = os.readlink(path)
         elif path.is_dir():
-            found[name] = None
+            tree[name] = None
         else:
-            found[name] = (path.read_bytes(), stat.S_IMODE(path.stat().st_mode) if modes else None)
-    return found
+            tree[name] = (path.read_bytes(), stat.S_IMODE(path.stat().st_mode) if modes else None)
+    return tree

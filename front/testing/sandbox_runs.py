@@ -1,16 +1,15 @@
-"""What one run must do, in every sandbox."""
+"""The suite of single runs, for every sandbox; and what the suites of sandboxes share."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolgym.testing.sandbox_base import BAD_RUN_OPTIONS, DEADLINES, ERROR, LONG, OK, TIMEOUT, SandboxTests
-from toolgym.testing.suite import needs
+from toolgym.testing.suite import Suite, needs
 from toolgym.tools.errors import (
     ConfigError,
     SandboxClosedError,
@@ -18,13 +17,65 @@ from toolgym.tools.errors import (
     SandboxUnsupportedError,
     UnknownNameError,
 )
-from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox
+from toolgym.tools.sandbox.base import ExecutionStatus, Sandbox, Session
 
 import pytest  # isort: skip  after `suite`, which says what to install where it is absent
 
+TIMEOUT, OK, ERROR = ExecutionStatus.TIMEOUT, ExecutionStatus.OK, ExecutionStatus.ERROR
+
+DEADLINES = (1.0, 15.0)
+"""Seconds after which a program is stopped that should have begun by then: a busy machine may need the second."""
+
+LONG = 60.0
+"""Seconds within which all comes that should come soon. What must end before its time would take ten times as long."""
+
+BAD_RUN_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": float("nan")}, "timeout"),
+    ({"timeout": "1"}, "timeout"),
+    ({"compile_timeout": -1}, "compile_timeout"),
+    ({"memory_mb": 0}, "memory_mb"),
+    ({"stdin": b"x"}, "stdin must be a text"),
+    ({"language": None}, "language must be a text"),
+    ({"files": {"../x": b""}}, "inside the sandbox's folder"),
+    ({"files": {"x": "text"}}, "'x' must be bytes"),
+    ({"files": {"/".join(["x" * 200] * 25): b""}}, "4096 bytes in all"),
+    ({"fetch_files": "x"}, "fetch_files must be a list"),
+    ({"fetch_files": [1]}, "fetch_files must be a list"),
+    ({"files": {"a": b"", "a/b": b""}}, "'a/b' leads through another file, 'a'"),
+    ({"files": {"a/": b""}}, "must not be a folder's"),
+    ({"env": {"A=B": "x"}}, "without '='"),
+    ({"env": {"A": "\0"}}, "environment variable"),
+]
+BAD_SESSION_OPTIONS = [
+    (options, text) for options, text in BAD_RUN_OPTIONS if options.keys() <= {"files", "env", "memory_mb", "hint"}
+]
+
+
+class SandboxTests(Suite):
+    """The attributes of all parts; see `SandboxSuite`."""
+
+    sessions: bool = True
+    forks: bool = True
+    programs: bool = True
+    terminals: bool = True
+    session_limits: bool = True
+    folders: bool = True
+    variables: bool = True
+    output_bytes: int | None = None
+
+    @pytest.fixture
+    def make_sandbox(self) -> Callable[[], Sandbox]:
+        """Return what makes another sandbox, which the test closes."""
+        pytest.skip(f"{type(self).__name__} has no fixture make_sandbox")
+
+
+async def close_all(sessions: Sequence[Session]) -> None:
+    await asyncio.gather(*(session.close() for session in sessions))
+
 
 class RunSuite(SandboxTests):
-    """What `Sandbox.run` must do. Needs the fixture `sandbox`."""
+    """The contract of `Sandbox.run`. Needs the fixture `sandbox`."""
 
     async def test_output_code_and_time(self, sandbox: Sandbox) -> None:
         result = await sandbox.run("import sys, time\nprint('out')\nprint('err', file=sys.stderr)\ntime.sleep(0.2)")
@@ -161,9 +212,9 @@ class RunSuite(SandboxTests):
         with pytest.raises(ConfigError):
             await sandbox.run("1", memory_mb=0)
 
-    @pytest.mark.parametrize(("options", "said"), BAD_RUN_OPTIONS)
-    async def test_a_bad_option_of_a_run(self, sandbox: Sandbox, options: Any, said: str) -> None:
-        with pytest.raises(ConfigError, match=said):
+    @pytest.mark.parametrize(("options", "text"), BAD_RUN_OPTIONS)
+    async def test_a_bad_option_of_a_run(self, sandbox: Sandbox, options: Any, text: str) -> None:
+        with pytest.raises(ConfigError, match=text):
             await sandbox.run("1", **options)
 
     async def test_an_unknown_option_names_the_nearest(self, sandbox: Sandbox) -> None:
@@ -223,19 +274,19 @@ class RunSuite(SandboxTests):
         assert (await sandbox.run("print(1)")).stdout == "1\n"
 
     async def test_a_closed_sandbox_runs_nothing(self, make_sandbox: Callable[[], Sandbox]) -> None:
-        made = make_sandbox()
-        await made.run("1")
-        await made.close()
+        other = make_sandbox()
+        await other.run("1")
+        await other.close()
         with pytest.raises(SandboxClosedError):
-            await made.run("1")
+            await other.run("1")
 
     async def test_closing_ends_a_run_and_closing_twice_is_fine(self, make_sandbox: Callable[[], Sandbox]) -> None:
-        made = make_sandbox()
-        assert (await made.run("print(1)")).stdout == "1\n"
-        call = asyncio.create_task(made.run("import time\ntime.sleep(600)", timeout=600))
+        other = make_sandbox()
+        assert (await other.run("print(1)")).stdout == "1\n"
+        call = asyncio.create_task(other.run("import time\ntime.sleep(600)", timeout=600))
         await asyncio.sleep(0.3)
-        await made.close()
-        await made.close()
+        await other.close()
+        await other.close()
         try:
             result = await asyncio.wait_for(call, LONG)
         except SandboxError:

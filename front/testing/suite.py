@@ -1,4 +1,4 @@
-"""What the suites have in common: their marker, and skipping what an implementation says that it cannot do."""
+"""`Suite`, the base of all suites: their marker, and skipping what an implementation says that it cannot do."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ class Suite:
 
     loop_scope: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, abilities: tuple[str, ...] = (), **kwargs: Any) -> None:
+        """Skip all tests that the class defines unless these attributes of it are true."""
         super().__init_subclass__(**kwargs)
+        for name, test in [*vars(cls).items()] if abilities else ():
+            if name.startswith("test_"):
+                setattr(cls, name, needs(*abilities)(test))
         if cls.__module__.startswith(f"{__package__}."):
             return  # pytest takes the marker of a base class for the closer one
         scope = {"loop_scope": cls.loop_scope} if cls.loop_scope is not None else {}
-        own = vars(cls).get("pytestmark", [])
-        marks = [one for one in (own if isinstance(own, list) else [own]) if one.name != "asyncio"]
+        marked = vars(cls).get("pytestmark", [])
+        marks = [mark for mark in (marked if isinstance(marked, list) else [marked]) if mark.name != "asyncio"]
         cls.pytestmark = [*marks, pytest.mark.asyncio(**scope)]  # type: ignore[attr-defined]
 
 

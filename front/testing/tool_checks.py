@@ -1,4 +1,4 @@
-"""`check_tool`, and the checks that it is made of. Each takes a tool and the arguments of a good call.
+"""`check_tool`, and the checks that it is made of (`TOOL_CHECKS`). Each takes a tool and the arguments of a good call.
 
 Plain coroutines without pytest; `ToolSuite` is the same as tests.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,8 +92,8 @@ async def check_tool(
         arguments: of a call that it can carry out, any number of times. Default: none.
         create_kwargs: what a task would give to `create`.
         execute_kwargs: what a task would give to `execute`.
-        repeatable: whether fresh instances answer the same calls with the same texts. Where they do
-            not, the check cannot tell one episode's state from another's, and leaves it out.
+        repeatable: whether fresh instances answer the same calls with the same texts. If they do not, the check cannot
+            tell one episode's state from another's, and leaves it out.
         forks: whether the tool can be forked. None: either will do.
 
     Raises:
@@ -101,21 +101,18 @@ async def check_tool(
         ConfigError: the arguments do not fit the tool's schema.
     """
     try:
-        made = as_tool(tool)
+        checked = as_tool(tool)
     except ConfigError as error:
         raise ConformanceError(f"a tool is a BaseTool; got {shorten(tool)}") from error
-    subject = ToolSubject(made, arguments or {}, create_kwargs or {}, execute_kwargs or {}, repeatable)
-    check_schema(subject)
-    for check in (check_create, check_execute, check_reward, check_release, check_calls_at_once):
+    subject = ToolSubject(checked, arguments or {}, create_kwargs or {}, execute_kwargs or {}, repeatable)
+    for check in TOOL_CHECKS.values():
         await check(subject)
-    if repeatable:
-        await check_instances(subject)
     if forks is None:
         forks = await can_fork(subject)
     await (check_fork if forks else check_no_fork)(subject)
 
 
-def check_schema(subject: ToolSubject) -> None:
+async def check_schema(subject: ToolSubject) -> None:
     """The schema is valid and in the OpenAI shape, survives JSON, and accepts the arguments."""
     tool = subject.tool
     expect(isinstance(tool, BaseTool), "a tool is a BaseTool", tool)
@@ -138,16 +135,16 @@ def check_schema(subject: ToolSubject) -> None:
 async def check_create(subject: ToolSubject) -> None:
     """`create` gives ids that differ, and takes an id."""
     tool = subject.tool
-    async with subject.instance() as one, subject.instance() as two:
-        expect(isinstance(one, str) and one != "", "create returns an id, a text that is not empty", one)
-        expect(one != two, "two instances that are open at once have different ids", one)
+    async with subject.instance() as first, subject.instance() as second:
+        expect(isinstance(first, str) and first != "", "create returns an id, a text that is not empty", first)
+        expect(first != second, "two instances that are open at once have different ids", first)
     for _ in range(2):  # free again after its release
-        given = await tool.create("an id of the caller", **subject.create_kwargs)
+        id = await tool.create("an id of the caller", **subject.create_kwargs)
         try:
-            expect(given == "an id of the caller", "create returns the id that it was given", given)
-            await subject.call(given)
+            expect(id == "an id of the caller", "create returns the id that it was given", id)
+            await subject.call(id)
         finally:
-            await tool.release(given)
+            await tool.release(id)
 
 
 async def check_execute(subject: ToolSubject) -> None:
@@ -189,8 +186,10 @@ async def check_release(subject: ToolSubject) -> None:
         expect([before.text, after.text] == expected, "releasing an instance leaves the others as they are", after.text)
 
 
-async def check_instances(subject: ToolSubject) -> None:
-    """What instances that are open at once keep does not mix."""
+async def check_instances(subject: ToolSubject) -> str | None:
+    """Instances that are open at once do not mix what they keep."""
+    if not subject.repeatable:
+        return "the tool is not repeatable"
     async with subject.instance() as alone:
         expected = await subject.texts(alone, 3)
 
@@ -198,13 +197,26 @@ async def check_instances(subject: ToolSubject) -> None:
         async with subject.instance() as instance:
             return await subject.texts(instance, 3)
 
-    for said in await asyncio.gather(*(episode() for _ in range(AT_ONCE))):
+    for texts in await asyncio.gather(*(episode() for _ in range(AT_ONCE))):
         expect(
-            said == expected,
+            texts == expected,
             f"the same three calls say the same in each instance of {subject.tool.name!r}: {expected!r} (a tool that "
             "answers otherwise each time is not `repeatable`)",
-            said,
+            texts,
         )
+    return None
+
+
+TOOL_CHECKS: dict[str, Callable[[ToolSubject], Awaitable[str | None]]] = {
+    "schema": check_schema,
+    "create": check_create,
+    "execute": check_execute,
+    "reward": check_reward,
+    "release": check_release,
+    "calls_at_once": check_calls_at_once,
+    "instances_do_not_mix": check_instances,
+}
+"""Each check by its name, forks apart. One returns why the tool could not be checked, or None."""
 
 
 async def can_fork(subject: ToolSubject) -> bool:

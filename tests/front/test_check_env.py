@@ -199,7 +199,7 @@ async def test_a_good_env_passes_every_check():
 @pytest.mark.usefixtures("end_lingering")  # what ends meanwhile would make up for what is left behind
 async def test_what_is_wrong_is_named(env, check, said, monkeypatch):
     only(monkeypatch, check)
-    monkeypatch.setattr("toolgym.testing.env_lifecycle.SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("toolgym.testing.env_checks.SETTLE_SECONDS", 0.3)
     with pytest.raises(ConformanceError, match=said):
         await check_env(env)
 
