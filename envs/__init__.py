@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from toolgym.envs.tasks.arithmetic import ArithmeticTasks as ArithmeticTasks
     from toolgym.envs.tasks.by_level import ByLevel as ByLevel
     from toolgym.envs.tasks.epochs import TaskEpochs as TaskEpochs
-    from toolgym.envs.tasks.sources import from_generator as from_generator
     from toolgym.envs.tasks.loading import load_tasks as load_tasks
     from toolgym.envs.tasks.sources import TaskList as TaskList
     from toolgym.envs.tasks.sources import TaskSource as TaskSource
+    from toolgym.envs.tasks.sources import from_generator as from_generator
     from toolgym.envs.tasks.stored import from_hf as from_hf
     from toolgym.envs.tasks.stored import from_jsonl as from_jsonl
     from toolgym.envs.tasks.stored import from_parquet as from_parquet

@@ -9,8 +9,7 @@ import pytest
 from toolgym.envs import ToolEnv
 from toolgym.envs.tasks.by_level import ByLevel
 from toolgym.envs.tasks.epochs import TaskEpochs
-from toolgym.envs.tasks.sources import from_generator
-from toolgym.envs.tasks.sources import TaskList
+from toolgym.envs.tasks.sources import TaskList, from_generator
 from toolgym.envs.tasks.stored import from_jsonl, from_parquet
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tasks.writing import write_tasks
