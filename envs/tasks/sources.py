@@ -177,10 +177,11 @@ class TaskList(CountedTasks):
     """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+        argument: object = tasks
+        if isinstance(argument, str) or not isinstance(argument, Sequence):
             raise ConfigError(
                 "tasks must be a list of toolgym Tasks or a TaskSource (`toolgym.load_tasks(FILE)` reads a file), "
-                f"got {shorten(repr(tasks))}"
+                f"got {shorten(repr(argument))}"
             )
         if not tasks:
             raise ConfigError("a list of tasks must not be empty")

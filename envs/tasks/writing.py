@@ -41,8 +41,11 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"tasks are written to .jsonl or .parquet, got {str(path)!r}")
-    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
-        raise ConfigError(f"expected tasks, got {shorten(repr(tasks))}; of an endless source give source.take(count)")
+    argument: object = tasks
+    if isinstance(argument, str) or not isinstance(argument, Iterable):
+        raise ConfigError(
+            f"expected tasks, got {shorten(repr(argument))}; of an endless source give source.take(count)"
+        )
     try:
         with _becoming(path) as file:
             count = _write_lines(file, tasks) if path.suffix == ".jsonl" else _write_parquet(path, file, tasks)
