@@ -7,9 +7,9 @@ toolgym says why an episode is over, so a wrong answer and a broken sandbox neve
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ToolgymError
@@ -181,6 +181,13 @@ class ResetInfo(TypedDict, total=False):
     """The task of the episode."""
     tools: list[dict[str, Any]]
     """The schemas of the tools in the OpenAI shape; episodes share them, so do not change them."""
+
+
+ResetOptions: TypeAlias = Mapping[str, Any] | None
+"""The argument `options` of `reset`; `task` asks for a task."""
+
+ResetResult: TypeAlias = tuple[list[Message], ResetInfo]
+"""The messages that an episode begins with, and what else there is to say."""
 
 
 class StepInfo(TypedDict, total=False):

@@ -1,15 +1,14 @@
-"""`Wrapper`: one env around another, changing one thing."""
+"""`Wrapper`: one env around another, changing one thing; and `with_metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.tasks.task import Task
-from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
 
@@ -67,9 +66,7 @@ class Wrapper(BaseEnv):
     def hidden_texts(self) -> Sequence[str]:
         return self.env.hidden_texts()
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         return await self.env.reset(seed=seed, options=options)
 
     async def step(self, action: Action) -> StepResult:
@@ -100,3 +97,8 @@ class Wrapper(BaseEnv):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"
+
+
+def with_metrics(result: StepResult, **metrics: Any) -> StepResult:
+    """Return the result of a step with further metrics."""
+    return result._replace(info={**result.info, "metrics": {**result.info.get("metrics", {}), **metrics}})

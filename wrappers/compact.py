@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
-from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError, require_whole_number
 from toolgym.tools.message import Message, assistant, user
 from toolgym.tools.parsers import split_reasoning
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.wrappers.base import Wrapper
+from toolgym.wrappers.base import Wrapper, with_metrics
 from toolgym.wrappers.token_count import count_all, message_text, token_count, turn_text
 
 REQUEST = (
@@ -73,9 +73,7 @@ class Compact(Wrapper):
         require_whole_number("max_tokens", max_tokens, at_least=1)
         if not isinstance(request, str) or not request or not isinstance(note, str):
             raise ConfigError(f"request and note must be texts, and request not empty, got {request!r} and {note!r}")
-        self.max_tokens = max_tokens
-        self.request = request
-        self.note = note
+        self.max_tokens, self.request, self.note = max_tokens, request, note
         self._count = token_count(tokenizer)
         self._begin(())
 
@@ -90,9 +88,7 @@ class Compact(Wrapper):
     def replaces_context(self) -> bool:  # type: ignore[override]  # read only here
         return True
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         self._asked = False
         messages, info = await self.env.reset(seed=seed, options=options)
         self._begin(messages)
@@ -136,8 +132,7 @@ class Compact(Wrapper):
         return await count_all(self._count, [message_text(message) for message in messages])
 
     def _counted(self, result: StepResult) -> StepResult:
-        metrics = {**result.info.get("metrics", {}), "compactions": self._compactions}
-        return result._replace(info={**result.info, "metrics": metrics})
+        return with_metrics(result, compactions=self._compactions)
 
 
 def _followed_by(messages: Sequence[Message], text: str) -> list[Message]:
@@ -158,7 +153,7 @@ def _content(action: Action) -> str:
 
 
 def _summary(action: Action) -> str:
-    """What a turn says, without its thinking and its tool calls."""
+    """The text of a turn without its thinking and its tool calls."""
     content = action.content if isinstance(action, ParsedTurn) else _content(action)
     before, closed, _ = content.partition("</think>")
     # Where the prompt had opened the thinking, the turn only closes it.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, assistant
 from toolgym.tools.parsers.base import ParsedTurn
-from toolgym.wrappers.base import Wrapper
+from toolgym.wrappers.base import Wrapper, with_metrics
 
 
 class FormatPenalty(Wrapper):
@@ -60,9 +59,7 @@ class FormatPenalty(Wrapper):
         self.penalty = float(penalty)
         self._bad = 0
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         self._bad = 0
         return await self.env.reset(seed=seed, options=options)
 
@@ -79,8 +76,8 @@ class FormatPenalty(Wrapper):
         return self._counted(result if has_form else result._replace(reward=result.reward - self.penalty))
 
     def _counted(self, result: StepResult) -> StepResult:
-        own = {"bad_format": self._bad, "reward/format": -self.penalty * self._bad if self._bad else 0.0}
-        return result._replace(info={**result.info, "metrics": {**result.info.get("metrics", {}), **own}})
+        cost = -self.penalty * self._bad if self._bad else 0.0
+        return with_metrics(result, **{"bad_format": self._bad, "reward/format": cost})
 
 
 def _message(action: Action, result: StepResult) -> Message:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import ResetInfo, StepInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.tools.errors import EpisodeError
-from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper
 
 
 class Limit(Wrapper):
-    """May end an episode before its own end. A subclass writes `limited_step`, which calls `end`.
+    """May end an episode early. A subclass writes `limited_step`, which calls `end`.
 
     The env inside is then asked to `truncate`: a `ToolEnv` scores the episode as where its own `max_turns` are used up,
     and releases its tools. An env that does not implement `truncate` adds no reward, and frees what the episode held at
@@ -36,14 +33,12 @@ class Limit(Wrapper):
         """
         self._ended = True
         last = await self.env.truncate(reason)
-        info: StepInfo = {**result.info, **last.info}
-        info["metrics"] = {**result.info.get("metrics", {}), **last.info.get("metrics", {})}
+        metrics = {**result.info.get("metrics", {}), **last.info.get("metrics", {})}
+        info: StepInfo = {**result.info, **last.info, "metrics": metrics}
         info.pop("context", None)
         return StepResult([], result.reward + last.reward, True, info)
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         begun = await self.env.reset(seed=seed, options=options)
         self._ended = False
         return begun

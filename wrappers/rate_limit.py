@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.concurrency.rate_limit import RateLimiter, global_limiter
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper
 
 
@@ -60,9 +58,7 @@ class RateLimit(Wrapper):
         self.limiter = limit if isinstance(limit, RateLimiter) else global_limiter(name, limit)
         self.of = of
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         if self.of == "steps":
             return await self.env.reset(seed=seed, options=options)
         async with self.limiter.permit():

@@ -6,14 +6,14 @@ import copy
 import fcntl
 import json
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text
-from toolgym.tools.message import Message, assistant
+from toolgym.tools.message import assistant
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.wrappers.base import Wrapper
 
@@ -61,9 +61,7 @@ class Record(Wrapper):
             raise ConfigError(f"path must be a file in a folder that is there, got {str(path)!r}")
         self._episode: dict[str, Any] | None = None  # None while none is under way
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         self._write()
         messages, info = await self.env.reset(seed=seed, options=options)
         task = info.get("task")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import tenacity
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import Blame, EpisodeFailedError, ResetInfo
+from toolgym.envs.types import Blame, EpisodeFailedError, ResetOptions, ResetResult
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import (
     ForkNotSupportedError,
@@ -19,8 +19,7 @@ from toolgym.tools.errors import (
     is_infrastructure,
     require_whole_number,
 )
-from toolgym.tools.message import Message
-from toolgym.wrappers.base import Wrapper
+from toolgym.wrappers.base import Wrapper, with_metrics
 
 T = TypeVar("T")
 
@@ -86,19 +85,14 @@ class RetryOnInfraError(Wrapper):
         super().__init__(env)
         require_whole_number("attempts", attempts, at_least=1)
         check_seconds(first_delay=first_delay, max_delay=max_delay)
-        self.attempts = attempts
-        self.first_delay = first_delay
-        self.max_delay = max_delay
-        self.steps = steps
+        self.attempts, self.first_delay, self.max_delay, self.steps = attempts, first_delay, max_delay, steps
         self._retries = 0
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         self._retries = 0
         task_before = self.env.task
 
-        async def attempt() -> tuple[list[Message], ResetInfo]:
+        async def attempt() -> ResetResult:
             drawn = self.env.task
             if seed is not None or drawn is None or drawn is task_before or "task" in (options or {}):
                 return await self.env.reset(seed=seed, options=options)
@@ -108,8 +102,7 @@ class RetryOnInfraError(Wrapper):
 
     async def step(self, action: Action) -> StepResult:
         result = await (self._forked_step(action) if self.steps else self.env.step(action))
-        metrics = {**result.info.get("metrics", {}), "infra_retries": self._retries}
-        return result._replace(info={**result.info, "metrics": metrics})
+        return with_metrics(result, infra_retries=self._retries)
 
     async def _forked_step(self, action: Action) -> StepResult:
         spare: BaseEnv | None = None
@@ -134,7 +127,7 @@ class RetryOnInfraError(Wrapper):
             wait=tenacity.wait_random_exponential(multiplier=self.first_delay, max=self.max_delay),
             retry=tenacity.retry_if_exception(_may_pass) | tenacity.retry_if_result(_lost_a_call),
             before_sleep=self._note,
-            retry_error_callback=_last_outcome,
+            retry_error_callback=lambda state: state.outcome.result(),  # what the last attempt gave, or its error
         )
         return await schedule(attempt)
 
@@ -155,13 +148,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _lost_a_call(result: object) -> bool:
-    return isinstance(result, StepResult) and any(one.infra_failure for one in result.info.get("tool_calls", ()))
-
-
-def _last_outcome(state: tenacity.RetryCallState) -> Any:
-    """What the last attempt gave, or raise what it raised."""
-    assert state.outcome is not None
-    return state.outcome.result()
+    return isinstance(result, StepResult) and any(call.infra_failure for call in result.info.get("tool_calls", ()))
 
 
 async def _close(env: BaseEnv) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from toolgym.envs.base import Action, BaseEnv, StepResult, require_growing_context
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message
 from toolgym.wrappers.base import Wrapper
@@ -48,9 +48,7 @@ class RewriteObservations(Wrapper):
         self.rewrite = rewrite
         self.prompt = prompt
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await self.env.reset(seed=seed, options=options)
         return (self._rewritten(messages) if self.prompt else messages), info
 
@@ -61,9 +59,7 @@ class RewriteObservations(Wrapper):
     def _rewritten(self, messages: list[Message]) -> list[Message]:
         if not messages:
             return messages
-        made: Any = self.rewrite([message.copy() for message in messages])
-        if not isinstance(made, list) or not all(
-            isinstance(one, dict) and {"role", "content"} <= set(one) for one in made
-        ):
-            raise ConfigError(f"rewrite must return a list of messages, {self.rewrite!r} returned {made!r}")
-        return made
+        new: Any = self.rewrite([message.copy() for message in messages])
+        if not isinstance(new, list) or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in new):
+            raise ConfigError(f"rewrite must return a list of messages, {self.rewrite!r} returned {new!r}")
+        return new

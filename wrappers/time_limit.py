@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.concurrency.deadline import CANCEL_GRACE, with_deadline
 from toolgym.tools.errors import check_seconds
-from toolgym.tools.message import Message
 from toolgym.wrappers.limit import Limit
 
 T = TypeVar("T")
@@ -56,9 +55,7 @@ class TimeLimit(Limit):
         self.seconds = seconds
         self._deadline: float | None = None  # on the clock of `time.monotonic`; None before the first reset
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         """See `BaseEnv.reset`.
 
         Raises:

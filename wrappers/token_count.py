@@ -1,10 +1,10 @@
-"""How wrappers count the tokens of texts and messages, with a tokenizer or a function of the user's."""
+"""Counts of the tokens of texts and messages, by a tokenizer or a function of the user's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from toolgym.envs.base import Action
 from toolgym.tools.concurrency.blocking import in_thread
@@ -38,12 +38,11 @@ def token_count(tokenizer: Any) -> TokenCount:
         raise ConfigError(
             f"tokenizer must be a tokenizer, or a function from a text to its number of tokens, got {tokenizer!r}"
         )
-    count: TokenCount = tokenizer
-    return count
+    return cast(TokenCount, tokenizer)
 
 
 def turn_text(action: Action) -> str:
-    """What the policy wrote in a turn: its text as generated, where that is known."""
+    """Return the text of a turn as generated, if that is known."""
     if isinstance(action, str):
         return action
     if isinstance(action, ParsedTurn):
@@ -52,16 +51,16 @@ def turn_text(action: Action) -> str:
 
 
 def message_text(message: Message) -> str:
-    """What a message says: its thinking, its content, and its tool calls as JSON."""
+    """Return the thinking of a message, its content, and its tool calls as JSON."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return "\n".join(filter(None, [message.get("reasoning_content", ""), message["content"], *calls]))
 
 
 async def count_all(count: TokenCount, texts: Sequence[str]) -> int:
-    """The tokens of all texts together."""
+    """Return the number of tokens of all texts together."""
     return await apart(lambda: sum(map(count, texts)), texts)
 
 
 async def apart(work: Callable[[], T], texts: Sequence[str]) -> T:
-    """Call what encodes texts; in a thread where they are long."""
+    """Call a function that encodes texts, in a thread if they are long."""
     return work() if sum(map(len, texts)) < LONG else await in_thread(work)

@@ -56,9 +56,7 @@ class TruncateResults(Wrapper):
             raise ConfigError("max_tokens and tokenizer go together: give both, or max_chars alone")
         name, most = ("max_chars", max_chars) if max_tokens is None else ("max_tokens", max_tokens)
         check_cut(name, most, side)
-        self.max_chars = max_chars
-        self.max_tokens = max_tokens
-        self.side = side
+        self.max_chars, self.max_tokens, self.side = max_chars, max_tokens, side
         self._count = None if tokenizer is None else token_count(tokenizer)
 
     async def step(self, action: Action) -> StepResult:

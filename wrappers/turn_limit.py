@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from toolgym.envs.base import Action, BaseEnv, StepResult
-from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.errors import require_whole_number
-from toolgym.tools.message import Message
 from toolgym.wrappers.limit import Limit
 
 
@@ -42,9 +38,7 @@ class TurnLimit(Limit):
         self.max_turns = max_turns
         self._taken = 0
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         self._taken = 0
         return await super().reset(seed=seed, options=options)
 

@@ -13,13 +13,13 @@ from toolgym.envs.rewards.unit_tests import UnitTests
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.judge import Problem, problem_of, read_rows, read_tests
 from toolgym.tools.judge.run_tests import RunTestsTool, example
 from toolgym.tools.library.code_interpreter import CodeInterpreterTool
-from toolgym.tools.message import Message, assistant, tool_call, user
+from toolgym.tools.message import assistant, tool_call, user
 
 EMBEDDED = DATA / "code_judge.jsonl"
 """The embedded tasks, in the format of APPS."""
@@ -75,9 +75,7 @@ class CodeJudgeEnv(ToolEnv):
         source = _source(EMBEDDED if tasks is None else tasks)
         super().__init__(own, source, owns_tools=own, **env_kwargs)
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         obs, info = await super().reset(seed=seed, options=options)
         task = info["task"]
         try:

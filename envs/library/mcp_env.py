@@ -12,7 +12,7 @@ from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.base import BaseTool, ToolResult
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
@@ -20,7 +20,6 @@ from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, n
 from toolgym.tools.function import ToolFunction
 from toolgym.tools.mcp.connection import McpConnection
 from toolgym.tools.mcp.server import McpServer, McpTarget
-from toolgym.tools.message import Message
 from toolgym.tools.schema import ToolSchema
 
 
@@ -102,9 +101,7 @@ class McpEnv(ToolEnv):
         self._further = {name: self.tools[name] for name in self._further}
         self._decorators.append(decorate)
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         """Begin an episode with a session of its own. See `BaseEnv.reset`.
 
         Raises:
@@ -120,7 +117,7 @@ class McpEnv(ToolEnv):
             await self._release()
             raise
 
-    async def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> tuple[list[Message], ResetInfo]:
+    async def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> ResetResult:
         connection, self._connection = self._connection, None  # the reset below ends what is under way
         try:
             return await super().reset(seed=seed, options=options)

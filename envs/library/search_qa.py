@@ -15,7 +15,7 @@ from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo
+from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, assistant, tool_call, user
 from toolgym.tools.schema import ToolSchema
@@ -106,9 +106,7 @@ class SearchQAEnv(ToolEnv):
         """The search; nothing where the prompt says how to ask for one."""
         return super().tool_schemas if self.convention == "tools" else []
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         begun = await super().reset(seed=seed, options=options)
         if self.task is not None:
             gold_answers(self.task)  # a row without answers is an error now, and not when it is scored

@@ -12,7 +12,7 @@ from toolgym.envs.rewards.base import Scorer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo, StepInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StepInfo, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
 from toolgym.envs.users.function import FunctionUser
 from toolgym.tools.base import BaseTool
@@ -85,9 +85,7 @@ class UserSimEnv(ToolEnv):
         self._user_metrics: dict[str, Any] = {}
         self.user_trace: list[Message] = []
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
         self._user_metrics, self.user_trace = {}, []
         try:

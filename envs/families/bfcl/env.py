@@ -23,7 +23,7 @@ from toolgym.envs.tasks.sources import TaskSource, require_task
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.tool_instances import ToolInstances
-from toolgym.envs.types import ResetInfo, StopReason, ToolCallRecord
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason, ToolCallRecord
 from toolgym.tools.base import BaseTool
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, require_seed, require_whole_number
@@ -101,9 +101,7 @@ class BFCLEnv(ToolEnv):
         super().decorate_tools(decorate)
         self._decorations = (*self._decorations, decorate)  # each episode has tools of its own
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         require_seed(seed)
         if seed is not None:
             self._rng = random.Random(seed)

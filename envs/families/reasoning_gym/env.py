@@ -15,13 +15,12 @@ from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
 from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 from toolgym.tools.library.final_answer import without_thinking
-from toolgym.tools.message import Message
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -79,9 +78,7 @@ class ReasoningGymEnv(ToolEnv):
         source = tasks if tasks is not None else ReasoningGymTasks(generator, **given)
         super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
         entry_of(info["task"])  # a row of another kind is an error now, and not at the end
         return messages, info

@@ -18,12 +18,12 @@ from toolgym.envs.tasks.loading import load_tasks
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetInfo, StopReason
+from toolgym.envs.types import ResetOptions, ResetResult, StopReason
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_seconds, nearest, require_whole_number
 from toolgym.tools.library.final_answer import without_thinking
-from toolgym.tools.message import Message, assistant, system, tool_call, user
+from toolgym.tools.message import assistant, system, tool_call, user
 
 SYSTEM_PROMPT = (
     "Answer the question with one SQLite query. Try queries with the tool `sql` first. "
@@ -96,9 +96,7 @@ class SQLEnv(ToolEnv):
         env_kwargs.setdefault("scorer", functools.partial(_score, databases, score_timeout, match))
         super().__init__([tool], tasks, owns_tools=[tool], **env_kwargs)
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
         _database_of(info["task"])
         return messages, info

@@ -15,14 +15,14 @@ from toolgym.envs.rewards.base import Outcome, Score, outcome_scorer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import EpisodeFailedError, ResetInfo, StopReason
+from toolgym.envs.types import EpisodeFailedError, ResetOptions, ResetResult, StopReason
 from toolgym.tools.base import BaseTool
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxError, check_seconds, error_text
 from toolgym.tools.function import ToolFunction, as_tool
 from toolgym.tools.library.bash import BashTool
 from toolgym.tools.library.editor import EditorTool
-from toolgym.tools.message import Message, MessageToolCall, assistant, tool_call
+from toolgym.tools.message import MessageToolCall, assistant, tool_call
 from toolgym.tools.sandbox.base import Sandbox
 from toolgym.tools.sessions.tool_scope import tool_scope
 from toolgym.tools.sessions.workspace import Workspace
@@ -91,9 +91,7 @@ class SWEDevEnv(ToolEnv):
         own: list[BaseTool] = [bash, editor]
         super().__init__([*own, *map(as_tool, tools)], _source(tasks), owns_tools=own, **env_kwargs)
 
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[list[Message], ResetInfo]:
+    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
         messages, info = await super().reset(seed=seed, options=options)
         assert self._instances is not None
         assert self.task is not None
