@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
@@ -127,7 +127,7 @@ class RetryOnInfraError(Wrapper):
             wait=tenacity.wait_random_exponential(multiplier=self.first_delay, max=self.max_delay),
             retry=tenacity.retry_if_exception(_may_pass) | tenacity.retry_if_result(_lost_a_call),
             before_sleep=self._note,
-            retry_error_callback=lambda state: state.outcome.result(),  # what the last attempt gave, or its error
+            retry_error_callback=_last_outcome,
         )
         return await schedule(attempt)
 
@@ -149,6 +149,11 @@ def _may_pass(error: BaseException) -> bool:
 
 def _lost_a_call(result: object) -> bool:
     return isinstance(result, StepResult) and any(call.infra_failure for call in result.info.get("tool_calls", ()))
+
+
+def _last_outcome(state: tenacity.RetryCallState) -> Any:
+    assert state.outcome is not None
+    return state.outcome.result()
 
 
 async def _close(env: BaseEnv) -> None:

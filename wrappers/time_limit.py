@@ -56,11 +56,7 @@ class TimeLimit(Limit):
         self._deadline: float | None = None  # on the clock of `time.monotonic`; None before the first reset
 
     async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        """See `BaseEnv.reset`.
-
-        Raises:
-            EpisodeFailedError: the time was up; `EPISODE_TIMEOUT`.
-        """
+        """See `BaseEnv.reset`. Raises EpisodeFailedError: the time was up; `EPISODE_TIMEOUT`."""
         self._deadline = time.monotonic() + self.seconds
         begin = super().reset
         try:
