@@ -9,8 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from toolgym.envs.rewards.base import Outcome, OutcomeScorer
+from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, shorten
-from toolgym.tools.library.final_answer import half_width, without_thinking
+from toolgym.tools.library.final_answer import half_width, score_final_answer, without_thinking
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
@@ -27,9 +28,9 @@ def marked_answer(text: str) -> str | None:
     behind `####` (GSM8K), `\\boxed{...}` (MATH), `<answer>...</answer>` (DeepSeek-R1, Search-R1).
     """
     spoken = without_thinking(text)
-    for found in (_HASHES.findall(spoken), _boxed(spoken), _tagged(spoken)):
-        if found:
-            return str(found[-1]).strip()
+    for answers in (_HASHES.findall(spoken), _boxed(spoken), _tagged(spoken)):
+        if answers:
+            return str(answers[-1]).strip()
     return None
 
 
@@ -60,7 +61,7 @@ def exact(*, ignore_case: bool = False) -> OutcomeScorer:
     def score(outcome: Outcome) -> float:
         marked = marked_answer(outcome.final_text)
         answer = form(without_thinking(outcome.final_text) if marked is None else marked)
-        truths = [form(one) for one in truth_texts(outcome.task.ground_truth)]
+        truths = [form(text) for text in truth_texts(outcome.task.ground_truth)]
         return float(bool(answer) and answer in truths)
 
     return score
@@ -82,7 +83,7 @@ def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
         raise ConfigError(f"tolerance must be a number of at least 0, got {tolerance!r}")
 
     def score(outcome: Outcome) -> float:
-        truths = [_require_number(one) for one in truth_texts(outcome.task.ground_truth)]
+        truths = [_require_number(text) for text in truth_texts(outcome.task.ground_truth)]
         marked = marked_answer(outcome.final_text)
         answer = last_number(without_thinking(outcome.final_text) if marked is None else marked)
         if answer is None:
@@ -90,6 +91,11 @@ def numeric(*, tolerance: float = 0.0) -> OutcomeScorer:
         return float(any(abs(answer - truth) <= abs(truth) * Fraction(tolerance) for truth in truths))
 
     return score
+
+
+def final_answer_score(text: str, task: Task) -> float:
+    """1 for a text whose `#### answer` equals the ground truth of the task, else 0: a `Scorer`."""
+    return score_final_answer(text, task.ground_truth)
 
 
 def truth_texts(ground_truth: Any) -> list[str]:
@@ -101,7 +107,7 @@ def truth_texts(ground_truth: Any) -> list[str]:
     if hasattr(ground_truth, "tolist"):  # of NumPy, as pandas reads a Parquet file
         ground_truth = ground_truth.tolist()
     if isinstance(ground_truth, Sequence) and not isinstance(ground_truth, str):
-        return [text for one in ground_truth for text in truth_texts(one)]
+        return [text for truth in ground_truth for text in truth_texts(truth)]
     if isinstance(ground_truth, dict):
         raise ConfigError(
             "an answer is compared with text, a number or a list of these, got the ground truth "
@@ -136,14 +142,14 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def _boxed(text: str) -> list[str]:
-    r"""Return what stands in each `\boxed{...}` whose braces close, inner braces included, ordered by their ends."""
-    found, open_braces = [], []
+    r"""Return the content of each `\boxed{...}` whose braces close, inner braces included, ordered by their ends."""
+    contents, open_braces = [], []
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
             open_braces.append(brace)
         elif open_braces and (opened := open_braces.pop())[0] != "{":
-            found.append(text[opened.end() : brace.start()])
-    return found
+            contents.append(text[opened.end() : brace.start()])
+    return contents
 
 
 def _tagged(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a scorer is: from the `Outcome` of an episode to a `Score`."""
+"""The contract of a scorer: from the `Outcome` of an episode to a `Score`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """What an episode is worth.
+    """The worth of an episode.
 
     Attributes:
         value: the reward in all.
@@ -95,11 +95,7 @@ class Score:
 
     @classmethod
     def of(cls, value: Any) -> Score:
-        """Read what a scorer returned: a `Score` or a number.
-
-        Raises:
-            ConfigError: it is neither.
-        """
+        """Read what a scorer returned: a `Score` or a number. Raises ConfigError: it is neither."""
         if isinstance(value, cls):
             return value
         try:

@@ -40,12 +40,12 @@ def weighted(parts: Mapping[str, tuple[float, Scorer]]) -> OutcomeScorer:
                 tasks = {name: group.create_task(_run(scorer, outcome)) for name, (_, scorer) in scorers.items()}
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        found = {name: _score(name, task.result()) for name, task in tasks.items()}
-        total = math.fsum(scorers[name][0] * one.value for name, one in found.items())
+        scores = {name: _score(name, task.result()) for name, task in tasks.items()}
+        total = math.fsum(scorers[name][0] * part.value for name, part in scores.items())
         components: dict[str, float] = {}
-        for name, one in found.items():
-            components[name] = one.value
-            components |= {f"{name}/{part}": value for part, value in one.components.items()}
+        for name, part in scores.items():
+            components[name] = part.value
+            components |= {f"{name}/{inner}": value for inner, value in part.components.items()}
         return Score(total, components)
 
     return score

@@ -106,17 +106,10 @@ class LLMJudge(AsyncCloseable):
         patience: float = 100.0,
         max_connections: int = 120,
     ) -> None:
-        self._prompt = _checked("prompt", prompt, {"question", "answer", "ground_truth", "conversation"})
-        self._comparison = _checked("comparison", comparison, {"question", "first", "second"})
-        self._model = ChatEndpoint(
-            urls,
-            model,
-            token=token,
-            request=request,
-            timeout=timeout,
-            patience=patience,
-            max_connections=max_connections,
-        )
+        self._prompt = checked_template("prompt", prompt, {"question", "answer", "ground_truth", "conversation"})
+        self._comparison = checked_template("comparison", comparison, {"question", "first", "second"})
+        limits: dict[str, Any] = {"timeout": timeout, "patience": patience, "max_connections": max_connections}
+        self._model = ChatEndpoint(urls, model, token=token, request=request, **limits)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._model!r}>"
@@ -133,7 +126,7 @@ class LLMJudge(AsyncCloseable):
             question=question_of(outcome.task.messages),
             answer=without_thinking(outcome.final_text).strip(),
             ground_truth=truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False),
-            conversation="\n\n".join(f"{one['role']}: {one['content']}" for one in outcome.messages),
+            conversation="\n\n".join(f"{message['role']}: {message['content']}" for message in outcome.messages),
         )
         return await self._verdict(prompt)
 
@@ -151,35 +144,36 @@ class LLMJudge(AsyncCloseable):
         await self._model.close()
 
     async def _verdict(self, prompt: str) -> float:
-        said = ""
+        reply = ""
         for _ in range(TRIES):
             try:
-                said = await self._model.ask([user(prompt)])
+                reply = await self._model.ask([user(prompt)])
             except (CallError, ClientClosedError) as error:
                 raise EpisodeFailedError(StopReason.SCORE_FAILED, f"the judge did not answer: {error}") from error
-            verdict = read_verdict(said)
+            verdict = read_verdict(reply)
             if verdict is not None:
                 return verdict
         raise EpisodeFailedError(
             StopReason.SCORE_FAILED,
             f"the judge gave no verdict in {TRIES} replies; the last line must be 'Verdict: N' with N from 0 to 1, the "
-            f"last reply ends with {shorten(repr(said[-200:]))}",
+            f"last reply ends with {shorten(repr(reply[-200:]))}",
         )
 
 
 def read_verdict(reply: str) -> float | None:
     """Return the number of a reply's last line, `Verdict: N`; None where that line has another form."""
     lines = reply.strip().splitlines()
-    found = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
-    return float(found[1]) if found else None
+    verdict = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
+    return float(verdict[1]) if verdict else None
 
 
 def question_of(messages: Sequence[Message]) -> str:
     """Return the last message of a user; empty where there is none."""
-    return next((one["content"] for one in reversed(messages) if one["role"] == "user"), "")
+    return next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
 
 
-def _checked(name: str, prompt: object, known: set[str]) -> str:
+def checked_template(name: str, prompt: object, known: set[str]) -> str:
+    """Return a text for `str.format`. Raises ConfigError: it is none, or has a field that is not known."""
     if not isinstance(prompt, str):
         raise ConfigError(f"{name} must be a text, got {prompt!r}")
     try:
@@ -188,6 +182,6 @@ def _checked(name: str, prompt: object, known: set[str]) -> str:
         raise ConfigError(f"{name} is no text for str.format: {error}; braces of its own are doubled") from error
     unknown = sorted(fields - known)
     if unknown:
-        names = ", ".join(f"{{{one}}}" for one in sorted(known))
+        names = ", ".join(f"{{{field}}}" for field in sorted(known))
         raise ConfigError(f"{name} has {{{unknown[0]}}}, which is none of {names}; braces of its own are doubled")
     return prompt

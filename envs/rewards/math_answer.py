@@ -57,16 +57,13 @@ def same_value(*, timeout: float = 10.0) -> Callable[[Outcome], Awaitable[Score]
         raise missing_extra("math", "Comparing answers as mathematics", ImportError("No module named 'math_verify'"))
 
     async def score(outcome: Outcome) -> Score:
-        text = outcome.final_text
-        marked = marked_answer(text)
-        answer = (
-            without_thinking(text)[-MAX_ANSWER:].strip() if marked is None else f"\\boxed{{{marked[-MAX_ANSWER:]}}}"
-        )
+        marked = marked_answer(outcome.final_text)
+        text = without_thinking(outcome.final_text) if marked is None else marked
+        answer = text[-MAX_ANSWER:].strip() if marked is None else f"\\boxed{{{text[-MAX_ANSWER:]}}}"
         truths = truth_texts(outcome.task.ground_truth)
         if not answer or not truths:
             return Score(0.0)
-        answered = without_thinking(text) if marked is None else marked
-        if answered.strip() and plain_choice(answered) in map(plain_choice, truths):
+        if text.strip() and plain_choice(text) in map(plain_choice, truths):
             return Score(1.0)
         try:
             for truth in truths:
@@ -102,11 +99,7 @@ class _Worker:
             raise EOFError("it ended before it was ready")
 
     def ask(self, request: bytes) -> str:
-        """Send a line and return the answer.
-
-        Raises:
-            EOFError: the process has ended.
-        """
+        """Send a line and return the answer. `EOFError`: the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(request + b"\n")
@@ -139,12 +132,7 @@ class _Workers:
         self._idle: list[_Worker] = []
 
     async def compare(self, truth: str, answer: str, timeout: float) -> str:
-        """Compare with a worker that is idle, or with a new one.
-
-        Raises:
-            DeadlineError: it took longer than `timeout` seconds, or no worker was free in time.
-            EpisodeFailedError: no worker can be started.
-        """
+        """Compare with a worker that is idle, or with a new one. `DeadlineError`: it took longer than `timeout`."""
         request = json.dumps({"truth": truth, "answer": answer, "timeout": timeout}).encode()
         async with self._places.permit():
             while self._idle:
@@ -158,7 +146,6 @@ class _Workers:
                 raise DeadlineError(timeout, stuck=True) from error
 
     def end_idle(self) -> None:
-        """End the workers that are idle."""
         while self._idle:
             self._idle.pop().end()
 
@@ -174,23 +161,15 @@ class _Workers:
     async def _started(self) -> _Worker:
         try:
             worker = _Worker()
-        except OSError as error:
-            raise _no_worker(error) from error
-        try:
-            await with_deadline(in_thread(worker.await_ready), START_TIMEOUT)
-        except (EOFError, DeadlineError) as error:
-            await shielded(in_thread(worker.end))
-            raise _no_worker(error) from error
-        except BaseException:  # cancelled too: the worker is this call's to end
-            await shielded(in_thread(worker.end))
-            raise
+            try:
+                await with_deadline(in_thread(worker.await_ready), START_TIMEOUT)
+            except BaseException:  # cancelled too: the worker is this call's to end
+                await shielded(in_thread(worker.end))
+                raise
+        except (OSError, EOFError, DeadlineError) as error:
+            text = f"the process that compares answers by math-verify cannot be started: {error}"
+            raise EpisodeFailedError(StopReason.SCORE_FAILED, text) from error
         return worker
-
-
-def _no_worker(error: Exception) -> EpisodeFailedError:
-    return EpisodeFailedError(
-        StopReason.SCORE_FAILED, f"the process that compares answers by math-verify cannot be started: {error}"
-    )
 
 
 _of_this_process: _Workers | None = None

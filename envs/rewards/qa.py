@@ -75,8 +75,8 @@ def _f1(answer: str, gold: str) -> float:
 
 def tagged_answer(text: str) -> str | None:
     """Return what stands in the last `<answer>…</answer>` of a text, outside of thinking; None where there is none."""
-    found = _ANSWER.findall(without_thinking(text))
-    return found[-1].strip() if found else None
+    answers = _ANSWER.findall(without_thinking(text))
+    return answers[-1].strip() if answers else None
 
 
 def has_answer_form(text: str) -> bool:
@@ -89,8 +89,8 @@ def has_answer_form(text: str) -> bool:
 def gold_answers(task: Task) -> list[str]:
     """Return the right answers of a task, any of which will do.
 
-    Its ground truth is a text, a list of texts, or an object with these in `target`, as Search-R1's rows have it. Where
-    it has none, `golden_answers` of its row, as FlashRAG's rows have it. Numbers are taken as text.
+    Its ground truth is a text, a list of texts, or an object with these in `target`, as Search-R1's rows have it; if it
+    has none, `golden_answers` of its row, as FlashRAG's rows have it. Numbers are taken as text.
 
     Raises:
         ConfigError: it is something else, or there is none.
@@ -103,12 +103,12 @@ def gold_answers(task: Task) -> list[str]:
     listed = [truth] if isinstance(truth, str | int | float) else truth
     if hasattr(listed, "tolist"):  # an array, as pandas reads a Parquet file
         listed = listed.tolist()
-    if not isinstance(listed, list | tuple) or not listed or not all(_is_answer(one) for one in listed):
+    if not isinstance(listed, list | tuple) or not listed or not all(map(_is_answer, listed)):
         raise ConfigError(
             f"task {task.id!r} of a question needs its answers as ground truth: a text, a list of texts, or "
             f"{{'target': [...]}}, got {shorten(repr(task.ground_truth))}"
         )
-    return [str(one) for one in listed]
+    return [str(answer) for answer in listed]
 
 
 def _is_answer(value: Any) -> bool:

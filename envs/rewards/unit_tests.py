@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from toolgym.envs.rewards.base import Outcome, Score
 from toolgym.envs.types import EpisodeFailedError, StopReason
+from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.concurrency.deadline import DeadlineError, with_deadline
 from toolgym.tools.errors import ConfigError, check_seconds
 from toolgym.tools.judge import Judge, VerdictStatus, extract_program, read_tests
@@ -17,7 +18,7 @@ QUEUE_TIMEOUT = 600.0
 """Seconds that all tests of a program may wait for the sandbox."""
 
 
-class UnitTests:
+class UnitTests(AsyncCloseable):
     """Scores the last fenced code block of the final turn by the tests of the task's ground truth.
 
         env = ToolEnv(tools, tasks, scorer=UnitTests())
@@ -58,7 +59,7 @@ class UnitTests:
         self.reward, self.timeout, self.total_timeout, self.memory_mb = reward, timeout, total_timeout, memory_mb
         self.tolerance = tolerance
         self._given = sandbox
-        self._own: SharedSandbox | None = None
+        self._made: SharedSandbox | None = None
 
     async def __call__(self, outcome: Outcome) -> Score:
         tests = read_tests(outcome.task.ground_truth, self.tolerance)
@@ -75,34 +76,28 @@ class UnitTests:
             if error.queued:
                 raise
             return Score(0.0, components | {"has_program": 1.0, "too_slow": 1.0})
-        for number, one in enumerate(verdicts, start=1):
-            if one.status is VerdictStatus.NOT_JUDGEABLE:
-                raise EpisodeFailedError(StopReason.SCORE_FAILED, f"test {number} cannot be judged: {one.detail}")
-        passed = sum(one.passed for one in verdicts) / len(verdicts)
+        for number, verdict in enumerate(verdicts, start=1):
+            if verdict.status is VerdictStatus.NOT_JUDGEABLE:
+                raise EpisodeFailedError(StopReason.SCORE_FAILED, f"test {number} cannot be judged: {verdict.detail}")
+        passed = sum(verdict.passed for verdict in verdicts) / len(verdicts)
         components |= {"tests_passed": passed, "has_program": 1.0}
         return Score(passed if self.reward == "fraction" else float(passed == 1.0), components)
 
     async def close(self) -> None:
         """Close the sandbox that it has made, if any. It may be used again afterwards."""
-        own, self._own = self._own, None
-        if own is not None:
-            await own.close()
+        sandbox, self._made = self._made, None
+        if sandbox is not None:
+            await sandbox.close()
 
     def _sandbox(self) -> Sandbox:
         if self._given is not None:
             return self._given
-        if self._own is None:
-            self._own = SharedSandbox()
-        return self._own
-
-    async def __aenter__(self) -> UnitTests:
-        return self
-
-    async def __aexit__(self, *exc_info: Any) -> None:
-        await self.close()
+        if self._made is None:
+            self._made = SharedSandbox()
+        return self._made
 
 
 def final_program(text: str) -> str | None:
     """Return the last closed fenced block of a text, outside of its thinking; None where there is none."""
-    found = extract_program(without_thinking(text))
-    return found.code if found.kind == "fenced" else None
+    program = extract_program(without_thinking(text))
+    return program.code if program.kind == "fenced" else None

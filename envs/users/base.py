@@ -1,4 +1,4 @@
-"""What a simulated user is: `User` opens a `UserSession` for each episode, which replies to the policy's turns."""
+"""The contract of simulated users: a `User` opens a `UserSession` for each episode, which replies to the policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolgym.tools.message import Message
 
 @dataclass(frozen=True)
 class UserReply:
-    """What a user says to a turn.
+    """The answer of a user to a turn.
 
     Attributes:
         text: what the policy reads next; None where the user says nothing more, which needs `done`.
@@ -72,11 +72,7 @@ class UserSession(ABC):
         return []
 
     async def fork(self) -> UserSession:
-        """Return an independent session in the same state.
-
-        Raises:
-            ForkNotSupportedError: it cannot. The default.
-        """
+        """Return an independent session in the same state. Raises ForkNotSupportedError: it cannot. The default."""
         raise ForkNotSupportedError(f"{type(self).__name__} does not implement fork")
 
     async def close(self) -> None:

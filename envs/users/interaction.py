@@ -40,8 +40,8 @@ class InteractionUser(User):
         self.interaction = interaction
 
     async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
-        given = await self.interaction.start_interaction(os.urandom(16).hex(), **interaction_kwargs)
-        return _InteractionSession(self.interaction, given, interaction_kwargs)
+        id = await self.interaction.start_interaction(os.urandom(16).hex(), **interaction_kwargs)
+        return _InteractionSession(self.interaction, id, interaction_kwargs)
 
 
 class _InteractionSession(UserSession):
@@ -50,7 +50,7 @@ class _InteractionSession(UserSession):
 
     async def reply(self, messages: Sequence[Message]) -> UserReply:
         answer = await self._interaction.generate_response(
-            self._instance_id, [dict(one) for one in messages], **self._kwargs
+            self._instance_id, [dict(message) for message in messages], **self._kwargs
         )
         if not isinstance(answer, tuple) or len(answer) != 4:
             raise ConfigError(f"generate_response must return (should_terminate, text, score, metrics), got {answer!r}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import string
 from collections.abc import Sequence
 from typing import Any
 
+from toolgym.envs.rewards.judge import checked_template
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError, StopReason
 from toolgym.envs.users.base import User, UserReply, UserSession
@@ -55,21 +55,11 @@ class LLMUser(User):
     def __init__(self, model: ChatEndpoint, *, prompt: str = PROMPT, stop: str = STOP) -> None:
         if not isinstance(model, ChatEndpoint):
             raise ConfigError(f"an LLMUser asks a ChatEndpoint, got {model!r}")
-        known = {"instruction", "stop", "ground_truth"}
-        try:
-            fields = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None}
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"prompt is no text for str.format: {error}; braces of its own are doubled") from error
-        if unknown := sorted(fields - known):
-            raise ConfigError(f"prompt has {{{unknown[0]}}}; it may have {{{'}, {'.join(sorted(known))}}}")
-        self.model, self.prompt, self.stop = model, prompt, stop
+        self.prompt = checked_template("prompt", prompt, {"instruction", "stop", "ground_truth"})
+        self.model, self.stop = model, stop
 
     async def open(self, task: Task, **interaction_kwargs: Any) -> UserSession:
-        """Begin an episode.
-
-        Raises:
-            ConfigError: the task does not say what the user wants.
-        """
+        """Begin an episode. Raises ConfigError: the task does not say what the user wants."""
         instruction = interaction_kwargs.get("instruction", task.extra_info.get("instruction"))
         if not isinstance(instruction, str) or not instruction:
             raise ConfigError(
@@ -96,12 +86,12 @@ class _LLMSession(UserSession):
         heard = messages[-1]["content"] if messages[-1]["role"] == "assistant" else "Hello, how can I help you?"
         trace = [*self._trace, user(heard)]
         try:
-            said = await self._model.ask(trace)
+            reply = await self._model.ask(trace)
         except (CallError, ClientClosedError) as error:
             raise EpisodeFailedError(StopReason.ENV_FAILED, f"the user's model did not answer: {error}") from error
-        self._trace = [*trace, assistant(said)]
-        text = said.replace(self._stop, "").strip()
-        done = self._stop in said
+        self._trace = [*trace, assistant(reply)]
+        text = reply.replace(self._stop, "").strip()
+        done = self._stop in reply
         if not done and not text:
             raise EpisodeFailedError(StopReason.ENV_FAILED, "the user's model gave an empty message")
         return UserReply(text or None, done=done)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolgym.envs.rewards.final_answer import final_answer, score_final_answer
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.library.final_answer import final_answer, score_final_answer
 
 
 @pytest.mark.parametrize(

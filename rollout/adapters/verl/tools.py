@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolgym import tools
-from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.rollout.adapters.versions import needs
+from toolgym.tools.library.final_answer import score_final_answer
 from toolgym.tools.library.gsm8k import Gsm8kRewardTool
 from toolgym.tools.schema import ToolCall, ToolCallError, ToolSchema, check_call
 

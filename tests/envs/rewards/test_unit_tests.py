@@ -123,13 +123,13 @@ async def test_a_tolerance_of_ones_own(sandbox):
 
 async def test_its_own_sandbox_is_made_once_and_closed():
     async with UnitTests() as scorer:
-        assert scorer._own is None
+        assert scorer._made is None
         scores = await asyncio.gather(*(scorer(outcome(RIGHT)) for _ in range(3)))
-        assert [one.value for one in scores] == [1.0] * 3
-        own = scorer._own
-    assert scorer._own is None
+        assert [score.value for score in scores] == [1.0] * 3
+        sandbox = scorer._made
+    assert scorer._made is None
     with pytest.raises(SandboxError, match="closed"):
-        await own.run("1")
+        await sandbox.run("1")
 
 
 async def test_wrong_arguments_and_ground_truths(sandbox):

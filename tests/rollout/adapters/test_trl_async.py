@@ -12,10 +12,10 @@ import types
 import pytest
 
 from toolgym.envs import Task, ToolEnv
-from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.rollout.adapters.trl import Spec
 from toolgym.tools.errors import SandboxError
 from toolgym.tools.function import tool
+from toolgym.tools.library.final_answer import score_final_answer
 
 worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
 pytestmark = pytest.mark.filterwarnings("ignore:.*trl.experimental")

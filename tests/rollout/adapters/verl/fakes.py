@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import toolgym
 from toolgym.envs import ToolEnv
-from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout import ContextPolicy
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
+from toolgym.tools.library.final_answer import score_final_answer
 
 CODE = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(2*3)"}}\n</tool_call>'
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call>'

@@ -1,0 +1,122 @@
+"""Scorers of the policy's conduct: the form of its turns, their length, and its calls of tools.
+
+An argument `tool` is a tool's name; None: any tool, also calls whose name could not be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from toolgym.envs.rewards.base import Outcome, OutcomeScorer
+from toolgym.envs.types import ToolCallRecord
+from toolgym.tools.errors import ConfigError, require_whole_number
+
+Turns = Literal["last", "all"]
+
+THINK = r"<think>.*?</think>.*\S.*"
+"""Thinking between tags, and something behind it: the format of DeepSeek-R1 (arXiv 2501.12948) without answer tags."""
+
+
+def turn_format(form: str | Callable[[str], bool], *, turns: Turns = "last") -> OutcomeScorer:
+    """Return a scorer: the share of turns that have a form, from 0 to 1.
+
+    A turn's text is that of `Outcome.turn_texts`. What a chat template writes before a turn is no part of it: a model
+    whose prompt ends with `<think>` does not write that tag.
+
+    Args:
+        form: a regular expression that matches the whole text of a turn, white space around it left out; `.` matches
+            line ends too. Or a function from the text to whether it has the form.
+        turns: the last turn, or all of them.
+
+    Raises:
+        ConfigError: `form` is no regular expression and no function, or `turns` is something else.
+    """
+    if turns not in ("last", "all"):
+        raise ConfigError(f"turns must be 'last' or 'all', got {turns!r}")
+    has_form = _matches(form) if isinstance(form, str) else form
+    if not callable(has_form):
+        raise ConfigError(f"a form is a regular expression or a function of a turn's text, got {form!r}")
+
+    def score(outcome: Outcome) -> float:
+        texts = outcome.turn_texts if turns == "all" else outcome.turn_texts[-1:]
+        return sum(bool(has_form(text)) for text in texts) / len(texts) if texts else 0.0
+
+    return score
+
+
+def _matches(pattern: str) -> Callable[[str], bool]:
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"{pattern!r} is no regular expression: {error}") from error
+    return lambda text: compiled.fullmatch(text.strip()) is not None
+
+
+def overlong_penalty(
+    max_length: int, buffer: int = 0, *, count: Callable[[str], int] = len, longest_turn: bool = False
+) -> OutcomeScorer:
+    """Return a scorer: 0 for a response that is short enough, down to -1 for one that is too long.
+
+    All that the policy wrote counts: its calls too, and a turn that was cut (`Outcome.written`).
+
+    The formula is DAPO's soft overlong punishment (Yu et al., arXiv 2503.14476, equation 13). With y the length of the
+    response: 0 up to `max_length - buffer`; `(max_length - buffer - y) / buffer` from there to `max_length`; -1 beyond.
+
+    Args:
+        max_length: the length from which on a response has the whole penalty.
+        buffer: over how much before it the penalty grows; 0: none, and all at once.
+        count: the length of a text; by default its characters. For tokens: `lambda text: len(tokenizer.encode(text))`.
+        longest_turn: count the longest of the policy's turns, not all of them together.
+
+    Raises:
+        ConfigError: a length is no whole number, or the buffer is longer than `max_length`.
+    """
+    require_whole_number("max_length", max_length, at_least=1)
+    require_whole_number("buffer", buffer, at_least=0)
+    if buffer > max_length:
+        raise ConfigError(f"buffer must be at most max_length, {max_length}, got {buffer}")
+    if not callable(count):
+        raise ConfigError(f"count must be a function from a text to its length, got {count!r}")
+
+    def score(outcome: Outcome) -> float:
+        lengths = [count(text) for text in outcome.written]
+        length = max(lengths, default=0) if longest_turn else sum(lengths)
+        if length <= max_length - buffer:
+            return 0.0
+        if length > max_length:
+            return -1.0
+        return (max_length - buffer - length) / buffer
+
+    return score
+
+
+def called(tool: str | None = None) -> OutcomeScorer:
+    """Return a scorer: 1 where a call reached the tool, else 0. A malformed call, which was not run, does not count."""
+    calls = _calls_of(tool)
+    return lambda outcome: float(any(call.arguments is not None for call in calls(outcome)))
+
+
+def called_successfully(tool: str | None = None) -> OutcomeScorer:
+    """Return a scorer: 1 where a call of the tool went well (its status is `ok`), else 0."""
+    calls = _calls_of(tool)
+    return lambda outcome: float(any(call.status == "ok" for call in calls(outcome)))
+
+
+def failed_calls(tool: str | None = None) -> OutcomeScorer:
+    """Return a scorer: how many calls failed, malformed ones included. In `weighted`, give it a weight below 0.
+
+    A call that failed because of the infrastructure is not the policy's, and does not count.
+
+    Args:
+        tool: the tool's name; None: any, also calls whose name could not be read.
+    """
+    calls = _calls_of(tool)
+    return lambda outcome: float(sum(call.status != "ok" and not call.infra_failure for call in calls(outcome)))
+
+
+def _calls_of(tool: str | None) -> Callable[[Outcome], list[ToolCallRecord]]:
+    if not isinstance(tool, str | None):
+        raise ConfigError(f"tool must be a tool's name or None, got {tool!r}")
+    return lambda outcome: [call for call in outcome.tool_calls if tool is None or call.name == tool]
