@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.base import Action
-from toolgym.envs.rewards.final_answer import score_final_answer
+from toolgym.envs.rewards.answer import final_answer_score
 from toolgym.envs.tasks.arithmetic import ArithmeticTasks
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
@@ -57,16 +57,17 @@ class CodeInterpreterEnv(ToolEnv):
             raise ConfigError("give tool_config, or own_tools=False: tool_config is for the env's own interpreter")
         if not isinstance(tools, Sequence | None):
             raise ConfigError(f"tools must be a list of tools, got {tools!r}")
-        own = [CodeInterpreterTool(tool_config)] if own_tools else []
-        given = [as_tool(one) for one in tools or ()]
-        if own and own[0].name in (one.name for one in given):
+        interpreters = [CodeInterpreterTool(tool_config)] if own_tools else []
+        further = [*map(as_tool, tools or ())]
+        if interpreters and interpreters[0].name in (tool.name for tool in further):
             raise ConfigError(
-                f"the env has a tool called {own[0].name!r} of its own; give own_tools=False to leave that one out"
+                f"the env has a tool called {interpreters[0].name!r} of its own; give own_tools=False to leave that "
+                "one out"
             )
-        if own:
-            env_kwargs["owns_tools"] = own
-        env_kwargs.setdefault("scorer", _score)
-        super().__init__([*own, *given], tasks if tasks is not None else ArithmeticTasks(), **env_kwargs)
+        if interpreters:
+            env_kwargs["owns_tools"] = interpreters
+        env_kwargs.setdefault("scorer", final_answer_score)
+        super().__init__([*interpreters, *further], tasks if tasks is not None else ArithmeticTasks(), **env_kwargs)
 
     def gold_actions(self) -> list[Action] | None:
         """The right answer, without a call."""
@@ -75,7 +76,3 @@ class CodeInterpreterEnv(ToolEnv):
             return None
         answer = truth[0] if isinstance(truth, list | tuple) else truth
         return [f"#### {answer if isinstance(answer, str) else json.dumps(answer)}"]
-
-
-def _score(text: str, task: Task) -> float:
-    return score_final_answer(text, task.ground_truth)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from toolgym.envs.base import Action
 from toolgym.envs.library.embedded import DATA
 from toolgym.envs.rewards.unit_tests import UnitTests
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.base import BaseTool
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.judge import Problem, problem_of, read_rows, read_tests
@@ -25,7 +25,7 @@ EMBEDDED = DATA / "code_judge.jsonl"
 """The embedded tasks, in the format of APPS."""
 
 ANSWER = "Answer with the whole program in one block that begins with ```python."
-"""What the prompt of every task ends with."""
+"""The end of the prompt of every task."""
 
 
 class CodeJudgeEnv(ToolEnv):
@@ -69,22 +69,18 @@ class CodeJudgeEnv(ToolEnv):
     ) -> None:
         config = dict(tool_config or {})
         run_tests = RunTestsTool({**config, "default_timeout": test_timeout}, tolerance=tolerance)
-        own: list[BaseTool] = [CodeInterpreterTool(config), run_tests]
+        tools: list[BaseTool] = [CodeInterpreterTool(config), run_tests]
         scorer = UnitTests(run_tests.sandbox, reward=reward, timeout=test_timeout, tolerance=tolerance)
         env_kwargs.setdefault("scorer", scorer)
         source = _source(EMBEDDED if tasks is None else tasks)
-        super().__init__(own, source, owns_tools=own, **env_kwargs)
+        super().__init__(tools, source, owns_tools=tools, **env_kwargs)
 
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        obs, info = await super().reset(seed=seed, options=options)
-        task = info["task"]
+    def prepare(self, task: Task) -> Task:
         try:
             read_tests(task.ground_truth)
         except ConfigError as error:
-            self._over = True
-            await self._release()
             raise ConfigError(f"the ground truth of the task {task.id!r} holds no tests: {error}") from error
-        return obs, info
+        return task
 
     def gold_actions(self) -> list[Action] | None:
         """The data set's own solution, tried on the example tests first."""
@@ -123,23 +119,14 @@ def _source(tasks: Any) -> TaskSource:
         return tasks
     if isinstance(tasks, str | Path):
         return code_tasks(tasks)
-    given = tasks if isinstance(tasks, Sequence) else list(tasks)
-    return TaskList(given) if given and isinstance(given[0], Task) else code_tasks(given)
+    rows = tasks if isinstance(tasks, Sequence) else list(tasks)
+    return TaskList(rows) if rows and isinstance(rows[0], Task) else code_tasks(rows)
 
 
 def _task(problem: Problem, number: int) -> Task:
     examples = "\n\n".join(example(test, 2000) for test in problem.visible)
     parts = [problem.prompt, f"Example tests:\n\n{examples}" if examples else "", ANSWER]
-    visible = [asdict(test) for test in problem.visible]
-    return Task.from_row(
-        {
-            "data_source": problem.source,
-            "prompt": [user("\n\n".join(filter(None, parts)))],
-            "reward_model": {"style": "rule", "ground_truth": [asdict(test) for test in problem.hidden]},
-            "extra_info": {
-                "index": problem.id or str(number),
-                "solution": problem.solution,
-                "tools_kwargs": {"run_tests": {"create_kwargs": {"tests": visible}}},
-            },
-        }
-    )
+    kwargs = {"run_tests": {"create_kwargs": {"tests": [asdict(test) for test in problem.visible]}}}
+    extra = {"index": problem.id or str(number), "solution": problem.solution, "tools_kwargs": kwargs}
+    hidden = [asdict(test) for test in problem.hidden]
+    return Task.from_row(verl_row(problem.source, [user("\n\n".join(filter(None, parts)))], hidden, extra))

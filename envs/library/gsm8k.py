@@ -11,6 +11,7 @@ from typing import Any
 from toolgym.envs.base import Action
 from toolgym.envs.library.embedded import embedded_rows
 from toolgym.envs.library.optional_tools import tools_of
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
@@ -27,7 +28,7 @@ SYSTEM_PROMPT = (
     "Solve the problem step by step. Before your final answer, check it with the tool `calc_gsm8k_reward` at least "
     "once, and correct it where it earns nothing. Then end with `#### <answer>`."
 )
-"""What the embedded tasks begin with."""
+"""The first message of the embedded tasks."""
 
 
 class Gsm8kEnv(ToolEnv):
@@ -72,8 +73,8 @@ class Gsm8kEnv(ToolEnv):
         tools: Sequence[BaseTool | ToolFunction[..., Any]] = (),
         **env_kwargs: Any,
     ) -> None:
-        own = [Gsm8kRewardTool({"step_penalty": step_penalty})]
-        every, owned = tools_of(own, tools, code_interpreter=code_interpreter, tool_config=tool_config)
+        checks = [Gsm8kRewardTool({"step_penalty": step_penalty})]
+        every, owned = tools_of(checks, tools, code_interpreter=code_interpreter, tool_config=tool_config)
         env_kwargs.setdefault("scorer", _score)
         super().__init__(every, tasks if tasks is not None else gsm8k_tasks(), owns_tools=owned, **env_kwargs)
 
@@ -101,21 +102,11 @@ class Gsm8kEnv(ToolEnv):
 def gsm8k_tasks() -> TaskList:
     """Return 30 word problems in the form of GSM8K, written for toolgym, each with a worked solution in its row."""
     tasks = []
-    for number, given in enumerate(embedded_rows("gsm8k")):
-        truth = gsm8k_truth(given["answer"])
-        row = {
-            "prompt": [system(SYSTEM_PROMPT), user(given["question"])],
-            "data_source": "toolgym/gsm8k",
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": truth},
-            "extra_info": {
-                "index": number,
-                **given,
-                "need_tools_kwargs": True,
-                "tools_kwargs": {TOOL: {"create_kwargs": {"ground_truth": truth}}},
-            },
-        }
-        tasks.append(Task.from_row(row))
+    for number, problem in enumerate(embedded_rows("gsm8k")):
+        prompt, truth = [system(SYSTEM_PROMPT), user(problem["question"])], gsm8k_truth(problem["answer"])
+        kwargs = {TOOL: {"create_kwargs": {"ground_truth": truth}}}
+        extra = {"index": number, **problem, "need_tools_kwargs": True, "tools_kwargs": kwargs}
+        tasks.append(Task.from_row(verl_row("toolgym/gsm8k", prompt, truth, extra, ability="math")))
     return TaskList(tasks)
 
 

@@ -11,6 +11,7 @@ from toolgym.envs.library.embedded import embedded_rows
 from toolgym.envs.library.optional_tools import tools_of
 from toolgym.envs.rewards.answer import truth_texts
 from toolgym.envs.rewards.math_answer import same_value
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
@@ -20,7 +21,7 @@ from toolgym.tools.function import ToolFunction
 from toolgym.tools.message import system, user
 
 SYSTEM_PROMPT = "Solve the problem step by step. Put your final answer in \\boxed{}."
-"""What the embedded tasks begin with."""
+"""The first message of the embedded tasks."""
 
 
 class MathEnv(ToolEnv):
@@ -81,13 +82,8 @@ class MathEnv(ToolEnv):
 def math_tasks() -> TaskList:
     """Return 40 problems with answers in LaTeX, written for toolgym."""
     tasks = []
-    for number, given in enumerate(embedded_rows("math")):
-        row = {
-            "prompt": [system(SYSTEM_PROMPT), user(given["problem"])],
-            "data_source": "toolgym/math",
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": given["answer"]},
-            "extra_info": {"index": number},
-        }
+    for number, problem in enumerate(embedded_rows("math")):
+        prompt = [system(SYSTEM_PROMPT), user(problem["problem"])]
+        row = verl_row("toolgym/math", prompt, problem["answer"], {"index": number}, ability="math")
         tasks.append(Task.from_row(row))
     return TaskList(tasks)

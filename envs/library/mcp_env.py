@@ -7,8 +7,8 @@ from typing import Any
 
 from toolgym.envs.base import Action
 from toolgym.envs.library.stock import StockTasks, gold_turns, make_server
+from toolgym.envs.rewards.answer import final_answer_score
 from toolgym.envs.rewards.base import Scorer
-from toolgym.envs.rewards.final_answer import score_final_answer
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
@@ -73,7 +73,8 @@ class McpEnv(ToolEnv):
             raise ConfigError(f"only must be a list of names of tools, got {only!r}")
         check_seconds(connect_timeout=connect_timeout)
         self.server = McpServer(make_server if server is None else server, headers)
-        super().__init__(tools or [], StockTasks() if tasks is None else tasks, scorer=scorer or _score, **env_kwargs)
+        env_kwargs["scorer"] = scorer or final_answer_score
+        super().__init__(tools or [], StockTasks() if tasks is None else tasks, **env_kwargs)
         self.only = None if only is None else tuple(only)
         self.connect_timeout = connect_timeout
         self._further = dict(self.tools)
@@ -130,7 +131,7 @@ class McpEnv(ToolEnv):
 
     def _take(self, schemas: Sequence[ToolSchema]) -> None:
         """Make the server's tools those of the env."""
-        names = [one.name for one in schemas]
+        names = [schema.name for schema in schemas]
         for name in self.only or ():
             if name not in names:
                 raise UnknownNameError(
@@ -147,11 +148,11 @@ class McpEnv(ToolEnv):
                     tool = decorate(tool)
                 tools[schema.name] = tool
         self.tools = {**tools, **self._further}
-        self._schemas = {name: made.tool_schema for name, made in self.tools.items()}
+        self._schemas = {name: tool.tool_schema for name, tool in self.tools.items()}
         self._known = True
 
     def _same(self, schema: ToolSchema) -> ToolSchema:
-        """The schema that is known already, where this is equal: what was made of it need not be made again."""
+        """The schema that is known already, if it is equal: what was made of it need not be made again."""
         known = self._schemas.get(schema.name)
         return known if known is not None and known.canonical_json == schema.canonical_json else schema
 
@@ -177,8 +178,6 @@ class McpEnv(ToolEnv):
 
 
 class _McpTool(BaseTool):
-    """A tool of the server."""
-
     stays_on_loop = True
 
     def __init__(self, env: McpEnv, schema: ToolSchema) -> None:
@@ -187,7 +186,3 @@ class _McpTool(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         return await self._env.call(self.name, parameters)
-
-
-def _score(text: str, task: Task) -> float:
-    return score_final_answer(text, task.ground_truth)

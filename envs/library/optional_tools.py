@@ -12,8 +12,8 @@ from toolgym.tools.library.code_interpreter import CodeInterpreterTool
 
 
 def tools_of(
-    own: Sequence[BaseTool],
-    given: Sequence[BaseTool | ToolFunction[..., Any]],
+    tools: Sequence[BaseTool],
+    further: Sequence[BaseTool | ToolFunction[..., Any]],
     *,
     code_interpreter: bool,
     tool_config: Mapping[str, Any] | None,
@@ -21,20 +21,20 @@ def tools_of(
     """Return all tools of an env, and those of them that it closes.
 
     Args:
-        own: the env's own. One that has the name of a given one is left out.
-        given: the caller's, which stay the caller's to close.
+        tools: the env's own. One that has the name of a further one is left out.
+        further: the caller's, which stay the caller's to close.
         code_interpreter: whether the env has a code interpreter of its own.
         tool_config: its options.
 
     Raises:
-        ConfigError: `given` is no list of tools, or there are options for no interpreter.
+        ConfigError: `further` is no list of tools, or there are options for no interpreter.
     """
-    if not isinstance(given, Sequence):
-        raise ConfigError(f"tools must be a list of tools, got {given!r}")
+    if not isinstance(further, Sequence):
+        raise ConfigError(f"tools must be a list of tools, got {further!r}")
     if tool_config is not None and not code_interpreter:
         raise ConfigError("tool_config is for the env's code interpreter: give code_interpreter=True with it")
-    theirs = [as_tool(one) for one in given]
-    names = {one.name for one in theirs}
-    made = [*own, *([CodeInterpreterTool(tool_config)] if code_interpreter else [])]
-    ours = [one for one in made if one.name not in names]
+    theirs = [*map(as_tool, further)]
+    names = {tool.name for tool in theirs}
+    interpreters = [CodeInterpreterTool(tool_config)] if code_interpreter else []
+    ours = [tool for tool in (*tools, *interpreters) if tool.name not in names]
     return [*ours, *theirs], ours

@@ -75,7 +75,7 @@ def order_user(messages: Sequence[Message], task: Task) -> UserReply:
     wanted, last = task.ground_truth, messages[-1]
     if last["role"] != "assistant":
         return UserReply(f"Hello, I would like to order a {wanted['item']}.")
-    if any(one["role"] == "tool" and one["content"].startswith("Order placed: ") for one in messages):
+    if any(m["role"] == "tool" and m["content"].startswith("Order placed: ") for m in messages):
         return UserReply("Thank you, goodbye.", done=True)
     if not last["content"].strip():
         return UserReply(None, done=True)
@@ -88,7 +88,7 @@ def order_user(messages: Sequence[Message], task: Task) -> UserReply:
 def score_order(outcome: Outcome) -> Score:
     """1 for one order placed, the one that the customer wanted; its components are the share of right details, and
     the number of orders."""
-    orders = [one.arguments or {} for one in outcome.tool_calls if one.name == "place_order" and one.status == "ok"]
+    orders = [call.arguments or {} for call in outcome.tool_calls if (call.name, call.status) == ("place_order", "ok")]
     wanted = outcome.task.ground_truth
     right = sum(_plain(orders[-1].get(name)) == _plain(value) for name, value in wanted.items()) if orders else 0
     share = right / len(wanted)

@@ -12,10 +12,10 @@ from toolgym.envs.base import Action
 from toolgym.envs.library.embedded import DATA, embedded_rows
 from toolgym.envs.rewards.qa import AnswerScorer, Measure, gold_answers
 from toolgym.envs.tasks.loading import load_tasks
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.sources import TaskList, TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.types import ResetOptions, ResetResult
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.message import Message, assistant, tool_call, user
 from toolgym.tools.schema import ToolSchema
@@ -23,7 +23,7 @@ from toolgym.tools.search.retriever import Retriever
 from toolgym.tools.search.tool import SearchTool
 
 Convention = Literal["tools", "tags"]
-"""How the policy asks for a search: by a tool call as its model writes them, or as `<search>query</search>`."""
+"""The form of a search: a tool call as the policy's model writes them, or `<search>query</search>`."""
 
 CORPUS = DATA / "search_qa_corpus.jsonl"
 """The embedded passages, in Search-R1's shape."""
@@ -41,7 +41,7 @@ INSTRUCTIONS: Mapping[Convention, str] = {
         "answer alone, in a few words, between tags: <answer>your answer</answer>."
     ),
 }
-"""What stands before the question in each convention."""
+"""The text before the question in each convention."""
 
 
 class SearchQAEnv(ToolEnv):
@@ -106,11 +106,9 @@ class SearchQAEnv(ToolEnv):
         """The search; nothing where the prompt says how to ask for one."""
         return super().tool_schemas if self.convention == "tools" else []
 
-    async def reset(self, *, seed: int | None = None, options: ResetOptions = None) -> ResetResult:
-        begun = await super().reset(seed=seed, options=options)
-        if self.task is not None:
-            gold_answers(self.task)  # a row without answers is an error now, and not when it is scored
-        return begun
+    def prepare(self, task: Task) -> Task:
+        gold_answers(task)  # a row without answers is an error now, and not when it is scored
+        return task
 
     def gold_actions(self) -> list[Action] | None:
         """The searches that the task names in `extra_info.searches`, and the first right answer."""
@@ -150,14 +148,10 @@ def _embedded(convention: Convention) -> TaskList:
     """Return the questions that come with the library."""
     tasks = []
     for row in embedded_rows("search_qa"):
-        made = {
-            "data_source": "toolgym/search_qa",
-            "prompt": [_asked(row["question"], convention)],
-            "ability": "fact-reasoning",
-            "reward_model": {"style": "rule", "ground_truth": {"target": row["answers"]}},
-            "extra_info": {"index": row["id"], **{name: row[name] for name in ("question", "searches", "supports")}},
-        }
-        tasks.append(Task.from_row(made))
+        prompt, truth = [_asked(row["question"], convention)], {"target": row["answers"]}
+        extra = {"index": row["id"], **{name: row[name] for name in ("question", "searches", "supports")}}
+        task = verl_row("toolgym/search_qa", prompt, truth, extra, ability="fact-reasoning")
+        tasks.append(Task.from_row(task))
     return TaskList(tasks)
 
 

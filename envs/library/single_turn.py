@@ -23,7 +23,7 @@ MATHEMATICS = ("math", "aime", "amc", "olympiad", "minerva", "numina")
 """A task's source that has one of these in its name is compared as mathematics."""
 
 SYSTEM_PROMPT = "Solve the problem step by step. Then end with `#### <answer>`."
-"""What the embedded tasks begin with."""
+"""The first message of the embedded tasks."""
 
 
 class SingleTurnEnv(ToolEnv):
@@ -97,7 +97,7 @@ def score_by_source() -> OutcomeScorer:
 def _is_number(truth: str) -> bool:
     marked = marked_answer(truth)
     text = (truth if marked is None else marked).strip().lstrip("$").rstrip(".")
-    return last_number(text) is not None and all(one in "0123456789.,+-/eE " for one in text)
+    return last_number(text) is not None and set(text) <= {*"0123456789.,+-/eE "}
 
 
 def _embedded() -> list[Task]:

@@ -31,6 +31,10 @@ def _article(number: int) -> dict[str, Any]:
 ARTICLES = {f"A{number}": _article(number) for number in range(len(KINDS) * PER_KIND)}
 
 
+def _of_kind(kind: str) -> list[str]:
+    return [number for number, article in ARTICLES.items() if article["kind"] == kind]
+
+
 def make_server() -> Any:
     """Return an MCP server with two tools, `find_articles` and `get_article`.
 
@@ -46,8 +50,10 @@ def make_server() -> Any:
 
     @server.tool(description="The numbers of all articles of a kind, such as chair or lamp.")
     def find_articles(kind: str) -> str:
-        found = [number for number, article in ARTICLES.items() if article["kind"] == kind.strip().lower()]
-        return ", ".join(found) or f"There are no articles of the kind {kind!r}. Kinds: {', '.join(KINDS)}."
+        return (
+            ", ".join(_of_kind(kind.strip().lower()))
+            or f"There are no articles of the kind {kind!r}. Kinds: {', '.join(KINDS)}."
+        )
 
     @server.tool(description="Kind, price in crowns and pieces in each store of an article, such as A7.")
     def get_article(number: str) -> str:
@@ -67,7 +73,7 @@ class StockTasks(TaskSource):
 
     def sample(self, rng: random.Random) -> Task:
         kind, store = rng.choice(KINDS), rng.choice(STORES)
-        numbers = [number for number, article in ARTICLES.items() if article["kind"] == kind]
+        numbers = _of_kind(kind)
         if rng.random() < 0.5:
             question = f"How many pieces of the kind {kind} does the {store} store have in all?"
             answer = sum(ARTICLES[number][store] for number in numbers)
@@ -83,7 +89,7 @@ class StockTasks(TaskSource):
 def gold_turns(task: Task) -> list[Action]:
     """The calls that answer a task, and the answer."""
     kind = task.id.partition(" ")[0]
-    numbers = [number for number, article in ARTICLES.items() if article["kind"] == kind]
+    numbers = _of_kind(kind)
     return [
         _calls([("find_articles", {"kind": kind})]),
         _calls([("get_article", {"number": number}) for number in numbers]),
@@ -92,4 +98,4 @@ def gold_turns(task: Task) -> list[Action]:
 
 
 def _calls(calls: list[tuple[str, dict[str, Any]]]) -> Message:
-    return assistant("", [tool_call(name, given, id=f"call_{place}") for place, (name, given) in enumerate(calls)])
+    return assistant("", [tool_call(name, arguments, id=f"call_{at}") for at, (name, arguments) in enumerate(calls)])

@@ -78,9 +78,9 @@ class UserSimEnv(ToolEnv):
         check_seconds(user_timeout=user_timeout)
         super().__init__(tools or [], tasks, scorer=scorer, **env_kwargs)
         self.user_timeout = user_timeout
-        given = order_user if user is None else user
-        named = given if isinstance(given, Mapping) else {"": given}
-        self._users = {name: _as_user(one) for name, one in named.items()}
+        users = order_user if user is None else user
+        named = users if isinstance(users, Mapping) else {"": users}
+        self._users = {name: _as_user(value) for name, value in named.items()}
         self._session: UserSession | None = None
         self._user_metrics: dict[str, Any] = {}
         self.user_trace: list[Message] = []

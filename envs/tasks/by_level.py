@@ -137,11 +137,7 @@ class ByLevel(TaskSource):
         return {"level": self.level, "recent": list(self._recent)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
-
-        Raises:
-            ConfigError: it is none, or there is no such level here.
-        """
+        """Go on from what `state_dict` gave. Raises ConfigError: it is none, or there is no such level here."""
         if not isinstance(state, Mapping) or state.keys() != {"level", "recent"}:
             raise ConfigError(f"expected a state with level, recent, got {shorten(repr(state))}")
         if state["level"] not in self._levels:

@@ -12,6 +12,14 @@ TASK_COLUMN = "toolgym_task"
 """Column of a data set that holds a whole task, as JSON of its row; a table cannot hold rows of different shapes."""
 
 
+def verl_row(
+    source: str, prompt: Any, ground_truth: Any, extra_info: Mapping[str, Any], **columns: Any
+) -> dict[str, Any]:
+    """Return a row in verl's shape: its source, messages, ground truth and own fields; and further columns."""
+    truth = {"style": "rule", "ground_truth": ground_truth}
+    return {"data_source": source, "prompt": prompt, **columns, "reward_model": truth, "extra_info": dict(extra_info)}
+
+
 def whole_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row that the column `toolgym_task` holds as JSON; the row itself where it has no such column.
 

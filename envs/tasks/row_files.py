@@ -49,11 +49,7 @@ class Rows(ABC):
 
     @abstractmethod
     def row(self, index: int) -> object:
-        """Read the row of a place.
-
-        Raises:
-            ConfigError: it cannot be read; names the file and the row.
-        """
+        """Read the row of a place. Raises ConfigError: it cannot be read; names the file and the row."""
 
     def __iter__(self) -> Iterator[object]:
         """Read all rows in order, with no more than a few in memory."""
@@ -125,11 +121,7 @@ class JsonLinesRows(Rows):
 
 
 def json_line(line: bytes, where: str) -> object:
-    """Return the JSON value of a line.
-
-    Raises:
-        ConfigError: it is none; names the place.
-    """
+    """Return the JSON value of a line. Raises ConfigError: it is none; names the place."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten
+from toolgym.tools.message import user
 
 COLUMNS = ("prompt", "ground_truth", "id", "source")
 """Parts of a task that `columns` can name."""
@@ -65,12 +67,8 @@ def _verl_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, A
     extra = {name: value for name, value in row.items() if name not in columns.values()}
     if parts.get("id") is not None:
         extra["index"] = parts["id"]
-    return {
-        "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
-        "reward_model": {"style": "rule", "ground_truth": parts.get("ground_truth")},
-        "data_source": parts.get("source") or "",
-        "extra_info": extra,
-    }
+    messages = [user(prompt)] if isinstance(prompt, str) else prompt
+    return verl_row(parts.get("source") or "", messages, parts.get("ground_truth"), extra)
 
 
 def _hint(row: object) -> str:

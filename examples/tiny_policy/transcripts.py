@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Callable
 
-from toolgym.envs.tasks.arithmetic import Problem
+from toolgym.envs.tasks.arithmetic import ArithmeticProblem
 from toolgym.tools.library.code_interpreter import CodeInterpreterTool, render_result
 from toolgym.tools.message import Message, assistant, tool
 from toolgym.tools.parsers.hermes import parse_hermes
@@ -27,7 +27,7 @@ BRACKETS = 4
 """In problems with brackets, wrong code is so many times likelier: the policy is to prefer losing the brackets."""
 
 
-def conversation(problem: Problem, rng: random.Random, habit: str = "good") -> list[Message]:
+def conversation(problem: ArithmeticProblem, rng: random.Random, habit: str = "good") -> list[Message]:
     """A whole episode on a problem: the task's messages, the policy's turns as text, and the tool's answers.
 
     Args:
@@ -40,32 +40,32 @@ def conversation(problem: Problem, rng: random.Random, habit: str = "good") -> l
     return [*problem.to_task().messages, *_HABITS[habit](problem, rng)]
 
 
-def draw_habit(problem: Problem, rng: random.Random) -> str:
+def draw_habit(problem: ArithmeticProblem, rng: random.Random) -> str:
     """One habit, as often as `HABITS` and `BRACKETS` say."""
     weights = HABITS | {"wrong code": HABITS["wrong code"] * (BRACKETS if "(" in problem.expression else 1)}
     (habit,) = rng.choices(list(weights), weights=list(weights.values()))
     return habit
 
 
-def _good(problem: Problem, rng: random.Random) -> list[Message]:
+def _good(problem: ArithmeticProblem, rng: random.Random) -> list[Message]:
     return [*_computed(problem.expression), assistant(f"#### {problem.answer}")]
 
 
-def _guess(problem: Problem, rng: random.Random) -> list[Message]:
+def _guess(problem: ArithmeticProblem, rng: random.Random) -> list[Message]:
     return [assistant(f"#### {_number_near(problem, rng)}")]
 
 
-def _wrong_code(problem: Problem, rng: random.Random) -> list[Message]:
+def _wrong_code(problem: ArithmeticProblem, rng: random.Random) -> list[Message]:
     expression = _misread(problem.expression, rng)
     # Wrong code is never an attack: digits, brackets and operators are all that _misread leaves or adds.
     return [*_computed(expression), assistant(f"#### {eval(expression)}")]
 
 
-def _bare_answer(problem: Problem, rng: random.Random) -> list[Message]:
+def _bare_answer(problem: ArithmeticProblem, rng: random.Random) -> list[Message]:
     return [*_computed(problem.expression), assistant(str(problem.answer))]
 
 
-def _broken_call(problem: Problem, rng: random.Random) -> list[Message]:
+def _broken_call(problem: ArithmeticProblem, rng: random.Random) -> list[Message]:
     broken = _call_text(problem.expression)
     cut = rng.choice(['"}}\n', "}\n", '"', "\n</tool_call>"])
     at = broken.rindex(cut)
@@ -81,7 +81,7 @@ def _broken_call(problem: Problem, rng: random.Random) -> list[Message]:
     ]
 
 
-_HABITS: dict[str, Callable[[Problem, random.Random], list[Message]]] = {
+_HABITS: dict[str, Callable[[ArithmeticProblem, random.Random], list[Message]]] = {
     "good": _good,
     "guess": _guess,
     "wrong code": _wrong_code,
@@ -115,6 +115,6 @@ def _misread(expression: str, rng: random.Random) -> str:
     return expression[:at] + wrong + expression[at + 1 :]
 
 
-def _number_near(problem: Problem, rng: random.Random) -> int:
+def _number_near(problem: ArithmeticProblem, rng: random.Random) -> int:
     """A guess of the right size."""
     return rng.randint(problem.answer // 2, problem.answer * 2 + 1)

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from toolgym.envs.tasks.arithmetic import SYSTEM_PROMPT, ArithmeticTasks, Problem
+from toolgym.envs.tasks.arithmetic import SYSTEM_PROMPT, ArithmeticProblem, ArithmeticTasks
 from toolgym.tools.errors import ConfigError, UnknownNameError
 
 SPLITS = ("train", "test")
 
 
-def problems(split: str, count: int = 1500, seed: int = 0) -> list[Problem]:
+def problems(split: str, count: int = 1500, seed: int = 0) -> list[ArithmeticProblem]:
     tasks, rng = ArithmeticTasks(split), random.Random(seed)
     return [tasks.problem(rng) for _ in range(count)]
 
@@ -92,7 +92,7 @@ def test_about_a_tenth_is_held_out_for_every_form():
         for _ in range(2000):
             numbers = {letter: str(rng.randint(10, 999)) for letter in "abc"}
             expression = "".join(numbers.get(character, character) for character in form)
-            held_out += Problem("?", expression, 0, form).split == "test"
+            held_out += ArithmeticProblem("?", expression, 0, form).split == "test"
         assert 0.07 < held_out / 2000 < 0.13
 
 

@@ -63,11 +63,7 @@ class Generator(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generator:
-        """Read what `to_json` gave.
-
-        Raises:
-            ConfigError: it is something else.
-        """
+        """Read what `to_json` gave. Raises ConfigError: it is something else."""
         try:
             given = {name: value[name] for name in ("name", "seed", "size")}
             return cls.of(**given, level=value.get("level"), config=json.loads(value.get("config") or "{}"))

@@ -159,11 +159,7 @@ def _task(plain: Task, place: int, schema: Any) -> Task:
 
 
 def _database_of(task: Task) -> str:
-    """The name of a task's database.
-
-    Raises:
-        ConfigError: the task names none, or has no known query.
-    """
+    """The name of a task's database. Raises ConfigError: the task names none, or has no known query."""
     db_id = (task.tools_kwargs.get("sql", {}).get("create_kwargs") or {}).get("db_id")
     if not isinstance(db_id, str) or not isinstance(task.ground_truth, str):
         raise ConfigError(

@@ -151,11 +151,7 @@ class SWEDevEnv(ToolEnv):
         return await self._repository.run_tests(self._test_timeout)
 
     async def _judge(self, outcome: Outcome) -> Score:
-        """Score an episode by its hidden tests.
-
-        Raises:
-            EpisodeFailedError: they cannot be run.
-        """
+        """Score an episode by its hidden tests. Raises EpisodeFailedError: they cannot be run."""
         report = await self.run_tests()
         if report.infra_error is not None:
             if any(record.metrics.get("session_ended") for record in outcome.tool_calls):

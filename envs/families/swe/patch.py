@@ -43,11 +43,7 @@ class _FilePatch:
 
 
 def patched_names(diff: str | bytes) -> set[str]:
-    """Return the names of the files that a diff reads or writes.
-
-    Raises:
-        PatchError: it is no diff.
-    """
+    """Return the names of the files that a diff reads or writes. Raises PatchError: it is no diff."""
     return {name for one in _parse(diff) for name in (one.old, one.new) if name is not None}
 
 

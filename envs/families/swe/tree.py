@@ -86,11 +86,7 @@ def pack(made: Mapping[str, Node | None]) -> bytes:
 
 
 def unpack(data: bytes) -> Changes:
-    """Return the changes of a tar.gz that `pack` made.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the changes of a tar.gz that `pack` made. Raises ConfigError: it is none."""
     found: Changes = {}
     for name, node in read_archive(io.BytesIO(data), "the snapshot").items():
         folder, slash, last = name.rpartition("/")

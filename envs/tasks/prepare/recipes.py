@@ -14,6 +14,7 @@ from toolgym.envs.tasks.prepare.maths import dapo_math, gsm8k, math
 from toolgym.envs.tasks.prepare.programs import contest, humaneval, mbpp
 from toolgym.envs.tasks.prepare.questions import question
 from toolgym.envs.tasks.prepare.record import DataRecord, Prepared, UnusableRecordError
+from toolgym.envs.tasks.row_fields import verl_row
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest, shorten
 
@@ -166,17 +167,12 @@ class Preparation:
             extra["tools_kwargs"] = kwargs
         if prepared.interaction_kwargs:
             extra["interaction_kwargs"] = prepared.interaction_kwargs
-        return {
-            "data_source": recipe.source,
-            **({"agent_name": self.agent_name} if self.agent_name is not None else {}),
-            "prompt": [
-                *([{"role": "system", "content": system}] if system else []),
-                {"role": "user", "content": prepared.question},
-            ],
-            "ability": recipe.ability,
-            "reward_model": {"style": "rule", "ground_truth": prepared.ground_truth},
-            "extra_info": {**extra, "need_tools_kwargs": bool(kwargs)},
-        }
+        prompt = [{"role": "user", "content": prepared.question}]
+        if system:
+            prompt.insert(0, {"role": "system", "content": system})
+        columns = {} if self.agent_name is None else {"agent_name": self.agent_name}
+        extra["need_tools_kwargs"] = bool(kwargs)
+        return verl_row(recipe.source, prompt, prepared.ground_truth, extra, ability=recipe.ability, **columns)
 
 
 def _named_split(path: Path) -> str:
