@@ -124,17 +124,7 @@ ORDERS = {
     "envs/served": ["sessions", "environments", "openenv", "ors"],
     "envs/served/environments": ["calls", "catalog", "session", "step_metadata", "face", "app"],
     "envs/served/openenv": ["actions", "answers", "turns", "mcp", "websocket", "api"],
-    "envs/served/sessions": [
-        "protocol",
-        "backend",
-        "client",
-        "actions",
-        "store",
-        "session",
-        "sessions",
-        "config",
-        "app",
-    ],
+    "envs/served/sessions": ["protocol", "backends", "client", "store", "session", "config", "app"],
     "rollout": [
         "limits",
         "job",

@@ -10,21 +10,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from aiohttp import web
 
-from toolgym.envs.served.sessions.backend import SessionBackend
+from toolgym.envs.served.sessions.backends.base import SessionBackend
 from toolgym.envs.served.sessions.config import SessionServerConfig, read_clients
 from toolgym.envs.served.sessions.protocol import (
     ActionRequest,
     ActionResponse,
+    InstanceRequest,
     RewardResponse,
-    SessionRequest,
-    StartRequest,
+    SidRequest,
     StartResponse,
 )
-from toolgym.envs.served.sessions.session import BackendError, FinishedError, Limits, NoSessionError
-from toolgym.envs.served.sessions.sessions import Sessions
+from toolgym.envs.served.sessions.session import BackendError, CallLimits, FinishedError, StoredSessions
 from toolgym.envs.served.sessions.store import Store, StoreError
 from toolgym.tools.concurrency.deadline import shielded
-from toolgym.tools.errors import UnknownNameError
+from toolgym.tools.errors import NoSessionError, UnknownNameError
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import parse
@@ -67,14 +66,14 @@ class SessionApp(HttpApp):
         self._token = self._clients = ClientTokens(read_clients(config))
         self._max_requests = config.max_requests_per_client
         self._requests: collections.Counter[str] = collections.Counter()
-        limits = Limits(
+        limits = CallLimits(
             config.start_timeout,
             config.action_timeout,
             config.reward_timeout,
             config.queue_timeout,
             config.max_content_chars,
         )
-        self.sessions = Sessions(
+        self.sessions = StoredSessions(
             backend,
             store,
             limits,
@@ -84,14 +83,24 @@ class SessionApp(HttpApp):
             idle_timeout=config.session_idle_timeout,
             reward_timeout=config.reward_timeout_after_postprocess,
         )
-        metrics.gauge("sessions", "Open sessions.", lambda: self.sessions.open)
-        metrics.gauge("live_sessions", "Sessions that hold something of the backend.", lambda: self.sessions.live)
-        metrics.gauge("finished_sessions", "Sessions kept for their rewards.", lambda: self.sessions.finished)
+        sessions = self.sessions
+        metrics.gauge("sessions", "Open sessions.", self.open_sessions)
+        metrics.gauge(
+            "live_sessions",
+            "Sessions that hold something of the backend.",
+            lambda: sum(session.live for session in sessions),
+        )
+        metrics.gauge(
+            "finished_sessions",
+            "Sessions kept for their rewards.",
+            lambda: sum(session.finished for session in sessions),
+        )
         self.add_routes(self._table())
 
     async def start(self) -> None:
         """Find the sessions of the server before, and begin to delete idle ones."""
-        await self.sessions.start()
+        await self.sessions.load()
+        self.sessions.start()
 
     async def close(self) -> None:
         """End all calls, and free what the sessions hold. They stay stored."""
@@ -121,9 +130,15 @@ class SessionApp(HttpApp):
             if started["request_id"] is None:
                 await shielded(self.sessions.discard(started["sid"]))
 
+    def open_sessions(self) -> int:
+        """Count the sessions that take actions."""
+        return sum(not session.finished for session in self.sessions)
+
     def _table(self) -> list[Route]:
         calls: Mapping[str, Operation] = {
-            "/start_instance": Operation(self._of_client(self._start), "Open a session", StartRequest, StartResponse),
+            "/start_instance": Operation(
+                self._of_client(self._start), "Open a session", InstanceRequest, StartResponse
+            ),
             "/process_action": Operation(
                 self._of_client(self._act),
                 "Carry out a turn",
@@ -131,9 +146,9 @@ class SessionApp(HttpApp):
                 ActionResponse,
                 conflict="The session takes no more actions",
             ),
-            "/postprocess": Operation(self._of_client(self._finish), "End an episode", SessionRequest, JSON),
+            "/postprocess": Operation(self._of_client(self._finish), "End an episode", SidRequest, JSON),
             "/compute_reward": Operation(
-                self._of_client(self._reward), "Tell what an episode is worth", SessionRequest, RewardResponse
+                self._of_client(self._reward), "Tell what an episode is worth", SidRequest, RewardResponse
             ),
         }
         health = Operation(self._health, "Tell whether requests are taken", None, JSON)
@@ -167,21 +182,21 @@ class SessionApp(HttpApp):
                 del self._requests[client]
 
     async def _start(self, call: Call, client: str) -> web.Response:
-        request = parse(StartRequest, call.body)
+        request = parse(InstanceRequest, call.body)
         session = await self.sessions.begin(client, request.instance_hash, request.request_id)
-        return answer({"sid": session.sid, "content": session.greeting, "request_id": request.request_id})
+        return answer({"sid": session.name, "content": session.greeting, "request_id": request.request_id})
 
     async def _act(self, call: Call, client: str) -> web.Response:
         request = parse(ActionRequest, call.body)
-        reply = await self.sessions.find(request.sid, client).act(request.content, request.request_id)
+        reply = await self.sessions.find_of(client, request.sid).act(request.content, request.request_id)
         return answer({"content": reply.content, "done": reply.done})
 
     async def _finish(self, call: Call, client: str) -> web.Response:
-        await self.sessions.find(parse(SessionRequest, call.body).sid, client).finish()
+        await self.sessions.find_of(client, parse(SidRequest, call.body).sid).finish()
         return answer({})
 
     async def _reward(self, call: Call, client: str) -> web.Response:
-        return answer(await self.sessions.find(parse(SessionRequest, call.body).sid, client).reward())
+        return answer(await self.sessions.find_of(client, parse(SidRequest, call.body).sid).reward())
 
     async def _health(self, call: Call) -> web.Response:
         about = {
@@ -189,7 +204,7 @@ class SessionApp(HttpApp):
             "version": self.version,
             "running": self.gate.running,
             "waiting": self.gate.waiting,
-            "sessions": self.sessions.open,
+            "sessions": self.open_sessions(),
         }
         return answer(about, 503 if self.draining else 200)
 

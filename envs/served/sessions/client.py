@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
-from toolgym.envs.served.sessions.backend import Reply as Reply
+from toolgym.envs.served.sessions.backends.base import ActionReply
 from toolgym.envs.served.sessions.protocol import ActionResponse, StartResponse, read_reward, read_sid
 from toolgym.tools.closeable import AsyncCloseable
 from toolgym.tools.errors import (
@@ -129,7 +129,7 @@ class SessionClient(AsyncCloseable):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(self.urls)}>"
 
-    async def start(self, instance_hash: str | int) -> RemoteSession:
+    async def start(self, instance_hash: str | int) -> OpenSession:
         """Open a session for a task."""
         body = {"instance_hash": str(instance_hash), "request_id": uuid.uuid4().hex}
 
@@ -137,7 +137,7 @@ class SessionClient(AsyncCloseable):
             return _answer(StartResponse, reply)
 
         found, replica = await self._call("/start_instance", body, self.start_timeout, read, repeatable=True)
-        return RemoteSession(self, replica, found.sid, found.content, heeds_ids=found.request_id == body["request_id"])
+        return OpenSession(self, replica, found.sid, found.content, heeds_ids=found.request_id == body["request_id"])
 
     async def reward(self, sid: str | int) -> Reward:
         """Return what a session is worth, by its id alone: each server is asked whether the session is there.
@@ -212,7 +212,7 @@ class SessionClient(AsyncCloseable):
             raise RemoteSessionError(str(error)) from error
 
 
-class RemoteSession:
+class OpenSession:
     """A session on a server. `SessionClient.start` makes it.
 
     Args:
@@ -241,7 +241,7 @@ class RemoteSession:
         """Address of its server."""
         return self._replica.url
 
-    async def act(self, content: str) -> Reply:
+    async def act(self, content: str) -> ActionReply:
         """Have a turn of the policy carried out.
 
         Raises:
@@ -259,7 +259,7 @@ class RemoteSession:
         found = await self._client.call(
             self._replica, "/process_action", body, seconds, read, repeatable=self._heeds_ids
         )
-        return Reply(found.content, found.done)
+        return ActionReply(found.content, found.done)
 
     async def postprocess(self) -> None:
         """End the episode: the session takes no more actions, and its reward stays."""

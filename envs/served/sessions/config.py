@@ -13,15 +13,15 @@ from typing import Any, Self
 import pydantic
 from pydantic import Field
 
-from toolgym.envs.served.sessions.backend import SessionBackend
+from toolgym.envs.served.sessions.backends.base import SessionBackend
 from toolgym.tools.errors import ConfigError, UnknownNameError, check_keywords, nearest
 from toolgym.tools.serving.config import ServerSpec, ServingConfig
 from toolgym.tools.yaml_file import read_yaml
 
 BACKENDS = {
-    "repository": "toolgym.envs.served.sessions.repository:RepositoryBackend",
-    "env": "toolgym.envs.served.sessions.episodes:EnvBackend",
-    "sandbox_fusion": "toolgym.envs.served.sessions.sandbox_fusion:SandboxFusionBackend",
+    "repository": "toolgym.envs.served.sessions.backends.repository:RepositoryBackend",
+    "env": "toolgym.envs.served.sessions.backends.episodes:EnvBackend",
+    "sandbox_fusion": "toolgym.envs.served.sessions.backends.sandbox_fusion:SandboxFusionBackend",
 }
 """The library's backends by name."""
 

@@ -12,8 +12,8 @@ from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
 from toolgym.envs.families.swe.task import ROW_KEY, RepositoryTask, load_repository_tasks
 from toolgym.envs.result_text import cut
-from toolgym.envs.served.sessions.actions import HOW_TO_ACT, TOOLS
-from toolgym.envs.served.sessions.client import RemoteSession, Reward, SessionClient
+from toolgym.envs.served.sessions.backends.actions import HOW_TO_ACT, TOOLS
+from toolgym.envs.served.sessions.client import OpenSession, Reward, SessionClient
 from toolgym.envs.served.sessions.protocol import read_sid
 from toolgym.envs.tasks.sources import TaskList, TaskSource, require_task
 from toolgym.envs.tasks.task import Task
@@ -88,7 +88,7 @@ class RemoteSessionEnv(BaseEnv):
         self._tools = list(tools)
         self._calls = 0
         self._rng = random.Random()
-        self._session: RemoteSession | None = None
+        self._session: OpenSession | None = None
         self._turn = 0
         self._begun = False
 
@@ -152,7 +152,7 @@ class RemoteSessionEnv(BaseEnv):
     def _parse(self, text: str) -> ParsedTurn:
         return parse_hermes(text, first_id=self._calls) if self._tools else ParsedTurn(text, text, [], [])
 
-    async def _answer(self, session: RemoteSession, request: ToolCall | ToolCallError) -> Message:
+    async def _answer(self, session: OpenSession, request: ToolCall | ToolCallError) -> Message:
         if isinstance(request, ToolCallError):
             text = request.message
         else:
@@ -214,7 +214,7 @@ class RemoteSessionEnv(BaseEnv):
         metrics |= {"score": reward.value, **_numbers(reward)}
         return StepResult([], reward.value, True, {"stop_reason": reason, "metrics": metrics})
 
-    def _metrics(self, session: RemoteSession) -> dict[str, Any]:
+    def _metrics(self, session: OpenSession) -> dict[str, Any]:
         return {"turn": self._turn, "sids": int(read_sid(session.sid))}
 
     async def _abandon(self) -> None:

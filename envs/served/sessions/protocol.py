@@ -74,7 +74,7 @@ Sid = Annotated[str, pydantic.BeforeValidator(_sid, json_schema_input_type=str |
 RequestId = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 
 
-class StartRequest(pydantic.BaseModel):
+class InstanceRequest(pydantic.BaseModel):
     """Body of `/start_instance`. Fields that are not known are ignored, here and below.
 
     Attributes:
@@ -123,7 +123,7 @@ class ActionResponse(pydantic.BaseModel):
     done: bool = False
 
 
-class SessionRequest(pydantic.BaseModel):
+class SidRequest(pydantic.BaseModel):
     """Body of `/postprocess` and `/compute_reward`."""
 
     sid: Sid

@@ -13,7 +13,7 @@ from typing import Any
 
 import pydantic
 
-from toolgym.envs.served.sessions.client import RemoteSession, SessionClient
+from toolgym.envs.served.sessions.client import OpenSession, SessionClient
 from toolgym.tools.base import ToolResult
 from toolgym.tools.config import read_options
 from toolgym.tools.errors import ConfigError, RemoteSessionError
@@ -114,7 +114,7 @@ class RemoteSessionTool(StatefulTool):
 
 
 class _Session(ToolSession):
-    def __init__(self, remote: RemoteSession) -> None:
+    def __init__(self, remote: OpenSession) -> None:
         self._remote = remote
         self._ended = False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from toolgym.envs.served.sessions.app import SessionApp
-from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend
+from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, SessionBackend
 from toolgym.envs.served.sessions.config import SessionServerConfig
 from toolgym.envs.served.sessions.store import Store
 from toolgym.tools.errors import SandboxError, UnknownNameError
@@ -49,8 +49,8 @@ class Counter(Instance):
             self._backend.ran += 1
             self.count += 1
         elif word == "long":
-            return Reply("x" * int(number))
-        return Reply(str(self.count), content == "end")
+            return ActionReply("x" * int(number))
+        return ActionReply(str(self.count), content == "end")
 
     async def state(self):
         return str(self.count).encode()

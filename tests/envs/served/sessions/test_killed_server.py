@@ -95,4 +95,4 @@ async def test_two_hundred_sessions_at_once(tmp_path):
         rewards = await asyncio.gather(*map(episode, range(200)))
         assert rewards == [number * 5 / 10 for number in range(200)]
         assert service.backend.ran == 1000
-        assert service.backend.open_instances == service.app.sessions.open == 0
+        assert service.backend.open_instances == service.app.open_sessions() == 0

@@ -12,13 +12,13 @@ from tests.envs.served.sessions.counting import serving
 from toolgym.envs.families.swe.task import load_repository_tasks
 from toolgym.envs.registry import register
 from toolgym.envs.responses import End
-from toolgym.envs.served.sessions.actions import NO_ACTION, read_actions
-from toolgym.envs.served.sessions.backend import number_of
+from toolgym.envs.served.sessions.backends.actions import NO_ACTION, read_actions
+from toolgym.envs.served.sessions.backends.base import number_of
+from toolgym.envs.served.sessions.backends.episodes import EnvBackend
+from toolgym.envs.served.sessions.backends.repository import RepositoryBackend
+from toolgym.envs.served.sessions.backends.sandbox_fusion import SandboxFusionBackend
 from toolgym.envs.served.sessions.client import SessionClient
 from toolgym.envs.served.sessions.config import SessionServerConfig, make_backend
-from toolgym.envs.served.sessions.episodes import EnvBackend
-from toolgym.envs.served.sessions.repository import RepositoryBackend
-from toolgym.envs.served.sessions.sandbox_fusion import SandboxFusionBackend
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.tools.errors import ConfigError, RemoteSessionError, UnknownNameError

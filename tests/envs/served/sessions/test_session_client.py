@@ -84,7 +84,7 @@ async def test_sessions_are_spread_and_stay(tmp_path):
         servers = [await stack.enter_async_context(serving(tmp_path / f"{n}.db")) for n in range(2)]
         client = await stack.enter_async_context(SessionClient([one.url for one in servers]))
         sessions = await asyncio.gather(*(client.start("count:0") for _ in range(20)))
-        assert {one.app.sessions.open for one in servers} == {10}
+        assert {one.app.open_sessions() for one in servers} == {10}
         for _ in range(2):
             await asyncio.gather(*(one.act("add 1") for one in sessions))
         assert {(await one.act("add 0")).content for one in sessions} == {"2"}

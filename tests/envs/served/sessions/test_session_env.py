@@ -11,8 +11,8 @@ import toolgym
 from tests.envs.served.sessions.counting import serving
 from tests.envs.served.sessions.test_session_client import down
 from toolgym.envs.served.sessions import RemoteSessionEnv, RemoteSessionTool
-from toolgym.envs.served.sessions.client import RemoteSession
-from toolgym.envs.served.sessions.repository import RepositoryBackend
+from toolgym.envs.served.sessions.backends.repository import RepositoryBackend
+from toolgym.envs.served.sessions.client import OpenSession
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.types import EpisodeFailedError, StopReason
@@ -39,7 +39,7 @@ async def test_swe_dev_on_a_server(database):
         assert (result.reward, result.stop_reason) == (1.0, StopReason.ANSWERED)
         metrics = result.info["metrics"]
         assert metrics["f2p_count"] == metrics["f2p_total"] > 0
-        assert service.app.sessions.open == 0
+        assert service.app.open_sessions() == 0
         await env.reset(seed=0)
         assert (await env.step("Nothing.")).reward == 0.0
 
@@ -141,10 +141,10 @@ async def test_the_turns_of_an_episode(service):
         with pytest.raises(EpisodeError, match="after the episode ended"):
             await env.step("add 1")
         await env.reset()
-        assert service.app.sessions.open == 1
+        assert service.app.open_sessions() == 1
         await env.reset()
-        assert service.app.sessions.open == 1  # that of the episode before was ended
-    assert service.app.sessions.open == 0
+        assert service.app.open_sessions() == 1  # that of the episode before was ended
+    assert service.app.open_sessions() == 0
 
 
 async def test_a_limit_around_it_asks_for_the_reward(service):
@@ -153,7 +153,7 @@ async def test_a_limit_around_it_asks_for_the_reward(service):
         assert (await env.step("add 4")).reward == 0.0
         result = await env.step("add 1")
         assert (result.reward, result.stop_reason) == (0.5, StopReason.MAX_TURNS)
-        assert service.app.sessions.open == 0
+        assert service.app.open_sessions() == 0
         with pytest.raises(EpisodeError, match="under way"):
             await env.env.truncate(StopReason.MAX_TURNS)
         await env.reset()
@@ -162,17 +162,17 @@ async def test_a_limit_around_it_asks_for_the_reward(service):
         assert (cut.reward, cut.info["metrics"]["turn"]) == (0.4, 2)
         await env.reset()
         assert (await env.env.truncate(StopReason.ENV_TIMEOUT)).reward == 0.0
-        assert service.app.sessions.open == 0
+        assert service.app.open_sessions() == 0
 
 
 async def test_the_time_for_the_reward_is_the_clients(service, monkeypatch):
-    kept = RemoteSession.reward
+    kept = OpenSession.reward
 
     async def slow(session):
         await asyncio.sleep(1.0)
         return await kept(session)
 
-    monkeypatch.setattr(RemoteSession, "reward", slow)
+    monkeypatch.setattr(OpenSession, "reward", slow)
     async with RemoteSessionEnv(service.url, [TASK]) as env:
         await env.reset()
         assert (await with_deadline(env.truncate(StopReason.MAX_TURNS), 0.9)).reward == 0.0
@@ -188,7 +188,7 @@ async def test_an_infrastructure_that_fails_is_no_reward_of_zero(service):
         with pytest.raises(EpisodeFailedError) as failed:
             await env.step("fail")
         assert failed.value.stop_reason is StopReason.SANDBOX_FAILED
-        assert service.app.sessions.open == 0
+        assert service.app.open_sessions() == 0
         await env.reset()
         await env.step("add -5")
         with pytest.raises(EpisodeFailedError) as failed:
@@ -219,9 +219,9 @@ async def test_the_tool_keeps_a_session_for_each_episode(service):
         assert "127.0.0.1" not in record.text
         result = await env.step("Done.")
         assert result.reward == 0.4
-        assert service.app.sessions.open == 0
+        assert service.app.open_sessions() == 0
         await env.reset()
-    assert service.app.sessions.open == 0
+    assert service.app.open_sessions() == 0
 
 
 async def test_the_tool_needs_an_instance(service):

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from tests.envs.served.sessions.counting import CountingBackend, serving, until
-from toolgym.envs.served.sessions import session, sessions
 from toolgym.envs.served.sessions.protocol import MAX_SID, new_sid, read_reward, read_sid
 from toolgym.envs.served.sessions.store import Store, Stored, StoreError
 from toolgym.tools.errors import ConfigError
+from toolgym.tools.serving import session_table
 
 
 async def test_an_episode(service, post):
@@ -113,7 +113,7 @@ async def test_a_session_whose_client_never_learns_of_it_is_deleted(database):
             start.cancel()
         await until(lambda: service.app.in_flight == 0)
         service.backend.go_on.set()
-        await until(lambda: service.app.sessions.open == service.backend.open_instances == 0)
+        await until(lambda: service.app.open_sessions() == service.backend.open_instances == 0)
 
 
 async def test_what_fails_has_not_happened(service, post):
@@ -200,20 +200,20 @@ async def test_a_client_has_so_many_requests(database, post):
 
 
 async def test_idle_sessions_expire(database, post, stop_clock):
-    clock = stop_clock(session, sessions)
+    clock = stop_clock(session_table)
     async with serving(database, session_idle_timeout=0.2, reward_timeout_after_postprocess=100) as service:
         idle = (await post(service.url, "/start_instance", instance_hash="count:0"))[1]["sid"]
         finished = (await post(service.url, "/start_instance", instance_hash="count:4"))[1]["sid"]
         await post(service.url, "/postprocess", sid=finished)
         clock.now += 0.3
-        await until(lambda: service.app.sessions.open == 0)
+        await until(lambda: service.app.open_sessions() == 0)
         assert (await post(service.url, "/process_action", sid=idle, content="add 1"))[0] == 404
         assert (await post(service.url, "/compute_reward", sid=finished))[1]["reward"] == 0.4
         await until(lambda: service.backend.open_instances == 0)
     async with serving(database, reward_timeout_after_postprocess=0.2) as service:
-        assert service.app.sessions.finished == 1
+        assert sum(session.finished for session in service.app.sessions) == 1
         clock.now += 0.3
-        await until(lambda: service.app.sessions.finished == 0)
+        await until(lambda: sum(session.finished for session in service.app.sessions) == 0)
         assert (await post(service.url, "/compute_reward", sid=finished))[0] == 404
 
 

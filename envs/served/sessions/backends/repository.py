@@ -9,8 +9,8 @@ from typing import Any
 
 from toolgym.envs.families.swe.task import RepositoryTask, load_repository_tasks
 from toolgym.envs.families.swe.workspace import FOLDER, RepositoryWorkspace
-from toolgym.envs.served.sessions.actions import HOW_TO_ACT, NO_ACTION, RepositoryAction, read_actions
-from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend, number_of
+from toolgym.envs.served.sessions.backends.actions import HOW_TO_ACT, NO_ACTION, RepositoryAction, read_actions
+from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, SessionBackend, number_of
 from toolgym.tools.base import ToolResult
 from toolgym.tools.errors import ConfigError, SandboxError, SessionLostError, UnknownNameError, check_seconds, nearest
 from toolgym.tools.library.bash import BashTool
@@ -35,9 +35,10 @@ OUT_OF_TIME = "[This action was not carried out: the turn has used up its {:g} s
 class RepositoryBackend(SessionBackend):
     """A backend of repositories to repair, see `toolgym.envs.families.swe`.
 
-    `instance_hash` is a task's id, or the number that stands for it, see `number_of`. What a turn may ask for is in
-    `toolgym.envs.served.sessions.actions`. The state of a session is what has changed in its repository; programs that
-    a turn left running, files beside the repository, and commits are not part of it. The reward is that of `SWEDev-v0`.
+    `instance_hash` is a task's id, or the number that stands for it, see `number_of`. The module
+    `toolgym.envs.served.sessions.backends.actions` says what a turn may ask for. The state of a session is the changes
+    in its repository, without programs that a turn left running, files beside the repository, and commits. The reward
+    is that of `SWEDev-v0`.
 
     Args:
         tasks: a file of JSON Lines with tasks, or rows; see `load_repository_tasks`. None: the embedded ones.
@@ -120,10 +121,10 @@ class _Repository(Instance):
         self._tools: dict[str, ToolSession] = {}  # with the shell's folder and variables
         self.greeting = f"{task.to_task(workspace.folder).messages[0]['content']}\n\n{HOW_TO_ACT}"
 
-    async def process_action(self, content: str) -> Reply:
+    async def process_action(self, content: str) -> ActionReply:
         actions = read_actions(content)
         if not actions:
-            return Reply(NO_ACTION, True)
+            return ActionReply(NO_ACTION, True)
         if self._snapshot is None:
             self._snapshot = await self._workspace.snapshot()
         ends = time.monotonic() + self._backend.turn_timeout
@@ -139,7 +140,7 @@ class _Repository(Instance):
             said.append(SESSION_LOST)
         if len(actions) > MAX_ACTIONS:
             said.append(f"[Only the first {MAX_ACTIONS} actions of a turn are carried out]")
-        return Reply("\n\n".join(said))
+        return ActionReply("\n\n".join(said))
 
     async def state(self) -> bytes:
         if self._snapshot is None:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from toolgym.envs.served.sessions.actions import bare_program, fenced_blocks
-from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend
+from toolgym.envs.served.sessions.backends.actions import bare_program, fenced_blocks
+from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, SessionBackend
 from toolgym.tools.errors import RemoteSessionError, SandboxError, check_seconds
 from toolgym.tools.http import session as http
 from toolgym.tools.http.addresses import check_address
@@ -131,22 +131,22 @@ class _Problem(Instance):
         self._solution: str = state["solution"] if state else ""
         self._ended_well: bool = state["ended_well"] if state else False
 
-    async def process_action(self, content: str) -> Reply:
+    async def process_action(self, content: str) -> ActionReply:
         blocks = fenced_blocks(content)
         if not blocks and (bare := bare_program(content)) is not None:
             blocks, content = [("python", bare)], f"```python\n{bare}```"
         if not blocks:
-            return Reply(NO_PROGRAM, True)
+            return ActionReply(NO_PROGRAM, True)
         kind, program = blocks[-1]
         language = _LANGUAGES.get(kind, kind or "python")
         if language not in get_args(messages.Language):
-            return Reply(f"The program was not run: {kind!r} is no language that can be run here.")
+            return ActionReply(f"The program was not run: {kind!r} is no language that can be run here.")
         timeout = self._backend.run_timeout
         run = await self._backend.sandbox.run(program, language=language, timeout=timeout)
         if run.status is ExecutionStatus.SANDBOX_ERROR:
             raise SandboxError(run.message)
         self._solution, self._ended_well = content, run.ok
-        return Reply(render_result(run, timeout, OUTPUT_CHARS) or "[no output]")
+        return ActionReply(render_result(run, timeout, OUTPUT_CHARS) or "[no output]")
 
     async def state(self) -> bytes:
         return json.dumps({"solution": self._solution, "ended_well": self._ended_well}).encode()

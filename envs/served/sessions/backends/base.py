@@ -11,7 +11,7 @@ from toolgym.envs.served.sessions.protocol import MAX_SID
 from toolgym.tools.closeable import AsyncCloseable
 
 
-class Reply(NamedTuple):
+class ActionReply(NamedTuple):
     """What an instance answers to a turn.
 
     Attributes:
@@ -37,7 +37,7 @@ class Instance(ABC):
     """Whether `compute_reward` ended the work: for a further action the server opens the instance again."""
 
     @abstractmethod
-    async def process_action(self, content: str) -> Reply:
+    async def process_action(self, content: str) -> ActionReply:
         """Carry out a turn of the policy, given as generated."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from typing import Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.driven_episode import DrivenEpisode
 from toolgym.envs.registry import make, registered, spec
-from toolgym.envs.served.sessions.backend import Instance, Reply, SessionBackend
+from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, SessionBackend
 from toolgym.envs.tasks.sources import TaskSource
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
@@ -92,13 +92,13 @@ class _Episode(Instance):
         self.greeting = _text(obs)
         self._turns: list[tuple[str, str]] = []
 
-    async def process_action(self, content: str) -> Reply:
+    async def process_action(self, content: str) -> ActionReply:
         if self._episode.over:
-            return Reply(f"[The episode is over: {self._episode.stop_reason}]", True)
+            return ActionReply(f"[The episode is over: {self._episode.stop_reason}]", True)
         result = await self._episode.step(content)
         text = _text(result.obs)
         self._turns.append((content, _digest(text)))
-        return Reply(text, result.done)
+        return ActionReply(text, result.done)
 
     async def replay(self, turns: Sequence[tuple[str, str]]) -> None:
         """Take these turns again, and check that each observation is the same."""

@@ -1,0 +1,1 @@
+"""Kinds of sessions of a session server: a task's repository, any env, a SandboxFusion server."""
