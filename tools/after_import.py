@@ -19,7 +19,7 @@ def after_import(name: str, action: Action) -> None:
         name: absolute name of a module; it need not be installed.
         action: what it raises comes out of the import.
     """
-    finder = next((one for one in sys.meta_path if isinstance(one, _Finder)), None)
+    finder = next((entry for entry in sys.meta_path if isinstance(entry, _Finder)), None)
     if finder is None:
         sys.meta_path.insert(0, finder := _Finder())
     finder.actions.setdefault(name, []).append(action)

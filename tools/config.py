@@ -64,7 +64,7 @@ def read_options(model: type[Options], config: Mapping[str, Any], what: str) -> 
         return model.model_validate(dict(config))
     except pydantic.ValidationError as error:
         errors = error.errors()
-        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+        first = next((problem for problem in errors if problem["type"] == "extra_forbidden"), errors[0])
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise ConfigError(
@@ -95,7 +95,7 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
         parsed = _File.model_validate(data)
     except pydantic.ValidationError as error:
         errors = error.errors()
-        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+        first = next((problem for problem in errors if problem["type"] == "extra_forbidden"), errors[0])
         place = ".".join(str(part) for part in first["loc"]) or "top"
         raise ConfigError(f"{where}: at {place}: {first['msg']} (got {first['input']!r})") from error
     tools = []
@@ -108,7 +108,7 @@ def from_config(source: str | Path | Mapping[str, Any]) -> list[BaseTool]:
             ) from error
         except ToolgymError as error:
             raise type(error)(f"{where}: tools.{number} ({entry.class_name}): {error}") from error
-    names = [made.name for made in tools]
+    names = [tool.name for tool in tools]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise ConfigError(f"{where}: two tools have the same name {double[0]!r}; names must be unique")
@@ -125,9 +125,9 @@ def _import_class(dotted: str) -> type[BaseTool]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UnknownNameError(f"cannot import {module_name!r}: no module named {error.name!r}") from error
-    found = getattr(module, class_name, None)
-    if found is None:
+    tool_class = getattr(module, class_name, None)
+    if tool_class is None:
         raise UnknownNameError(f"module {module_name!r} has no {class_name!r}{nearest(class_name, dir(module))}")
-    if not (isinstance(found, type) and issubclass(found, BaseTool)):
+    if not (isinstance(tool_class, type) and issubclass(tool_class, BaseTool)):
         raise ConfigError(f"{dotted!r} is not a subclass of toolgym.tools.BaseTool")
-    return found
+    return tool_class

@@ -313,10 +313,10 @@ def named_keywords(call: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-def named_fields(made: type[T]) -> type[T]:
+def named_fields(dataclass: type[T]) -> type[T]:
     """`named_keywords` for the `__init__` of a dataclass."""
-    made.__init__ = named_keywords(made.__init__)  # type: ignore[method-assign]
-    return made
+    dataclass.__init__ = named_keywords(dataclass.__init__)  # type: ignore[method-assign]
+    return dataclass
 
 
 def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None:
@@ -329,7 +329,7 @@ def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # it does not say what it takes
         return
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = _keywords(call)
         for name in keywords:
             if name not in names:
@@ -339,8 +339,8 @@ def check_keywords(call: Callable[..., object], keywords: Iterable[str]) -> None
 def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownArgumentError:
     calls = [call]
     if isinstance(call, type):  # what it does not take itself it may pass on
-        calls = [vars(one)["__init__"] for one in call.__mro__ if "__init__" in vars(one)]
-    known = dict.fromkeys(one for each in calls for one in _keywords(each))
+        calls = [vars(base)["__init__"] for base in call.__mro__ if "__init__" in vars(base)]
+    known = dict.fromkeys(keyword for each in calls for keyword in _keywords(each))
     what = getattr(call, "__name__", repr(call))
     return UnknownArgumentError(f"{what} takes no argument {name!r}{nearest(name, known) or '.'}")
 
@@ -348,7 +348,11 @@ def _unknown_keyword(name: str, call: Callable[..., object]) -> UnknownArgumentE
 def _keywords(call: Callable[..., object]) -> list[str]:
     """The names of the arguments that may be given by name."""
     parameters = inspect.signature(call).parameters.values()
-    return [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def error_text(error: BaseException) -> str:

@@ -31,7 +31,7 @@ def message_row(message: Message) -> tuple[str, str]:
     parts = [message["content"]] if message["content"] else []
     if message.get("reasoning_content"):
         parts.insert(0, f"(thinking) {message['reasoning_content']}")
-    parts += [f"→ {call_text(one['function'])}" for one in message.get("tool_calls", ())]
+    parts += [f"→ {call_text(call['function'])}" for call in message.get("tool_calls", ())]
     return message["role"], "\n".join(parts)
 
 

@@ -141,9 +141,9 @@ class ToolSchema:
         """The types of each argument, where the schema says no more than types; None where it does."""
         properties = self.parameters.get("properties", {})
         plain = self.parameters.keys() <= {"type", "properties", "required", "additionalProperties", *_ANNOTATIONS}
-        if not plain or not all(_is_plain(one) for one in properties.values()):
+        if not plain or not all(_is_plain(property) for property in properties.values()):
             return None
-        return {name: _KINDS[one["type"]] for name, one in properties.items()}
+        return {name: _KINDS[property["type"]] for name, property in properties.items()}
 
     @functools.cached_property
     def _validator(self) -> Any:

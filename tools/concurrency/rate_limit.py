@@ -219,12 +219,12 @@ def global_limiter(name: str, limit: int) -> LocalRateLimiter:
         ConfigError: it exists with another limit, so that two configurations contradict each other.
     """
     with _named_lock:
-        found = _named.get(name)
-        if found is None:
-            found = _named[name] = LocalRateLimiter(limit)
-    if found.limit != limit:
+        limiter = _named.get(name)
+        if limiter is None:
+            limiter = _named[name] = LocalRateLimiter(limit)
+    if limiter.limit != limit:
         raise ConfigError(
-            f"the global rate limit {name!r} is already {found.limit} in this process, and {limit} was asked for; "
+            f"the global rate limit {name!r} is already {limiter.limit} in this process, and {limit} was asked for; "
             "use the same rate_limit everywhere, or set enable_global_rate_limit to false"
         )
-    return found
+    return limiter

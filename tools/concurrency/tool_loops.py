@@ -56,29 +56,29 @@ class ToolLoops:
         if tool not in self._caught:
             return None
         with self._lock:
-            name, own = self._caught[tool]
-            if own is not None and own.given_up:
+            name, loop = self._caught[tool]
+            if loop is not None and loop.given_up:
                 _log.warning(
                     "the tool %r has blocked its own event loop for %g seconds: the instances there are given up, and "
                     "later ones get another loop",
                     name,
                     GIVEN_UP_AFTER,
                 )
-                own.thread.stop()
-                own = None
-            if own is None:
-                own = _ToolLoop(name)
-                self._caught[tool] = name, own
-            return own.thread
+                loop.thread.stop()
+                loop = None
+            if loop is None:
+                loop = _ToolLoop(name)
+                self._caught[tool] = name, loop
+            return loop.thread
 
     def close(self) -> None:
         """Forget all tools, and begin to end their loops."""
         with self._lock:
             caught, self._caught = self._caught, {}
-        for _, own in caught.values():
-            if own is not None:
+        for _, loop in caught.values():
+            if loop is not None:
                 with contextlib.suppress(RuntimeError):
-                    own.thread.stop()
+                    loop.thread.stop()
 
 
 TOOL_LOOPS = ToolLoops()

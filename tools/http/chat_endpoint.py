@@ -52,10 +52,10 @@ class ChatEndpoint(AsyncCloseable):
         patience: float = 100.0,
         max_connections: int = 120,
     ) -> None:
-        given = [urls] if isinstance(urls, str) else urls
-        if not isinstance(given, Sequence) or not given:
+        addresses = [urls] if isinstance(urls, str) else urls
+        if not isinstance(addresses, Sequence) or not addresses:
             raise ConfigError(f"a chat endpoint needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(check_address(url, "a chat server") for url in given))
+        self.urls = tuple(dict.fromkeys(check_address(url, "a chat server") for url in addresses))
         if not isinstance(model, str) or not model:
             raise ConfigError(f"a chat endpoint needs the model's name, got {model!r}")
         if not isinstance(request, Mapping | None):

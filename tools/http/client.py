@@ -212,7 +212,7 @@ class HttpClient(Generic[R]):
                 raise
             progress.sending = False
         try:
-            found = read(reply)
+            value = read(reply)
         except GarbledError as error:
             replica.failed(str(error))
             raise AttemptError(f"{replica.url}: {error}", sent=True) from None
@@ -223,7 +223,7 @@ class HttpClient(Generic[R]):
                 replica.failed(str(error))
             raise
         replica.answered()
-        return found
+        return value
 
     async def _probe(self, replica: R) -> ReplicaState:
         """Find out whether a server answers. Anything below 500 will do."""

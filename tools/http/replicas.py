@@ -165,11 +165,13 @@ class ReplicaPool(Generic[R]):
         Args:
             interval: seconds between two checks. A replica that left is first checked sooner, see `FIRST_OUT`.
         """
-        self._watchers = [asyncio.create_task(self._watch(one, interval), name=f"check {one.url}") for one in self.all]
+        self._watchers = [
+            asyncio.create_task(self._watch(replica, interval), name=f"check {replica.url}") for replica in self.all
+        ]
 
     async def close(self) -> None:
         """End the checks and probes that are under way."""
-        tasks = [*self._watchers, *(one.probe for one in self.all if one.probe is not None)]
+        tasks = [*self._watchers, *(replica.probe for replica in self.all if replica.probe is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -177,12 +179,12 @@ class ReplicaPool(Generic[R]):
     @property
     def reachable(self) -> list[R]:
         """The replicas that answer, suspended ones included."""
-        return [one for one in self.all if one.state is not ReplicaState.UNHEALTHY]
+        return [replica for replica in self.all if replica.state is not ReplicaState.UNHEALTHY]
 
     def has_room(self, tried: Collection[R] = ()) -> bool:
         """Whether a server that was not tried could take a call at once."""
         now = asyncio.get_running_loop().time()
-        return any(one.healthy and one.busy_until <= now and one not in tried for one in self.all)
+        return any(replica.healthy and replica.busy_until <= now and replica not in tried for replica in self.all)
 
     def choose(
         self,
@@ -203,11 +205,13 @@ class ReplicaPool(Generic[R]):
             affinity: calls of one affinity stay with one server, for its caches, while it is healthy, untried and not
                 overloaded.
         """
-        ready = [one for one in (self.all if among is None else among) if one.healthy]
+        ready = [replica for replica in (self.all if among is None else among) if replica.healthy]
         if not ready:
             return None
         now = asyncio.get_running_loop().time()
-        least = min(ready, key=lambda one: (one in tried, one.busy_until > now, *load(one), random.random()))
+        least = min(
+            ready, key=lambda replica: (replica in tried, replica.busy_until > now, *load(replica), random.random())
+        )
         return least if affinity is None else self._sticky(affinity, ready, tried, least)
 
     async def take(
@@ -228,15 +232,15 @@ class ReplicaPool(Generic[R]):
         chosen = self.choose(among=able, tried=tried, load=load)
         if chosen is not None:
             now = asyncio.get_running_loop().time()
-            for one in able:
-                if one.state is ReplicaState.UNHEALTHY and one.probe_at <= now:
-                    self.begin_probe(one)
+            for replica in able:
+                if replica.state is ReplicaState.UNHEALTHY and replica.probe_at <= now:
+                    self.begin_probe(replica)
             return chosen
-        one = min(able, key=lambda one: one.probe_at)
-        await asyncio.wait({self.begin_probe(one)})
-        if not one.healthy:
-            raise AttemptError(f"{one.url} does not answer properly: {one.trouble}", sent=False)
-        return one
+        replica = min(able, key=lambda replica: replica.probe_at)
+        await asyncio.wait({self.begin_probe(replica)})
+        if not replica.healthy:
+            raise AttemptError(f"{replica.url} does not answer properly: {replica.trouble}", sent=False)
+        return replica
 
     async def wait(self, patience: float, *, affinity: str | None = None) -> R:
         """Choose as `choose` does. Where none is healthy, wait until one of a watched pool is.
@@ -250,7 +254,7 @@ class ReplicaPool(Generic[R]):
                     await self._returned.wait()
                 return chosen
         except TimeoutError:
-            reasons = "; ".join(one.trouble or f"{one.url} is {one.state}" for one in self.all)
+            reasons = "; ".join(replica.trouble or f"{replica.url} is {replica.state}" for replica in self.all)
             raise AttemptError(
                 f"no server became available within {patience:g} seconds: {reasons}", sent=False
             ) from None
@@ -279,7 +283,7 @@ class ReplicaPool(Generic[R]):
         except AttemptError as error:
             replica.bad_checks += 1
             if error.sent and replica.state is not ReplicaState.UNHEALTHY:
-                others = any(one.healthy for one in self.all if one is not replica)
+                others = any(other.healthy for other in self.all if other is not replica)
                 if replica.bad_checks < BAD_CHECKS or not others:
                     return
             replica.probe_at = 0.0

@@ -139,13 +139,13 @@ async def repeat(
         sleep=asyncio.sleep, retry=tenacity.retry_if_exception(is_safe), stop=is_last, wait=pause, reraise=True
     )
 
-    made = 0
+    attempts_made = 0
 
     async def once() -> T:  # tenacity awaits what it recognises as a coroutine function
-        nonlocal made
-        if made:
+        nonlocal attempts_made
+        if attempts_made:
             count_retry()
-        made += 1
+        attempts_made += 1
         return await attempt()
 
     return await schedule(once)

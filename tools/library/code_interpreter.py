@@ -225,16 +225,16 @@ class CodeInterpreterTool(SandboxTool[CodeInterpreterConfig]):
             ConfigError: as `open`.
         """
         if self._stateful is None:
-            found = await self.sandbox.has_sessions()
+            has_sessions = await self.sandbox.has_sessions()
             where = ", ".join(self.sandbox.urls) if isinstance(self.sandbox, RemoteSandbox) else repr(self.sandbox)
-            if not found and self.options.stateful:
+            if not has_sessions and self.options.stateful:
                 raise ConfigError(
                     f"{where}: SandboxFusion's API has no sessions; set stateful to false, or leave it out, or use "
                     "`toolgym serve sandbox`"
                 )
-            if not found and self._stateful is None:
+            if not has_sessions and self._stateful is None:
                 _log.info("%s: SandboxFusion's API has no sessions, so every call is a clean start", where)
-            self._stateful = found
+            self._stateful = has_sessions
         return self._stateful
 
 

@@ -213,20 +213,20 @@ async def _view(session: Session, path: str, name: str, view_range: list[int] | 
 
 
 async def _view_folder(session: Session, path: str, name: str) -> str:
-    found: list[str] = []
-    for one in await session.list(path):
-        if one.name.startswith("."):
+    names: list[str] = []
+    for entry in await session.list(path):
+        if entry.name.startswith("."):
             continue
-        found.append(f"{one.name}/" if one.kind == "folder" else one.name)
-        if one.kind == "folder" and len(found) <= MAX_ENTRIES:
+        names.append(f"{entry.name}/" if entry.kind == "folder" else entry.name)
+        if entry.kind == "folder" and len(names) <= MAX_ENTRIES:
             try:
-                below = [item for item in await session.list(f"{path}/{one.name}") if not item.name.startswith(".")]
+                below = [item for item in await session.list(f"{path}/{entry.name}") if not item.name.startswith(".")]
             except SandboxFileError:  # closed to the model, or gone meanwhile
-                found[-1] += " [cannot be read]"
+                names[-1] += " [cannot be read]"
                 continue
-            found += [f"{one.name}/{item.name}{'/' if item.kind == 'folder' else ''}" for item in below]
-    left_out = f"\n[{len(found) - MAX_ENTRIES} more]" if len(found) > MAX_ENTRIES else ""
-    return f"{name}, two levels deep, without hidden files:\n" + "\n".join(found[:MAX_ENTRIES]) + left_out
+            names += [f"{entry.name}/{item.name}{'/' if item.kind == 'folder' else ''}" for item in below]
+    left_out = f"\n[{len(names) - MAX_ENTRIES} more]" if len(names) > MAX_ENTRIES else ""
+    return f"{name}, two levels deep, without hidden files:\n" + "\n".join(names[:MAX_ENTRIES]) + left_out
 
 
 def _numbered(text: str, first: int, last: int) -> str:
@@ -264,12 +264,12 @@ def _replace(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, 
 
 
 def _places(text: str, old: str) -> str:
-    found: list[str] = []
+    numbers: list[str] = []
     at = text.find(old)
-    while at >= 0 and len(found) < 10:
-        found.append(str(text.count("\n", 0, at) + 1))
+    while at >= 0 and len(numbers) < 10:
+        numbers.append(str(text.count("\n", 0, at) + 1))
         at = text.find(old, at + len(old))
-    return ", ".join(found) + (", ..." if at >= 0 else "")
+    return ", ".join(numbers) + (", ..." if at >= 0 else "")
 
 
 def _insert(name: str, text: str, parameters: Mapping[str, Any]) -> tuple[str, int, int]:

@@ -31,10 +31,10 @@ def final_answer(text: str) -> str | None:
     The `#### answer` convention is GSM8K's. A number is returned without currency signs and thousands separators;
     anything else as the rest of the line.
     """
-    found = _MARK.findall(without_thinking(text))
-    if not found:
+    answers = _MARK.findall(without_thinking(text))
+    if not answers:
         return None
-    line: str = found[-1].strip()
+    line: str = answers[-1].strip()
     number = _NUMBER.match(half_width(line))
     if number:
         return re.sub(r"[$,\s]", "", number.group(1))
@@ -52,7 +52,7 @@ def score_final_answer(text: str, ground_truth: Any) -> float:
         ConfigError: the ground truth is an object, which no line of text equals.
     """
     if isinstance(ground_truth, list | tuple):
-        return max((score_final_answer(text, one) for one in ground_truth), default=0.0)
+        return max((score_final_answer(text, truth) for truth in ground_truth), default=0.0)
     if isinstance(ground_truth, dict):
         raise ConfigError(
             "a final answer is compared with text, a number or a list of these, got the ground truth "

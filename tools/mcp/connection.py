@@ -67,7 +67,7 @@ class McpConnection:
                 await connection.close()
                 raise
             except Exception as error:
-                said = connection._wrote()
+                stderr = connection._wrote()
                 await connection.close()
                 if mode != server.modes[-1] and type(error).__name__ == "MCPError":  # it speaks MCP, of some kind
                     continue
@@ -76,7 +76,7 @@ class McpConnection:
                     if isinstance(error, TimeoutError)
                     else error_text(error)
                 )
-                raise McpError(f"the MCP server {server.name!r}: {why}{said}") from error
+                raise McpError(f"the MCP server {server.name!r}: {why}{stderr}") from error
             server.modes = (mode,)
             return connection
         raise AssertionError("a server has at least one mode")
@@ -88,16 +88,18 @@ class McpConnection:
             McpError: it does not tell them in time, or tells something else.
             ConfigError: the schema of a tool is none.
         """
-        found: list[ToolSchema] = []
+        schemas: list[ToolSchema] = []
         cursor = None
         try:
             async with asyncio.timeout(seconds):
                 for _ in range(MAX_PAGES):
                     page = await self._client.list_tools(cursor=cursor)
-                    found += [ToolSchema(one.name, one.description or "", dict(one.input_schema)) for one in page.tools]
+                    schemas += [
+                        ToolSchema(tool.name, tool.description or "", dict(tool.input_schema)) for tool in page.tools
+                    ]
                     cursor = page.next_cursor
                     if cursor is None:
-                        return found
+                        return schemas
         except ToolgymError:
             raise
         except Exception as error:
@@ -155,8 +157,8 @@ class McpConnection:
                 self._ready.cancel()
 
     def _wrote(self) -> str:
-        said = self._written()
-        return f"; it wrote: {said}" if said else ""
+        stderr = self._written()
+        return f"; it wrote: {stderr}" if stderr else ""
 
     def _written(self) -> str:
         """The end of what the server's process wrote to its standard error."""

@@ -111,7 +111,7 @@ def _checked(target: Any) -> str | McpCommand | Callable[[], Any]:
         return check_address(target, "an MCP server")
     if isinstance(target, Mapping):
         return read_options(McpCommand, dict(target), "MCP server")
-    if isinstance(target, Sequence) and target and all(isinstance(one, str | os.PathLike) for one in target):
+    if isinstance(target, Sequence) and target and all(isinstance(part, str | os.PathLike) for part in target):
         command, *arguments = map(os.fspath, target)
         return McpCommand(command=command, args=arguments)
     if callable(target):

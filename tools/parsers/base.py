@@ -30,7 +30,7 @@ class ParsedTurn(NamedTuple):
     @property
     def requests(self) -> list[ToolCall | ToolCallError]:
         """Calls and errors, as the model ordered them."""
-        return sorted([*self.calls, *self.errors], key=lambda one: one.index)
+        return sorted([*self.calls, *self.errors], key=lambda request: request.index)
 
     @property
     def message(self) -> Message:

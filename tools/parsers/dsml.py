@@ -106,10 +106,10 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
     arguments: dict[str, Any] = {}
     inside = skip_space(text, at)
     if text.startswith("{", inside):
-        found = read_json(text, inside)
-        if found.problem:
-            raise _MalformedError(f"the arguments are not valid JSON: {found.problem}", name)
-        arguments, at = found.value, found.end
+        parsed = read_json(text, inside)
+        if parsed.problem:
+            raise _MalformedError(f"the arguments are not valid JSON: {parsed.problem}", name)
+        arguments, at = parsed.value, parsed.end
     else:
         while parameter := _PARAMETER.match(text, at):
             key, start = parameter[1], parameter.end()
@@ -121,11 +121,11 @@ def _invocation(text: str, at: int) -> tuple[str, dict[str, Any], int]:
                 if _TAG.search(text, start, max(start, end)):
                     raise _MalformedError(f"the value of {key!r} holds another {MARK} tag", name)
             else:
-                found = read_json(text, skip_space(text, start))
-                if found.problem:
-                    why = f'the value of {key!r} has string="false" but is not JSON: {found.problem}'
+                parsed = read_json(text, skip_space(text, start))
+                if parsed.problem:
+                    why = f'the value of {key!r} has string="false" but is not JSON: {parsed.problem}'
                     raise _MalformedError(why, name)
-                arguments[key], end = found.value, skip_space(text, found.end)
+                arguments[key], end = parsed.value, skip_space(text, parsed.end)
             if not text.startswith(_END_VALUE, end if end != -1 else len(text)):
                 raise _MalformedError(f"the value of {key!r} has no closing {_END_VALUE}", name, unclosed=True)
             at = end + len(_END_VALUE)

@@ -89,26 +89,26 @@ class _Reader:
 
     def _call(self, name: str, start: int, at: int) -> int:
         """Read a call's arguments; return where to go on."""
-        found = read_json(self._text, skip_space(self._text, at))
-        closed = _AFTER_CALL.match(self._text, found.end) if found.end != -1 else None
-        problem = found.problem
+        parsed = read_json(self._text, skip_space(self._text, at))
+        closed = _AFTER_CALL.match(self._text, parsed.end) if parsed.end != -1 else None
+        problem = parsed.problem
         if closed is None:
             end, on = self._end(at)
-            problem = problem or f"unexpected text {self._text[found.end :].lstrip()[:40]!r} after the arguments"
+            problem = problem or f"unexpected text {self._text[parsed.end :].lstrip()[:40]!r} after the arguments"
         else:
             end = on = closed.end()
         raw = self._text[start:end]
         if problem:
             message = f"The arguments of the tool call are not valid JSON: {problem}. Write the call as {SHAPE}."
             self.turn.add_error(CallProblem.MALFORMED_JSON, message, raw, name)
-        elif not isinstance(found.value, dict):
+        elif not isinstance(parsed.value, dict):
             message = (
                 "The tool call is not understood: its arguments must be a JSON object, got "
-                f"{type(found.value).__name__}. Write the call as {SHAPE}."
+                f"{type(parsed.value).__name__}. Write the call as {SHAPE}."
             )
             self.turn.add_error(CallProblem.NOT_A_CALL, message, raw, name)
         else:
-            self.turn.add_call(name, found.value)
+            self.turn.add_call(name, parsed.value)
         return on
 
     def _analysis(self, at: int) -> int:

@@ -42,20 +42,20 @@ def parse_hermes(
 
 def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
     start = mark.end()
-    found = read_json(text, skip_space(text, start))
-    if found.end == -1:
+    parsed = read_json(text, skip_space(text, start))
+    if parsed.end == -1:
         end, closed = region_end(text, start, CLOSE, OPEN)
         if not closed:
             return _unclosed(text, start, end, turn)
-        message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
+        message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {SHAPE}."
         turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end])
         return end + len(CLOSE)
-    close = skip_space(text, found.end)
+    close = skip_space(text, parsed.end)
     if not text.startswith(CLOSE, close):
-        end, closed = region_end(text, found.end, CLOSE, OPEN)
+        end, closed = region_end(text, parsed.end, CLOSE, OPEN)
         if not closed:
             return _unclosed(text, start, end, turn)
-        extra = text[found.end : end].strip()
+        extra = text[parsed.end : end].strip()
         message = (
             f"The tool call is not valid JSON: unexpected text {extra[:40]!r} after the object. "
             f"Put exactly one JSON object between {OPEN} and {CLOSE}."
@@ -63,11 +63,11 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         turn.add_error(CallProblem.MALFORMED_JSON, message, text[start:end])
         return end + len(CLOSE)
     raw = text[start:close]
-    if found.problem:
-        message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
+    if parsed.problem:
+        message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {SHAPE}."
         turn.add_error(CallProblem.MALFORMED_JSON, message, raw)
     else:
-        add_object_call(turn, found.value, raw, keys=("arguments",), shape=SHAPE)
+        add_object_call(turn, parsed.value, raw, keys=("arguments",), shape=SHAPE)
     return close + len(CLOSE)
 
 

@@ -76,23 +76,23 @@ class _Reader:
         if not sure_if_broken and self._tries >= MAX_TRIES:
             turn.add_content(text[at])
             return at + 1
-        found = read_json(text, at)
-        if found.problem and sure_if_broken:
-            end = found.end if found.end != -1 else _next_tag(text, at)
-            message = f"The tool call is not valid JSON: {found.problem}. Write it as {SHAPE}."
+        parsed = read_json(text, at)
+        if parsed.problem and sure_if_broken:
+            end = parsed.end if parsed.end != -1 else _next_tag(text, at)
+            message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {SHAPE}."
             turn.add_error(CallProblem.MALFORMED_JSON, message, text[at:end])
             return end
-        if found.problem:
+        if parsed.problem:
             self._tries += 1
             turn.add_content(text[at])
             return at + 1
-        raw, value = text[at : found.end], found.value
+        raw, value = text[at : parsed.end], parsed.value
         named = isinstance(value, dict) and "name" in value
         if sure or (named and (any(key in value for key in KEYS) or value.keys() <= {"name", "type", "id"})):
             add_object_call(turn, value, raw, keys=KEYS, shape=SHAPE)
         else:
             turn.add_content(raw)
-        return found.end
+        return parsed.end
 
 
 def _next_tag(text: str, at: int) -> int:

@@ -39,15 +39,15 @@ def read_marked_json(
     Returns:
         Where to go on.
     """
-    found = read_json(text, skip_space(text, at))
-    closed = closing.match(text, found.end) if found.end != -1 else None
-    problem = found.problem
-    if found.end != -1 and closed is None:
-        extra = text[found.end :].lstrip()[:40]
+    parsed = read_json(text, skip_space(text, at))
+    closed = closing.match(text, parsed.end) if parsed.end != -1 else None
+    problem = parsed.problem
+    if parsed.end != -1 and closed is None:
+        extra = text[parsed.end :].lstrip()[:40]
         problem = f"unexpected text {extra!r} after the arguments" if extra else "the text ended after the arguments"
-    if not problem and not isinstance(found.value, dict):
+    if not problem and not isinstance(parsed.value, dict):
         message = (
-            f"The tool call is not understood: its arguments must be a JSON object, got {type(found.value).__name__}. "
+            f"The tool call is not understood: its arguments must be a JSON object, got {type(parsed.value).__name__}. "
             f"Write it as {shape}."
         )
         assert closed is not None
@@ -55,7 +55,7 @@ def read_marked_json(
         return closed.end()
     if not problem:
         assert closed is not None
-        turn.add_call(name, found.value, call_id)
+        turn.add_call(name, parsed.value, call_id)
         return closed.end()
     if closed is not None:
         end, on = closed.end(), closed.end()

@@ -58,44 +58,44 @@ def _read(text: str, mark: re.Match[str], turn: TurnBuilder) -> int:
         )
         turn.add_error(CallProblem.MALFORMED_CALL, message, text[mark.start() : end])
         return end
-    found = read_json(text, named.end())
-    if found.problem:
-        return _not_json(text, mark, named.end(), found, turn, SHAPE_NAMED, named[1])
+    parsed = read_json(text, named.end())
+    if parsed.problem:
+        return _not_json(text, mark, named.end(), parsed, turn, SHAPE_NAMED, named[1])
     call_id = named[2] or ""
-    if isinstance(found.value, dict):
-        turn.add_call(named[1], found.value, call_id if _ID.fullmatch(call_id) else "")
+    if isinstance(parsed.value, dict):
+        turn.add_call(named[1], parsed.value, call_id if _ID.fullmatch(call_id) else "")
     else:
         message = (
             "The tool call is not understood: its arguments must be a JSON object, got "
-            f"{type(found.value).__name__}. Write it as {SHAPE_NAMED}."
+            f"{type(parsed.value).__name__}. Write it as {SHAPE_NAMED}."
         )
-        turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : found.end], named[1])
-    return found.end
+        turn.add_error(CallProblem.NOT_A_CALL, message, text[mark.start() : parsed.end], named[1])
+    return parsed.end
 
 
 def _read_list(text: str, mark: re.Match[str], at: int, turn: TurnBuilder) -> int:
-    found = read_json(text, at)
-    if found.problem:
-        return _not_json(text, mark, at, found, turn, SHAPE_LIST)
-    raw = text[at : found.end]
-    if not found.value:
+    parsed = read_json(text, at)
+    if parsed.problem:
+        return _not_json(text, mark, at, parsed, turn, SHAPE_LIST)
+    raw = text[at : parsed.end]
+    if not parsed.value:
         message = f"The tool call is not understood: the list after {OPEN} is empty. Write it as {SHAPE_LIST}."
         turn.add_error(CallProblem.NOT_A_CALL, message, raw)
-    for one in found.value:
+    for call in parsed.value:
         if turn.full:
             turn.add_overflow_error(raw)
             break
-        wanted = one.get("id") if isinstance(one, dict) else None
+        wanted = call.get("id") if isinstance(call, dict) else None
         call_id = wanted if isinstance(wanted, str) and _ID.fullmatch(wanted) else ""
-        add_object_call(turn, one, raw, keys=("arguments",), shape=SHAPE_LIST, call_id=call_id)
-    return found.end
+        add_object_call(turn, call, raw, keys=("arguments",), shape=SHAPE_LIST, call_id=call_id)
+    return parsed.end
 
 
 def _not_json(
-    text: str, mark: re.Match[str], at: int, found: Json, turn: TurnBuilder, shape: str, name: str = ""
+    text: str, mark: re.Match[str], at: int, parsed: Json, turn: TurnBuilder, shape: str, name: str = ""
 ) -> int:
-    end = found.end if found.end != -1 else _next(text, at)
-    message = f"The tool call is not valid JSON: {found.problem}. Write it as {shape}."
+    end = parsed.end if parsed.end != -1 else _next(text, at)
+    message = f"The tool call is not valid JSON: {parsed.problem}. Write it as {shape}."
     turn.add_error(CallProblem.MALFORMED_JSON, message, text[mark.start() : end], name)
     return end
 

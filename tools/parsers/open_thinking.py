@@ -28,14 +28,14 @@ def parse_open_thinking(
         rest = errors[-1].raw  # from the first call in it to the end
         errors, begun = errors[:-1], len(calls) + len(errors) - 1
         more = parser(rest, first_id=first_id + begun, schemas=schemas)
-        taken = {one.id for one in calls} | {one.id for one in errors}
+        taken = {request.id for request in calls} | {request.id for request in errors}
         content = content.removesuffix(rest) + more.content
-        calls = [*calls, *(_behind(one, begun, first_id, taken) for one in more.calls)]
-        errors = [*errors, *(_behind(one, begun, first_id, taken) for one in more.errors)]
+        calls = [*calls, *(_behind(call, begun, first_id, taken) for call in more.calls)]
+        errors = [*errors, *(_behind(error, begun, first_id, taken) for error in more.errors)]
     return ParsedTurn(text, content, calls, errors, reasoning)
 
 
-def _behind(one: Request, begun: int, first_id: int, taken: Set[str]) -> Request:
+def _behind(request: Request, begun: int, first_id: int, taken: Set[str]) -> Request:
     """A call behind so many others, with another id where the model wrote one of theirs."""
-    index = one.index + begun
-    return replace(one, index=index, id=f"call_{first_id + index}" if one.id in taken else one.id)
+    index = request.index + begun
+    return replace(request, index=index, id=f"call_{first_id + index}" if request.id in taken else request.id)

@@ -92,13 +92,13 @@ class _Reader:
         return self._kind == "sign" and self._word == sign
 
     def calls(self) -> tuple[Calls, int]:
-        found: Calls = []
+        calls: Calls = []
         self._expect("[")
         while not self._is("]"):
-            found.append(self._call())
+            calls.append(self._call())
             if not self._is("]"):
                 self._expect(",")
-        return found, self._token.end()
+        return calls, self._token.end()
 
     def _call(self) -> tuple[str, dict[str, Any]]:
         if self._kind != "name":
@@ -151,19 +151,19 @@ class _Reader:
 
     def _dict(self, depth: int) -> dict[str, Any]:
         self._next()
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while not self._is("}"):
             if self._kind != "string":
                 raise self._error("a string as a key")
             key = self._value(depth + 1)
             self._expect(":")
-            if key in found:
+            if key in values:
                 raise LiteralError(f"the key {key!r} occurs twice in one dict", self._name)
-            found[key] = self._value(depth + 1)
+            values[key] = self._value(depth + 1)
             if not self._is("}"):
                 self._expect(",")
         self._next()
-        return found
+        return values
 
     def _string(self, token: str) -> str:
         raw = token[0] in "rR"

@@ -72,5 +72,5 @@ def _region_end(text: str, at: int, close: str | None) -> int:
     """Where an unreadable list ends: after its closing marker, or where the next one begins."""
     following = _OPENED.search(text, at)
     end = following.start() if following else len(text)
-    found = text.find(close, at, end) if close else -1
-    return end if found == -1 or close is None else found + len(close)
+    closing = text.find(close, at, end) if close else -1
+    return end if closing == -1 or close is None else closing + len(close)

@@ -70,7 +70,7 @@ class _Call:
         """Return where to go on."""
         if not self._wrapped:
             return self._malformed(f"a function must stand between {OPEN} and {CLOSE}", self._inside)
-        found: list[tuple[str, dict[str, str]]] = []
+        calls: list[tuple[str, dict[str, str]]] = []
         at = self._inside
         while opened := _FUNCTION.match(self._text, at):
             self._name = opened[1].strip()
@@ -96,13 +96,13 @@ class _Call:
             if not self._text.startswith(_END_FUNCTION, at):
                 return self._malformed(f"expected <parameter=...> or {_END_FUNCTION}, {self._came(at)}", at)
             at += len(_END_FUNCTION)
-            found.append((self._name, texts))
+            calls.append((self._name, texts))
         at = skip_space(self._text, at)
-        if not found:
+        if not calls:
             return self._malformed(f"expected <function=...>, {self._came(at)}", at)
         if not self._text.startswith(CLOSE, at):
             return self._malformed(f"expected {CLOSE}, {self._came(at)}", at)
-        for name, texts in found:
+        for name, texts in calls:
             self._turn.add_call(name, typed(name, texts, self._schemas))
         return at + len(CLOSE)
 

@@ -72,9 +72,9 @@ class TurnBuilder:
         return ParsedTurn(text, "".join(self._content), self.calls, self.errors, reasoning)
 
     def _id(self, wanted: str) -> str:
-        found = wanted if wanted and wanted not in self._ids else self._call_id(self._first_id + self.requests)
-        self._ids.add(found)
-        return found
+        id = wanted if wanted and wanted not in self._ids else self._call_id(self._first_id + self.requests)
+        self._ids.add(id)
+        return id
 
 
 Read = Callable[[str, "re.Match[str]", TurnBuilder], int]
@@ -116,18 +116,18 @@ def scan(
         at = _past_thinking(text, 0, 0, thinking[0], turn, opened)
         thoughts = at if opened.search(text, 0, max(0, at - len(close))) else 0
     while mark := marks.search(text, at):
-        found = mark.group()
-        if found in opens:
+        mark_text = mark.group()
+        if mark_text in opens:
             outside = True
             turn.add_content(text[at : mark.start()])
-            end = _past_thinking(text, mark.start(), mark.end(), (found, opens[found]), turn, opened)
+            end = _past_thinking(text, mark.start(), mark.end(), (mark_text, opens[mark_text]), turn, opened)
             if opened.search(text, mark.end(), end):
                 thoughts = end
             at = end
-        elif found in closes and outside:
+        elif mark_text in closes and outside:
             turn.add_content(text[at : mark.end()])
             at = mark.end()
-        elif found in closes:
+        elif mark_text in closes:
             outside = True
             if turn.requests or opened.search(text, 0, mark.start()):
                 thoughts = mark.end()
@@ -198,7 +198,7 @@ def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool
         The end, and whether the closing tag stands there.
     """
     end = text.find(close, at)
-    nexts = [found for opener in openers if (found := text.find(opener, at, None if end == -1 else end)) != -1]
+    nexts = [opening for opener in openers if (opening := text.find(opener, at, None if end == -1 else end)) != -1]
     if nexts:
         return min(nexts), False
     return (len(text), False) if end == -1 else (end, True)

@@ -42,8 +42,8 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
             return at
         if mark.group() == markers.section:
             return _section(text, at, turn, markers, shape)
-        found = heads.match(text, at)
-        if found is None:
+        head = heads.match(text, at)
+        if head is None:
             end, closed = region_end(text, at, markers.close, markers.open)
             turn.add_error(
                 CallProblem.MALFORMED_CALL, _not_understood(text, at, markers.open, shape), text[mark.start() : end]
@@ -53,13 +53,13 @@ def section_reader(markers: Markers, head: str, closing: str, shape: str) -> Rea
             text,
             turn,
             start=mark.start(),
-            at=found.end(),
-            name=found["name"],
+            at=head.end(),
+            name=head["name"],
             closing=closings,
             close=markers.close,
             openers=(markers.open,),
             shape=shape,
-            call_id=found.groupdict().get("id", ""),
+            call_id=head.groupdict().get("id", ""),
         )
 
     return read

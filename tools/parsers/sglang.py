@@ -38,8 +38,8 @@ def sglang_parser(name: str) -> Parser:
         detectors = importlib.import_module("sglang.srt.function_call.function_call_parser")
     except ImportError as error:
         raise missing_extra("sglang", f"The tool-call parser 'sglang:{name}'", error) from error
-    found: Any = detectors.FunctionCallParser
-    known = sorted(found.ToolCallParserEnum)
+    parser: Any = detectors.FunctionCallParser
+    known = sorted(parser.ToolCallParserEnum)
     if name not in known:
         raise UnknownNameError(
             f"SGLang has no tool-call parser {name!r}{nearest(name, known) or '.'} It has: {', '.join(known)}."
@@ -48,10 +48,10 @@ def sglang_parser(name: str) -> Parser:
         type="function", function=protocol.Function(name="tool", parameters={"type": "object", "properties": {}})
     )
     try:
-        found([tool], name)
+        parser([tool], name)
     except Exception as error:
         raise ConfigError(f"SGLang's parser {name!r} cannot be used from its name alone: {error}") from error
-    return _SGLangParser(name, found, protocol.Function, protocol.Tool)
+    return _SGLangParser(name, parser, protocol.Function, protocol.Tool)
 
 
 class _SGLangParser:
@@ -86,15 +86,15 @@ class _SGLangParser:
         turn.add_content(text[: len(text) - len(rest)])
         marked = parser.has_tool_call(rest)
         try:
-            content, found = parser.parse_non_stream(rest)
+            content, items = parser.parse_non_stream(rest)
         except Exception as error:  # noqa: BLE001  a detector that fails on a text has not read it
-            content, found, marked = rest, [], True
+            content, items, marked = rest, [], True
             why = f"{type(error).__name__}: {error}"
         else:
             why = "no call in it could be read"
-        for item in found:
+        for item in items:
             self._add(turn, item)
-        if found or not marked:
+        if items or not marked:
             turn.add_content(content)
         else:
             message = (

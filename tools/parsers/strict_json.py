@@ -35,11 +35,11 @@ class _OddError(Exception):
     """The value needs a closer look."""
 
 
-def _plain_pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(found)
-    if len(made) != len(found):
+def _plain_pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(items)
+    if len(plain) != len(items):
         raise _OddError
-    return made
+    return plain
 
 
 def _plain_decimal(digits: str) -> float:
@@ -74,13 +74,13 @@ def _looked_at(text: str, at: int) -> Json:
     """As `read_json`, in three times the time: it says what is wrong."""
     problems: list[str] = []
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) != len(found):
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        plain = dict(items)
+        if len(plain) != len(items):
             seen: set[str] = set()
-            twice = next(key for key, _ in found if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             problems.append(f"the key {twice!r} occurs twice in one object")
-        return made
+        return plain
 
     def constant(name: str) -> None:
         problems.append(f"{name} is not JSON")
@@ -111,10 +111,10 @@ def _looked_at(text: str, at: int) -> Json:
 def read_whole_json(text: str) -> Json:
     """Read a text that is one JSON value and nothing else but white space."""
     text = text.strip()
-    found = read_json(text, 0)
-    if not found.problem and found.end != len(text):
-        return Json(None, -1, f"unexpected text {text[found.end :][:40]!r} after the value")
-    return found
+    parsed = read_json(text, 0)
+    if not parsed.problem and parsed.end != len(text):
+        return Json(None, -1, f"unexpected text {text[parsed.end :][:40]!r} after the value")
+    return parsed
 
 
 def add_object_call(
@@ -163,9 +163,9 @@ def is_deep(value: object) -> bool:
     for _ in range(MAX_DEPTH):
         level = [
             child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
         ]
         if not level:
             return False

@@ -30,9 +30,9 @@ def parser_for_template(chat_template: str) -> str | None:
     Returns:
         A name for `get_parser`; None where the template has the marks of no known format, or of more than one.
     """
-    found = [
+    names = [
         name
         for name, (wanted, unwanted) in _MARKS.items()
         if all(mark in chat_template for mark in wanted) and not any(mark in chat_template for mark in unwanted)
     ]
-    return found[0] if len(found) == 1 else None
+    return names[0] if len(names) == 1 else None

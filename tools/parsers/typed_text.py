@@ -66,22 +66,22 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str] | N
     """The JSON types that a schema allows; None where it does not say, or says so in a way that is not followed."""
     if not isinstance(schema, Mapping) or depth > 20:
         return None
-    found: list[set[str]] = []
+    alternatives: list[set[str]] = []
     if "type" in schema:
         kind = schema["type"]
-        found.append({kind} if isinstance(kind, str) else set(kind))
+        alternatives.append({kind} if isinstance(kind, str) else set(kind))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
-        found.append({_type_of(value) for value in values})
+        alternatives.append({_type_of(value) for value in values})
     if isinstance(reference := schema.get("$ref"), str):
-        found.append(_types(_resolve(reference, root), root, depth + 1) or set())
+        alternatives.append(_types(_resolve(reference, root), root, depth + 1) or set())
     for rule in ("anyOf", "oneOf"):
         parts = [_types(part, root, depth + 1) for part in schema.get(rule, [])]
         if parts:
-            found.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
-    found += [part for one in schema.get("allOf", []) if (part := _types(one, root, depth + 1))]
-    found = [part for part in found if part]
-    return set.intersection(*map(_with_integer, found)) or None if found else None
+            alternatives.append(set().union(*parts) if all(parts) else set())  # type: ignore[arg-type]
+    alternatives += [part for part_schema in schema.get("allOf", []) if (part := _types(part_schema, root, depth + 1))]
+    alternatives = [part for part in alternatives if part]
+    return set.intersection(*map(_with_integer, alternatives)) or None if alternatives else None
 
 
 def _with_integer(types: set[str]) -> set[str]:
@@ -95,10 +95,10 @@ def _type_of(value: Any) -> str:
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     if not reference.startswith("#/"):
         return None
-    found: Any = root
+    node: Any = root
     for part in reference[2:].split("/"):
         part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(node, Mapping) or part not in node:
             return None
-        found = found[part]
-    return found
+        node = node[part]
+    return node

@@ -121,17 +121,17 @@ class _Index:
         corpus = Corpus(path)
         key = (path, IN_MEMORY if in_memory else folder, *corpus.fingerprint.values())
         with cls._lock:
-            found = cls._open.get(key)
-            if found is not None:
+            opened = cls._open.get(key)
+            if opened is not None:
                 corpus.close()
-                return found
+                return opened
             try:
-                found = cls(corpus, *_build(corpus)) if in_memory else cls._from_disk(corpus, folder)
+                opened = cls(corpus, *_build(corpus)) if in_memory else cls._from_disk(corpus, folder)
             except BaseException:  # the corpus is this call's to close
                 corpus.close()
                 raise
-            cls._open[key] = found
-            return found
+            cls._open[key] = opened
+            return opened
 
     @classmethod
     def _from_disk(cls, corpus: Corpus, folder: Path) -> _Index:
@@ -173,7 +173,7 @@ def _least(scores: NDArray[np.float32], topk: int) -> float:
 def _build(corpus: Corpus) -> tuple[bm25s.BM25, array[int]]:
     """Return a new index, and where the passages are."""
     places, words = array("q"), _tokenizer()
-    texts = (f"{one.title} {one.text}" for one in corpus.scan(places))
+    texts = (f"{passage.title} {passage.text}" for passage in corpus.scan(places))
     rows = _Rows()
     for ids in words.streaming_tokenize(texts, allow_empty=False):
         rows.append(ids)

@@ -127,7 +127,7 @@ def _text(row: dict[str, Any], name: str) -> str:
     return value
 
 
-def read_passages(corpus: Corpus, places: Sequence[int], found: Sequence[tuple[int, float]]) -> list[Passage]:
+def read_passages(corpus: Corpus, places: Sequence[int], hits: Sequence[tuple[int, float]]) -> list[Passage]:
     """Return the passages of rows with their scores.
 
     Args:
@@ -135,4 +135,4 @@ def read_passages(corpus: Corpus, places: Sequence[int], found: Sequence[tuple[i
         places: what `Corpus.scan` gave.
         found: row, counted from 0, and score.
     """
-    return [corpus.read(int(places[row]), int(places[row + 1]))._replace(score=score) for row, score in found]
+    return [corpus.read(int(places[row]), int(places[row + 1]))._replace(score=score) for row, score in hits]

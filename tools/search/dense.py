@@ -100,7 +100,7 @@ class DenseRetriever(Retriever):
         passages = self._corpus.scan(places)
         with open(folder / VECTORS, "wb") as file:
             while batch := list(itertools.islice(passages, self._batch_size)):
-                file.write(self._vectors_of([prefix + one.contents for one in batch]).tobytes())
+                file.write(self._vectors_of([prefix + passage.contents for passage in batch]).tobytes())
         np.save(folder / PLACES, np.frombuffer(places, dtype=np.int64))
 
     def _vectors_of(self, texts: list[str]) -> NDArray[np.float32]:
@@ -116,11 +116,11 @@ class DenseRetriever(Retriever):
         if self._closed:
             raise RetrievalError("the retriever is closed")
         try:
-            asked = self._vectors_of([self._prefix + one for one in queries])
+            asked = self._vectors_of([self._prefix + query for query in queries])
             best = _best(self._vectors, asked, topk)
         except Exception as error:
             raise RetrievalError(f"the embedding failed: {error_text(error)}") from error
-        return [read_passages(self._corpus, self._places, found) for found in best]
+        return [read_passages(self._corpus, self._places, hits) for hits in best]
 
 
 def _best(vectors: NDArray[np.float32], asked: NDArray[np.float32], topk: int) -> list[list[tuple[int, float]]]:

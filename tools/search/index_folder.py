@@ -96,7 +96,7 @@ def _check(folder: Path) -> None:
 def _remove_unfinished(folder: Path) -> None:
     """Remove what processes left behind that were killed while they built this index."""
     prefix = _room_prefix(folder)
-    for left in [one for one in folder.parent.glob(".*") if one.name.startswith(prefix)]:
+    for left in [path for path in folder.parent.glob(".*") if path.name.startswith(prefix)]:
         shutil.rmtree(left, ignore_errors=True)
 
 

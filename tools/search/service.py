@@ -72,10 +72,10 @@ class RetrievalService(Retriever):
         if protocol not in get_args(Protocol):
             raise ConfigError(f"protocol must be one of {', '.join(get_args(Protocol))}, got {protocol!r}")
         self.protocol = protocol
-        given = [urls] if isinstance(urls, str) else urls
-        if not isinstance(given, Sequence) or not given:
+        addresses = [urls] if isinstance(urls, str) else urls
+        if not isinstance(addresses, Sequence) or not addresses:
             raise ConfigError(f"a RetrievalService needs at least one address, got {urls!r}")
-        self.urls = tuple(dict.fromkeys(map(_address, given)))
+        self.urls = tuple(dict.fromkeys(map(_address, addresses)))
         check_seconds(timeout=timeout, patience=patience)
         # A health check asks the same address: any answer to a GET will do, also that it takes none.
         self._client = LazyClient(
@@ -114,10 +114,10 @@ class RetrievalService(Retriever):
     async def _call(self, message: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         request = Request("POST", "", json_body(message))
         try:
-            found, _ = await self._client.connected().call(request, lambda reply: read(_json(reply)))
+            passages, _ = await self._client.connected().call(request, lambda reply: read(_json(reply)))
         except (CallError, ClientClosedError) as error:
             raise RetrievalError(str(error)) from error
-        return found
+        return passages
 
     async def close(self) -> None:
         await self._client.close()
@@ -142,20 +142,24 @@ def _json(reply: Reply) -> Any:
 
 def _read(answer: Any, queries: int) -> list[list[Passage]]:
     results = answer.get("result") if isinstance(answer, Mapping) else None
-    if not isinstance(results, list) or len(results) != queries or not all(isinstance(one, list) for one in results):
+    if (
+        not isinstance(results, list)
+        or len(results) != queries
+        or not all(isinstance(result, list) for result in results)
+    ):
         raise GarbledError(f"expected 'result' with a list for each of {queries} queries, got {shorten(repr(answer))}")
-    return [[_passage(one) for one in found] for found in results]
+    return [[_passage(hit) for hit in result] for result in results]
 
 
 def _read_kilt(answer: Any) -> list[Passage]:
     contents = (
-        [one.get("content") if isinstance(one, Mapping) else None for one in answer]
+        [item.get("content") if isinstance(item, Mapping) else None for item in answer]
         if isinstance(answer, list)
         else [None]
     )
-    if not all(isinstance(one, str) for one in contents):
+    if not all(isinstance(text, str) for text in contents):
         raise GarbledError(f"expected a list of passages with a text 'content', got {shorten(repr(answer))}")
-    return [Passage.of_contents(str(one)) for one in contents]
+    return [Passage.of_contents(str(text)) for text in contents]
 
 
 def _passage(item: Any) -> Passage:

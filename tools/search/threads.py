@@ -59,18 +59,18 @@ class SearchThreads:
                 tasks = [group.create_task(self._part(part, topk, give_up)) for part in parts]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return [found for task in tasks for found in task.result()]
+        return [passages for task in tasks for passages in task.result()]
 
     async def _part(self, queries: Sequence[str], topk: int, give_up: float) -> list[list[Passage]]:
         step = self._at_once or len(queries)
 
         def run() -> list[list[Passage]]:
-            found: list[list[Passage]] = []
+            passages: list[list[Passage]] = []
             for start in range(0, len(queries), step):
                 if time.monotonic() > give_up:  # its caller has left it behind
                     break
-                found += self._find(queries[start : start + step], topk)
-            return found
+                passages += self._find(queries[start : start + step], topk)
+            return passages
 
         return await self._pool.run(run, name="search")
 

@@ -131,7 +131,11 @@ class SearchTool(BaseTool):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **execute_kwargs: Any) -> ToolResult:
         """Search for `parameters["query_list"]`; a task's `execute_kwargs` may have another `topk`."""
         queries = parameters["query_list"]
-        if not isinstance(queries, list) or not queries or not all(isinstance(one, str) and one for one in queries):
+        if (
+            not isinstance(queries, list)
+            or not queries
+            or not all(isinstance(query, str) and query for query in queries)
+        ):
             return ToolResult(NO_QUERIES, 0.0, {"status": "wrong_arguments"})
         metrics: dict[str, Any] = {"status": "ok", "query_count": len(queries), "total_results": 0}
         async with AsyncExitStack() as held:
@@ -140,14 +144,14 @@ class SearchTool(BaseTool):
                 await held.enter_async_context(limiter.permit())
             metrics["queue_seconds"] = queued()
             try:
-                found = await self.retriever.search(queries, int(execute_kwargs.get("topk", self.options.topk)))
+                passages = await self.retriever.search(queries, int(execute_kwargs.get("topk", self.options.topk)))
             except RetrievalError as error:
                 metrics |= {"status": "search_failed", "infra_failure": True, "error": str(error)}
                 return ToolResult(self._tagged(SEARCH_FAILED), 0.0, metrics)
-        metrics["total_results"] = sum(map(len, found))
+        metrics["total_results"] = sum(map(len, passages))
         if not metrics["total_results"]:
             metrics["status"] = "no_results"
-        return ToolResult(self._tagged(render_passages(found, self.options.max_result_chars)), 0.0, metrics)
+        return ToolResult(self._tagged(render_passages(passages, self.options.max_result_chars)), 0.0, metrics)
 
     def _tagged(self, text: str) -> str:
         tag = self.options.result_tag
@@ -165,18 +169,20 @@ class SearchTool(BaseTool):
             await self.retriever.close()
 
 
-def render_passages(found: Sequence[Sequence[Passage]], max_chars: int = 16384) -> str:
+def render_passages(results: Sequence[Sequence[Passage]], max_chars: int = 16384) -> str:
     """Say what was found, for a model to read, in the form of Search-R1: numbered passages, `---` between queries.
 
     Args:
         found: the passages for each query.
         max_chars: longer text is cut at its end, and says so.
     """
-    if not any(found):
+    if not any(results):
         return "No search results found."
     text = "\n---\n".join(
-        "\n\n".join(f"Doc {number} (Title: {one.title})\n{one.text}" for number, one in enumerate(passages, 1)).strip()
-        for passages in found
+        "\n\n".join(
+            f"Doc {number} (Title: {passage.title})\n{passage.text}" for number, passage in enumerate(passages, 1)
+        ).strip()
+        for passages in results
     )
     return text if len(text) <= max_chars else f"{text[:max_chars]}\n... [{len(text) - max_chars} characters cut]"
 

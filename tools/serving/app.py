@@ -238,9 +238,9 @@ class HttpApp:
             if "Connection" in error.headers:
                 response.force_close()
             return response
-        own = self.error_answer(error)
-        if own is not None:
-            return own
+        of_app = self.error_answer(error)
+        if of_app is not None:
+            return of_app
         mark = uuid.uuid4().hex[:12]
         _log.error("error %s while answering %s %s", mark, request.method, route.name, exc_info=error)
         return answer({"detail": f"internal error {mark}; see the server's log", "traceback": []}, 500)
@@ -269,7 +269,7 @@ class HttpApp:
 
     async def _show_metrics(self, call: Call) -> web.Response:
         snapshots = [(self._worker, self._metrics.snapshot()), *await self._peers.metrics()]
-        text = render(sorted(snapshots, key=lambda one: one[0]))
+        text = render(sorted(snapshots, key=lambda snapshot: snapshot[0]))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _worker_metrics(self, call: Call) -> web.Response:

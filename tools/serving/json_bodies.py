@@ -41,8 +41,8 @@ def problem(
     loc: Sequence[str | int], message: str, kind: str = "value_error", value: Any = None
 ) -> InvalidRequestError:
     """Return the error for a request with one problem, at `loc` below the body."""
-    found: Problem = {"type": kind, "loc": ["body", *loc], "msg": message}
-    return InvalidRequestError([found | _echo(value)])
+    entry: Problem = {"type": kind, "loc": ["body", *loc], "msg": message}
+    return InvalidRequestError([entry | _echo(value)])
 
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
@@ -89,9 +89,9 @@ _FASTAPI = {"model_type": "model_attributes_type"}
 
 def _problems(details: Sequence[Any]) -> list[Problem]:
     return [
-        {"type": _FASTAPI.get(found["type"], found["type"]), "loc": ["body", *found["loc"]], "msg": found["msg"]}
-        | _echo(found["input"])
-        for found in details[:MAX_PROBLEMS]
+        {"type": _FASTAPI.get(entry["type"], entry["type"]), "loc": ["body", *entry["loc"]], "msg": entry["msg"]}
+        | _echo(entry["input"])
+        for entry in details[:MAX_PROBLEMS]
     ]
 
 

@@ -95,8 +95,10 @@ class Peers:
 
     async def metrics(self) -> list[tuple[int, list[Any]]]:
         """Return the figures of the workers that answer within `METRICS_TIMEOUT`, each with its number."""
-        found = await asyncio.gather(*(self._figures(worker) for worker in self._clients))
-        return [(worker, figures) for worker, figures in zip(self._clients, found, strict=True) if figures is not None]
+        answers = await asyncio.gather(*(self._figures(worker) for worker in self._clients))
+        return [
+            (worker, figures) for worker, figures in zip(self._clients, answers, strict=True) if figures is not None
+        ]
 
     async def close(self) -> None:
         """Close the connections."""

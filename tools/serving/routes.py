@@ -100,9 +100,9 @@ class Router:
         if route is not None:
             return route, {}
         for pattern, route in self._patterns:
-            found = pattern.fullmatch(path)
-            if found is not None:
-                return route, found.groupdict()
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return route, match.groupdict()
         return UNKNOWN, {}
 
 

@@ -75,10 +75,10 @@ def resolve(config: ServingConfig) -> tuple[int, tuple[Any, ...]]:
         ConfigError: there is no such address here, or it is taken.
     """
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host: {config.host!r} is no address of this machine: {error}") from None
-    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    family, _, _, _, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     # The workers share the port, so they could share it with another server too. This socket shares it with none.
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

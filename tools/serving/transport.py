@@ -62,8 +62,10 @@ class RefusedError(ToolgymError):
 
 def answer(message: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a JSON answer."""
-    given = {"Content-Type": "application/json"}
-    return web.Response(body=encode(message), status=status, headers=given | dict(headers) if headers else given)
+    content_type = {"Content-Type": "application/json"}
+    return web.Response(
+        body=encode(message), status=status, headers=content_type | dict(headers) if headers else content_type
+    )
 
 
 class Listener(web.Server):

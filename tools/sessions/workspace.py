@@ -123,14 +123,14 @@ class Workspace(Sandbox):
         chosen = options.sandbox
         token = chosen.sandbox_token.get_secret_value() if chosen.sandbox_token else ""
         key = repr((chosen.model_dump(), token))
-        found = _by_options.get(key)
-        if found is None:
-            found = cls(open_sandbox(chosen, what))
-            found._owns, found._key = True, key
-            _by_options[key] = found
+        workspace = _by_options.get(key)
+        if workspace is None:
+            workspace = cls(open_sandbox(chosen, what))
+            workspace._owns, workspace._key = True, key
+            _by_options[key] = workspace
         else:
-            found._owners += 1
-        return found
+            workspace._owners += 1
+        return workspace
 
     @property
     def sessions_known(self) -> bool | None:
@@ -160,9 +160,9 @@ class Workspace(Sandbox):
         if self._key is not None:
             _by_options.pop(self._key, None)
         shared, self._shared = self._shared, {}
-        for one in shared.values():
-            if one.session is not None:
-                await shielded(one.session.close())
+        for session in shared.values():
+            if session.session is not None:
+                await shielded(session.session.close())
         if self._owns:
             await self.sandbox.close()
 

@@ -83,7 +83,7 @@ class LeaseTable:
         self._in_use += len(kept) + len(granted) - len(mine)
         self._held[client] = {**kept, **dict.fromkeys(granted)}
         wanted = set(waiting)
-        for place in [one for one in self._queue if one[0] == client and one[1] not in wanted]:
+        for place in [request for request in self._queue if request[0] == client and request[1] not in wanted]:
             del self._queue[place]
         self.ask(client, waiting)
         return granted
@@ -91,5 +91,5 @@ class LeaseTable:
     def leave(self, client: str) -> None:
         """Forget a client; its permits are free, and its requests wait no more."""
         self._in_use -= len(self._held.pop(client, {}))
-        for place in [one for one in self._queue if one[0] == client]:
+        for place in [request for request in self._queue if request[0] == client]:
             del self._queue[place]

@@ -85,8 +85,8 @@ _lock = threading.RLock()
 
 def _join(name: str, namespace: str | None, limit: int, lease_seconds: float) -> tuple[LimiterClient, Any]:
     """This process's client of a limit, and what tells it that one user less is there."""
-    own, job_id = job() or ("", "")
-    where = f"toolgym {own}" if namespace is None else namespace
+    job_namespace, job_id = job() or ("", "")
+    where = f"toolgym {job_namespace}" if namespace is None else namespace
     key = (name, where, job_id)
     with _lock:
         client, users = _clients.get(key, (None, 0))

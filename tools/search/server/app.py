@@ -103,13 +103,15 @@ class SearchApp(HttpApp):
         topk = self._settings.topk if request.topk is None else request.topk
         if topk > self._settings.max_topk:
             raise problem(["topk"], f"topk is at most {self._settings.max_topk} here", value=topk)
-        found = await self._search(request.queries, topk)
-        return answer({"result": [[_document(one, request.return_scores) for one in each] for each in found]})
+        passages = await self._search(request.queries, topk)
+        return answer(
+            {"result": [[_document(passage, request.return_scores) for passage in each] for each in passages]}
+        )
 
     async def _kilt(self, call: Call) -> web.Response:
         request = parse(KiltRequest, call.body)
-        [found] = await self._search([request.content], self._settings.topk)
-        return answer([{"content": one.contents} for one in found])
+        [passages] = await self._search([request.content], self._settings.topk)
+        return answer([{"content": passage.contents} for passage in passages])
 
     async def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
         async with self.gate.slot() as seconds:
