@@ -126,7 +126,7 @@ class BaseTool(ABC):
 
     @property
     def name(self) -> str:
-        """What the model calls this tool."""
+        """Name that the model calls this tool by."""
         return self.tool_schema.name
 
     def get_openai_tool_schema(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class SessionLostError(SandboxError):
 
 
 class SandboxFileError(SandboxError):
-    """What was asked of a session's files or folders cannot be done.
+    """A session's files or folders do not allow an action.
 
     Where Python has an error for the reason, it is of a subclass that is that error too, so that
     `except FileNotFoundError` works.

@@ -77,7 +77,7 @@ class FunctionTool(BaseTool):
 
 
 class ToolFunction(Protocol[P, R]):
-    """What `@tool` returns: a function like the one that it was given, with the tool as an attribute.
+    """A function with a tool as an attribute; `@tool` makes it.
 
     It is a plain Python function with the same name, signature and docstring, so it can be called, and what takes
     functions as tools takes it: `transformers.utils.get_json_schema`, `trl.GRPOTrainer(tools=[...])`. An env takes it

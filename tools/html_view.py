@@ -1,4 +1,4 @@
-"""What objects look like in a notebook: a small table, with all text escaped."""
+"""Objects as a notebook shows them: a small table, with all text escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool accepts (`ToolSchema`), a request for it (`ToolCall`), and what was wrong with one (`ToolCallError`).
+"""Arguments of a tool (`ToolSchema`), a request for it (`ToolCall`), and a mistake in one (`ToolCallError`).
 
 The JSON Schema of a tool is kept whole: nested objects, `items`, enums, defaults and everything else reach the
 model and the validator exactly as the tool's author wrote them.

@@ -35,7 +35,7 @@ from toolgym.tools.schema import ToolSchema
 
 
 class ToolSession(ABC):
-    """What a tool keeps for one episode."""
+    """State of a tool in one episode."""
 
     @abstractmethod
     async def execute(

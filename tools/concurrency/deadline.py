@@ -63,7 +63,7 @@ class SelfCancelledError(ToolgymError, RuntimeError):
 
 
 class _Clock:
-    """How long some code ran, and how long it queued. Clocks of deadlines inside of each other form a chain.
+    """Times that some code ran and queued. Clocks of deadlines inside of each other form a chain.
 
     The context that carries a clock follows the code into other event loops, so several threads may stop one clock.
     """

@@ -60,7 +60,7 @@ class FirstStep(Coroutine[Any, Any, T], Generic[T]):
         self._error: BaseException | None = None
 
     def result(self) -> T:
-        """What the coroutine returned in its first step; raises what it raised."""
+        """Return the coroutine's result, or raise its error, if it ended in its first step."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -96,7 +96,7 @@ class FirstStep(Coroutine[Any, Any, T], Generic[T]):
         return self._coroutine.throw(error, *more)
 
     def _hand_over(self) -> Any:
-        """What the first step waits for, as an `await` gives it to a task."""
+        """Return the future that the first step waits for, as an `await` gives it to a task."""
         self._set_blocking(True)
         first, self._first = self._first, None
         return first

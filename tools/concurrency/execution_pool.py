@@ -54,7 +54,7 @@ START_TIMEOUT = 120.0
 
 
 class PoolMode(enum.Enum):
-    """Where functions run."""
+    """Kind of the workers that functions run in."""
 
     ThreadMode = 1
     """In threads of this process. For functions that wait: HTTP clients, files. A thread cannot be stopped: it runs on
@@ -101,7 +101,7 @@ class ExecutionPool:
 
     @property
     def left_behind(self) -> dict[str, int]:
-        """How many threads were left behind and still run, by the name that their calls gave."""
+        """Numbers of threads that were left behind and still run, by the name that their calls gave."""
         with self._lock:
             return dict(collections.Counter(self._left.values()))
 

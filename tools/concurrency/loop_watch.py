@@ -107,7 +107,7 @@ class LoopWatch:
         self._step: tuple[tuple[float, object], float] | None = None
 
     def lag(self) -> Lag:
-        """How late the loop was so far."""
+        """Return the seconds by which the loop was late so far."""
         return self._lag.read()
 
     def overdue(self) -> float:

@@ -105,12 +105,12 @@ class LocalRateLimiter(RateLimiter):
 
     @property
     def in_use(self) -> int:
-        """How many permits are held right now."""
+        """Number of permits that are held now."""
         return self.limit - self._free
 
     @property
     def waiting(self) -> int:
-        """How many callers wait right now."""
+        """Number of callers that wait now."""
         return len(self._waiters)
 
     def try_acquire(self) -> Lease | None:

@@ -1,4 +1,4 @@
-"""Which limiter holds: that of the run that some code belongs to, by its context, and those that a name reaches."""
+"""Limiters by context, of the run that some code belongs to, and by name, for a process or a cluster."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from toolgym.tools.errors import ConfigError, check_seconds, require_whole_numbe
 from toolgym.tools.http.addresses import check_address
 from toolgym.tools.http.client import (
     GarbledError,
-    Request,
+    HttpRequest,
     excerpt,
     json_body,
 )
 from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
-from toolgym.tools.http.session import Reply
+from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.message import Message
 
 MAX_REPLY = 4 * 1024 * 1024
@@ -86,7 +86,7 @@ class ChatEndpoint(AsyncCloseable):
             ConfigError: the server refused the request, or another event loop uses this object.
         """
         body = json_body({**self._body, "messages": list(messages)})
-        text, _ = await self._client.connected().call(Request("POST", "/chat/completions", body), _read)
+        text, _ = await self._client.connected().call(HttpRequest("POST", "/chat/completions", body), _read)
         return text
 
     async def close(self) -> None:
@@ -94,7 +94,7 @@ class ChatEndpoint(AsyncCloseable):
         await self._client.close()
 
 
-def _read(reply: Reply) -> str:
+def _read(reply: HttpResponse) -> str:
     if reply.status >= 500:
         raise GarbledError(f"it answered {reply.status}: {excerpt(reply.body)}")  # it may be better the next time
     if reply.status != 200:

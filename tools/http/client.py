@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from toolgym.tools.errors import ToolgymError
 from toolgym.tools.http.replicas import R, ReplicaPool, ReplicaState, least_loaded
 from toolgym.tools.http.retries import AttemptError, FullError, Retries, repeat, retry_after
-from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, Reply
+from toolgym.tools.http.session import BrokenError, HttpResponse, HttpSession, NotSentError
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ class ClientClosedError(ToolgymError):
     """The client was closed before or during the call."""
 
 
-class Request(NamedTuple):
-    """What to send.
+class HttpRequest(NamedTuple):
+    """An HTTP request.
 
     Attributes:
         method: HTTP method.
         path: path on the server, percent-encoded.
-        body: what to send.
-        own: seconds that the call itself may take once it runs.
+        body: its body; None: there is none.
+        timeout: seconds that the call itself may take once it runs.
         repeatable: whether it may be sent again though it may have been carried out.
         content_type: of the body.
     """
@@ -56,7 +56,7 @@ class Request(NamedTuple):
     method: str
     path: str
     body: bytes | None = None
-    own: float = 0.0
+    timeout: float = 0.0
     repeatable: bool = True
     content_type: str = "application/json"
 
@@ -96,8 +96,8 @@ class HttpClient(Generic[R]):
 
     async def call(
         self,
-        request: Request,
-        read: Callable[[Reply], T],
+        request: HttpRequest,
+        read: Callable[[HttpResponse], T],
         at: R | None = None,
         *,
         attempts: int | None = None,
@@ -141,7 +141,7 @@ class HttpClient(Generic[R]):
                     raise ClientClosedError("the client was closed during the call") from None
                 raise
 
-        limit = request.own + self._retries.patience
+        limit = request.timeout + self._retries.patience
         most = attempts or self._retries.attempts
         try:
             async with asyncio.timeout(limit):
@@ -162,7 +162,7 @@ class HttpClient(Generic[R]):
             last = f" (at last: {progress.last})" if progress.last else ""
             raise CallError(f"no server answered within {limit:g} s{last}{unknown}", busy=progress.full) from None
 
-    async def exchange(self, replica: R, request: Request, limit: float) -> Reply:
+    async def exchange(self, replica: R, request: HttpRequest, limit: float) -> HttpResponse:
         """Send one request once. What goes wrong counts against the server.
 
         Args:
@@ -199,14 +199,14 @@ class HttpClient(Generic[R]):
         return reply
 
     async def _attempt(
-        self, replica: R, request: Request, read: Callable[[Reply], T], progress: _Progress, *, sticky: bool
+        self, replica: R, request: HttpRequest, read: Callable[[HttpResponse], T], progress: _Progress, *, sticky: bool
     ) -> T:
         with replica.working():
             if self._prepare is not None:
                 await self._prepare(replica)
             progress.sending = True
             try:
-                reply = await self.exchange(replica, request, request.own + self._retries.attempt_margin)
+                reply = await self.exchange(replica, request, request.timeout + self._retries.attempt_margin)
             except AttemptError:
                 progress.sending = False
                 raise
@@ -238,7 +238,7 @@ class HttpClient(Generic[R]):
 
 
 class _Progress:
-    """How far a call has come, for the message when it fails."""
+    """State of a call, for the message when it fails."""
 
     last = ""
     full = False

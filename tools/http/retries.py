@@ -1,4 +1,4 @@
-"""Which failures are safe to repeat, the schedule of attempts, and `Retry-After`."""
+"""Repeating of calls: failures that are safe to repeat, the schedule of attempts, and `Retry-After`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FullError(AttemptError):
 
 @dataclass(frozen=True)
 class Retries:
-    """How patient a client is. Times are seconds.
+    """Patience of a client. Times are seconds.
 
     Attributes:
         attempts: how often a call is sent where servers fail. A server that says it is full (429) did not fail: the

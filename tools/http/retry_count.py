@@ -1,4 +1,4 @@
-"""How often what a call sends to servers is sent again."""
+"""Count of the requests of a call that are sent again."""
 
 from __future__ import annotations
 

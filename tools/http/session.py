@@ -36,8 +36,8 @@ class OverdueError(BrokenError):
     """There was no answer in time."""
 
 
-class Reply(NamedTuple):
-    """What a server answered.
+class HttpResponse(NamedTuple):
+    """An answer of a server.
 
     Attributes:
         status: HTTP status.
@@ -93,7 +93,7 @@ class HttpSession:
         limit: float,
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> HttpResponse:
         """Send a request and read the answer whole. Cancelling closes the connection, which the server notices.
 
         Args:
@@ -123,7 +123,7 @@ class HttpSession:
                     size += len(part)
                     if size > self._max_answer:
                         raise BrokenError(f"the answer has more than {self._max_answer} bytes")
-                return Reply(response.status, response.headers, b"".join(parts))
+                return HttpResponse(response.status, response.headers, b"".join(parts))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise NotSentError(_text(error)) from None
         except TimeoutError:

@@ -50,7 +50,7 @@ class EditorConfig(WorkspaceOptions):
 
 
 class _MistakeError(Exception):
-    """What the model did wrong; it reads the text."""
+    """A mistake of the model, which reads the text."""
 
 
 class _Editor(SandboxToolSession):

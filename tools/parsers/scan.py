@@ -1,4 +1,4 @@
-"""What all parsers share: collecting a turn's calls, and walking over its text without its thinking."""
+"""Shared by all parsers: collecting a turn's calls, and walking over its text without its thinking."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TurnBuilder:
         self._content[:] = [text]
 
     def parsed(self, text: str, reasoning: str | None = None) -> ParsedTurn:
-        """What was collected of a turn with this text."""
+        """Return the turn with this text, as far as it was collected."""
         return ParsedTurn(text, "".join(self._content), self.calls, self.errors, reasoning)
 
     def _id(self, wanted: str) -> str:
@@ -160,7 +160,7 @@ def scan(
 def _patterns(
     opener: str, opens: tuple[str, ...], closes: tuple[str, ...]
 ) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """What finds any mark, what begins a request, and what closes thinking."""
+    """Return patterns for any mark, for the beginning of a request, and for the end of thinking."""
     marks = re.compile(f"(?m:{opener})|" + "|".join(map(re.escape, (*opens, *closes))))
     return marks, re.compile(f"(?m:{opener})"), re.compile("|".join(map(re.escape, closes)))
 
@@ -185,14 +185,14 @@ def _past_thinking(
 
 
 def skip_space(text: str, at: int) -> int:
-    """Where the white space that begins at `at` ends."""
+    """Return the end of the white space that begins at `at`."""
     match = _SPACE.match(text, at)
     assert match is not None  # the pattern matches the empty string
     return match.end()
 
 
 def region_end(text: str, at: int, close: str, *openers: str) -> tuple[int, bool]:
-    """Where a request that could not be read ends: before its closing tag, or where the next one begins.
+    """Return the end of a request that cannot be read: before its closing tag, or before the next request.
 
     Returns:
         The end, and whether the closing tag stands there.

@@ -11,7 +11,7 @@ from toolgym.tools.schema import CallProblem
 
 
 class Markers(NamedTuple):
-    """What opens and closes a section and a call."""
+    """Marks that open and close a section and a call."""
 
     section: str
     end_section: str

@@ -6,7 +6,7 @@ import re
 
 
 def value_end(text: str, start: int, close: str, follows: re.Pattern[str]) -> int:
-    """Where the value that begins at `start` ends; -1 where it does not.
+    """Return the end of the value that begins at `start`; -1 if it has none.
 
     The value may hold its own closing tag, as code about such tags does: the first one counts after which the format
     goes on. It may look like another value then, so callers refuse values that hold an opening tag.

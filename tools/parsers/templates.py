@@ -1,4 +1,4 @@
-"""Which parser a chat template asks for, by the markers in its text."""
+"""The parser that a chat template asks for, by the markers in its text."""
 
 from __future__ import annotations
 

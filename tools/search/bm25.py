@@ -208,7 +208,7 @@ class _Rows:
 
 
 class _Tokens(NamedTuple):
-    """What bm25s indexes: the words' numbers of each passage, and the number of each word."""
+    """Words as bm25s indexes them: the words' numbers of each passage, and the number of each word."""
 
     ids: _Rows
     vocab: dict[str, int]

@@ -47,7 +47,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> dict[str, int]:
-        """What tells this file from another version of it: its size in bytes, and when it was changed."""
+        """Return the size in bytes and the time of the last change, which other versions of the file do not have."""
         stat = os.fstat(self._file.fileno())
         return {"size": stat.st_size, "changed_ns": stat.st_mtime_ns}
 

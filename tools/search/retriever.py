@@ -10,7 +10,7 @@ from toolgym.tools.closeable import AsyncCloseable
 
 
 class Passage(NamedTuple):
-    """What a retriever found.
+    """A passage that a retriever found.
 
     Attributes:
         title: of the document.

@@ -23,13 +23,13 @@ from toolgym.tools.http.client import (
     CallError,
     ClientClosedError,
     GarbledError,
-    Request,
+    HttpRequest,
     excerpt,
     json_body,
 )
 from toolgym.tools.http.lazy_client import LazyClient
 from toolgym.tools.http.retries import Retries
-from toolgym.tools.http.session import Reply
+from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.search.retriever import Passage, Retriever
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class RetrievalService(Retriever):
         return await self._call({"content": query, "translate": False}, _read_kilt)
 
     async def _call(self, message: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        request = Request("POST", "", json_body(message))
+        request = HttpRequest("POST", "", json_body(message))
         try:
             passages, _ = await self._client.connected().call(request, lambda reply: read(_json(reply)))
         except (CallError, ClientClosedError) as error:
@@ -129,7 +129,7 @@ def _address(url: object) -> str:
     return f"{checked}/" if str(url).strip().endswith("/") else checked
 
 
-def _json(reply: Reply) -> Any:
+def _json(reply: HttpResponse) -> Any:
     if reply.status >= 500:
         raise GarbledError(f"it answered {reply.status}: {excerpt(reply.body)}")  # it may be better the next time
     if reply.status != 200:

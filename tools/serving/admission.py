@@ -28,31 +28,31 @@ class BusyError(ToolgymError):
         self.retry_after = retry_after
 
 
-class Places(Protocol):
-    """What a request needs beside its slot, such as a processor's place. It is served in order."""
+class SlotHolder(Protocol):
+    """A further limit that a request needs a slot of, such as the processors'. It serves in order."""
 
     @property
     def full(self) -> bool:
         """Whether a further request would wait."""
 
     def hold(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Hold a place for the length of the block."""
+        """Hold a slot for the length of the block."""
 
 
 class Gate:
     """Lets a fixed number of requests run, first come first served, and a fixed number wait.
 
     Args:
-        slots: how many run at once.
-        max_queue: how many wait at once.
+        slots: requests that run at once.
+        max_queue: requests that wait at once.
         queue_timeout: most seconds that one waits.
-        places: what each needs beside its slot; None: nothing.
+        beside: a further limit; None: there is none.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
-    def __init__(self, slots: int, max_queue: int, queue_timeout: float, places: Places | None = None) -> None:
+    def __init__(self, slots: int, max_queue: int, queue_timeout: float, beside: SlotHolder | None = None) -> None:
         if slots < 1 or max_queue < 0 or not queue_timeout > 0:
             raise ConfigError(
                 f"a gate needs a slot and a positive time to wait, got slots={slots!r}, max_queue={max_queue!r}, "
@@ -61,18 +61,18 @@ class Gate:
         self.max_queue = max_queue
         self.queue_timeout = queue_timeout
         self._slots = LocalRateLimiter(slots)
-        self._places = places
+        self._beside = beside
         self._running = self._waiting = 0
         self._mean = 0.1
 
     @property
     def running(self) -> int:
-        """How many requests run."""
+        """Number of requests that run."""
         return self._running
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a slot, or for a place beside it."""
+        """Number of requests that wait for a slot."""
         return self._waiting
 
     @property
@@ -82,7 +82,7 @@ class Gate:
 
     @property
     def _must_wait(self) -> bool:
-        return self._slots.full or (self._places is not None and self._places.full)
+        return self._slots.full or (self._beside is not None and self._beside.full)
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
@@ -100,8 +100,8 @@ class Gate:
             try:
                 async with asyncio.timeout(self.queue_timeout if self._must_wait else None):
                     await held.enter_async_context(self._slots.permit())
-                    if self._places is not None:
-                        await held.enter_async_context(self._places.hold())
+                    if self._beside is not None:
+                        await held.enter_async_context(self._beside.hold())
             except TimeoutError:
                 raise self.busy(f"no slot came free within {self.queue_timeout:g} s") from None
             finally:

@@ -18,11 +18,11 @@ from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError
-from toolgym.tools.serving.metrics import CONTENT_TYPE, Metrics, render
+from toolgym.tools.serving.metrics import CONTENT_TYPE, ServerMetrics, render
 from toolgym.tools.serving.openapi import describe, render_page
 from toolgym.tools.serving.peers import WORKER_METRICS, Peers
 from toolgym.tools.serving.routes import UNKNOWN, Call, Operation, Route, Router
-from toolgym.tools.serving.transport import Bodies, Listener, RefusedError, Token, answer, send
+from toolgym.tools.serving.transport import Bodies, Listener, RequestRefusedError, Token, answer, send
 
 _log = logging.getLogger("toolgym.tools.serving")
 _access_log = logging.getLogger("toolgym.tools.serving.access")
@@ -55,7 +55,13 @@ class HttpApp:
     key_header: ClassVar[str | None] = None
 
     def __init__(
-        self, config: ServingConfig, gate: Gate, metrics: Metrics, peers: Peers, worker: int = 0, version: str = ""
+        self,
+        config: ServingConfig,
+        gate: Gate,
+        metrics: ServerMetrics,
+        peers: Peers,
+        worker: int = 0,
+        version: str = "",
     ) -> None:
         self.gate, self.version = gate, version
         self._config = config
@@ -203,12 +209,12 @@ class HttpApp:
         operation = route.operations.get(request.method)
         if operation is None:
             if route.operations:
-                raise RefusedError(405, "Method Not Allowed", {"Allow": ", ".join(route.operations)})
-            raise RefusedError(404, "Not Found")
+                raise RequestRefusedError(405, "Method Not Allowed", {"Allow": ", ".join(route.operations)})
+            raise RequestRefusedError(404, "Not Found")
         if not route.public:
             self._token.check(request)
         if self._draining and not route.while_draining:
-            raise RefusedError(503, "the server is being stopped", {"Retry-After": "1", "Connection": "close"})
+            raise RequestRefusedError(503, "the server is being stopped", {"Retry-After": "1", "Connection": "close"})
         if route.runs and self.gate.full:
             raise self.gate.busy()
         if request.method == "GET":
@@ -231,7 +237,7 @@ class HttpApp:
             return answer({"detail": error.problems}, 422)
         if isinstance(error, BusyError):
             return answer({"detail": str(error)}, 429, {"Retry-After": str(error.retry_after)})
-        if isinstance(error, RefusedError):
+        if isinstance(error, RequestRefusedError):
             if error.status == 401:
                 self._log_stranger(request, route)
             response = answer(error.body, error.status, error.headers)
@@ -274,5 +280,5 @@ class HttpApp:
 
     async def _worker_metrics(self, call: Call) -> web.Response:
         if not call.internal:
-            raise RefusedError(404, "Not Found")
+            raise RequestRefusedError(404, "Not Found")
         return answer(self._metrics.snapshot())

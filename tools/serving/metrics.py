@@ -21,8 +21,8 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """MIME type of the page."""
 
 
-class Metrics:
-    """What one worker has counted. A server adds its own families to `registry`.
+class ServerMetrics:
+    """Counts of one worker. A server adds its own families to `registry`.
 
     Args:
         prefix: beginning of every name.

@@ -1,4 +1,4 @@
-"""Which paths a server has: what answers each, and what the API's description says about it."""
+"""Paths of a server: what answers each, and what the API's description says about it."""
 
 from __future__ import annotations
 

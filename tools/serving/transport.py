@@ -41,7 +41,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_ours)
 
 
-class RefusedError(ToolgymError):
+class RequestRefusedError(ToolgymError):
     """A request is answered with an error.
 
     Args:
@@ -137,7 +137,7 @@ class Bodies:
         """Return a request's body. It counts as held until `release`.
 
         Raises:
-            RefusedError: it is too long (413), comes too slowly (408) or breaks HTTP (400).
+            RequestRefusedError: it is too long (413), comes too slowly (408) or breaks HTTP (400).
             BusyError: there is no memory for it now.
         """
         length = request.content_length
@@ -160,13 +160,13 @@ class Bodies:
         except BaseException as error:
             self._held -= size
             if isinstance(error, TimeoutError):
-                raise RefusedError(
+                raise RequestRefusedError(
                     408, f"the body did not come within {self._timeout:g} s", {"Connection": "close"}
                 ) from None
             if isinstance(
                 error, web.RequestPayloadError | aiohttp.ClientPayloadError | aiohttp.http.HttpProcessingError
             ):
-                raise RefusedError(400, "the body is garbled", {"Connection": "close"}) from None
+                raise RequestRefusedError(400, "the body is garbled", {"Connection": "close"}) from None
             raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -174,8 +174,8 @@ class Bodies:
         """Count a body as held no longer."""
         self._held -= len(body)
 
-    def _too_long(self) -> RefusedError:
-        return RefusedError(413, f"a body has at most {self._limit / MIB:g} MiB here", {"Connection": "close"})
+    def _too_long(self) -> RequestRefusedError:
+        return RequestRefusedError(413, f"a body has at most {self._limit / MIB:g} MiB here", {"Connection": "close"})
 
 
 async def send(request: web.BaseRequest, response: web.Response, timeout: float) -> None:
@@ -223,7 +223,7 @@ class Token:
         self._key_header = key_header
 
     def check(self, request: web.BaseRequest) -> None:
-        """Raise RefusedError (401) for a client without it. The time that it takes does not tell how much was right."""
+        """Raise RequestRefusedError (401) for a client without it. Takes the same time for every one."""
         if self._expected is None:
             return
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
@@ -231,4 +231,4 @@ class Token:
             shown = b"Bearer " + request.headers.get(self._key_header, "").encode("utf-8", "surrogateescape")
         scheme, _, secret = shown.partition(b" ")
         if not hmac.compare_digest(b"Bearer " + secret.strip(), self._expected) or scheme.lower() != b"bearer":
-            raise RefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+            raise RequestRefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})

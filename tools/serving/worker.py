@@ -66,7 +66,7 @@ OpenApp = Callable[[C, int, Path | None], AbstractAsyncContextManager[tuple[Http
 it is the only worker). Gives the service, and what the announcement says about it."""
 
 
-class Worker(Generic[C]):
+class ServerWorker(Generic[C]):
     """Serves until it is stopped.
 
     Args:
@@ -225,7 +225,7 @@ def _affordable(config: C) -> C:
 async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> None:
     config = model.model_validate(setup["config"])
     folder = Path(setup["folder"]) if setup["folder"] else None
-    worker = Worker(
+    worker = ServerWorker(
         open_app, config, setup["worker"], folder, setup["family"], tuple(setup["address"]), setup["restarts"]
     )
     loop = asyncio.get_running_loop()
@@ -240,7 +240,7 @@ async def _main(model: type[C], open_app: OpenApp[C], setup: dict[str, Any]) -> 
     await worker.run()
 
 
-def _parent_gone(loop: asyncio.AbstractEventLoop, worker: Worker[Any]) -> None:
+def _parent_gone(loop: asyncio.AbstractEventLoop, worker: ServerWorker[Any]) -> None:
     if not os.read(0, 4096):
         loop.remove_reader(0)
         worker.abandon()

@@ -1,4 +1,4 @@
-"""Which episode a tool is called for: so that tools of one episode find what they share.
+"""The episode that a tool is called for, so that tools of one episode find what they share.
 
 An env gives each episode an id of its own while it calls the episode's tools. Without an env,
 `with tool_scope("a name"):` around the calls does the same.

@@ -40,7 +40,7 @@ _by_options: weakref.WeakValueDictionary[str, Workspace] = weakref.WeakValueDict
 
 
 class WorkspaceOptions(pydantic.BaseModel):
-    """Where a tool's session runs. Tools of one process with the same of these share their episodes' sessions."""
+    """Options for the session of a tool. Tools of one process with the same of these share their episodes' sessions."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 

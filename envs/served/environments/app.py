@@ -16,7 +16,7 @@ from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError, UnknownNameError
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
-from toolgym.tools.serving.metrics import Metrics
+from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.transport import answer
@@ -50,7 +50,7 @@ class EnvApp(HttpApp):
 
     def __init__(self, catalog: Catalog, config: EnvServerConfig, *, version: str = "") -> None:
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
-        metrics = Metrics(METRICS_PREFIX)
+        metrics = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
         timeouts = Timeouts(config.reset_timeout, config.step_timeout, config.queue_timeout)
         self.sessions = EnvSessions(config.max_sessions, config.session_idle_timeout, timeouts, gate)

@@ -14,7 +14,7 @@ from toolgym.envs.served.environments.catalog import Catalog, ServedEnv
 from toolgym.envs.served.environments.config import EnvServerConfig
 from toolgym.envs.served.environments.session import EnvSessions
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import RefusedError
+from toolgym.tools.serving.transport import RequestRefusedError
 
 SESSION_HEADER = "X-Session-ID"
 """Header that names a session."""
@@ -81,11 +81,11 @@ def session_name(call: Call) -> str | None:
     """Return the session's name in a call's header; None if it has none.
 
     Raises:
-        RefusedError: 400, it is no name.
+        RequestRefusedError: 400, it is no name.
     """
     name = call.request.headers.get(SESSION_HEADER, "").strip()
     if name and not re.fullmatch(r"[\w.:/-]{8,200}", name):
-        raise RefusedError(400, f"{SESSION_HEADER} must have 8 to 200 letters, digits or any of . : / _ -")
+        raise RequestRefusedError(400, f"{SESSION_HEADER} must have 8 to 200 letters, digits or any of . : / _ -")
     return name or None
 
 
@@ -93,9 +93,9 @@ def required_name(call: Call) -> str:
     """Return the session's name in a call's header.
 
     Raises:
-        RefusedError: 400, there is none.
+        RequestRefusedError: 400, there is none.
     """
     name = session_name(call)
     if name is None:
-        raise RefusedError(400, f"{SESSION_HEADER} header is required")
+        raise RequestRefusedError(400, f"{SESSION_HEADER} header is required")
     return name

@@ -29,7 +29,7 @@ from toolgym.tools.errors import ConfigError, EpisodeError, NoSessionError
 from toolgym.tools.serving.admission import BusyError
 from toolgym.tools.serving.json_bodies import encode
 from toolgym.tools.serving.routes import Call
-from toolgym.tools.serving.transport import MIB, RefusedError, within
+from toolgym.tools.serving.transport import MIB, RequestRefusedError, within
 
 PING = 20.0
 """Seconds between two pings; a client that does not answer one within half of them is gone."""
@@ -96,7 +96,9 @@ class Sockets:
             timeout=CLOSE_TIMEOUT, heartbeat=PING, compress=False, max_msg_size=self._message_bytes
         )
         if not socket.can_prepare(call.request):
-            raise RefusedError(426, "this path is for WebSockets", {"Upgrade": "websocket", "Connection": "Upgrade"})
+            raise RequestRefusedError(
+                426, "this path is for WebSockets", {"Upgrade": "websocket", "Connection": "Upgrade"}
+            )
         await socket.prepare(call.request)
         try:
             async with self._session(call) as session:
@@ -228,8 +230,8 @@ def _check_origin(request: web.BaseRequest) -> None:
     """Refuse a socket that a page of another site opens: browsers send it where the page comes from.
 
     Raises:
-        RefusedError: 403.
+        RequestRefusedError: 403.
     """
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower():
-        raise RefusedError(403, f"a page of {origin[:80]!r} may not use this server")
+        raise RequestRefusedError(403, f"a page of {origin[:80]!r} may not use this server")

@@ -27,7 +27,7 @@ from toolgym.tools.schema import ToolSchema
 from toolgym.tools.serving.json_bodies import parse
 from toolgym.tools.serving.routes import Call, Operation, Route
 from toolgym.tools.serving.session_table import new_name
-from toolgym.tools.serving.transport import RefusedError, answer
+from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 SPLIT_TYPES = ("train", "validation", "test")
 
@@ -166,7 +166,7 @@ class OrsFace(Face):
         """Give a name for a session, as a stream of events."""
         asked = parse(_NameRequest, call.body or b"{}")
         if asked.env:
-            raise RefusedError(400, "this server sets no environment variables for a session (env)")
+            raise RequestRefusedError(400, "this server sets no environment variables for a session (env)")
         name = new_name()
 
         async def events() -> Any:
@@ -181,7 +181,7 @@ class OrsFace(Face):
         named = "env" if request.env_name is None else request.env_name
         served = self.parts.env_of(call) if named == "env" else self.parts.env_named(named)
         if request.toolset_name is not None:
-            raise RefusedError(400, f"this server has no toolset {request.toolset_name[:80]!r}")
+            raise RequestRefusedError(400, f"this server has no toolset {request.toolset_name[:80]!r}")
         place = _place(served, request)
         session = self.sessions.open(served, name)
         try:
@@ -189,7 +189,7 @@ class OrsFace(Face):
         except BaseException as error:
             await self.sessions.remove(name)
             if isinstance(error, EpisodeFailedError):  # clients try again after this status
-                raise RefusedError(503, str(error), {"Retry-After": "1"}, reason=error.stop_reason) from error
+                raise RequestRefusedError(503, str(error), {"Retry-After": "1"}, reason=error.stop_reason) from error
             raise
         return answer({"sid": name}, headers={SESSION_HEADER: name})
 
@@ -230,7 +230,7 @@ class OrsFace(Face):
             name = session.calls.start(self._called(session, request.name, request.input))
         task = session.calls.find(name)
         if task is None:
-            raise RefusedError(404, f"this session has no call {name[:80]!r} (any more)")
+            raise RequestRefusedError(404, f"this session has no call {name[:80]!r} (any more)")
         with session.attached():
             return await stream(call.request, events_of(name, task), self.parts.config.write_timeout)
 

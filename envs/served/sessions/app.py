@@ -27,10 +27,10 @@ from toolgym.tools.errors import NoSessionError, UnknownNameError
 from toolgym.tools.serving.admission import BusyError, Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import parse
-from toolgym.tools.serving.metrics import Metrics
+from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import RefusedError, Token, answer
+from toolgym.tools.serving.transport import RequestRefusedError, Token, answer
 
 METRICS_PREFIX = "toolgym_sessions"
 """Beginning of the names of all figures."""
@@ -61,7 +61,7 @@ class SessionApp(HttpApp):
         self, backend: SessionBackend, store: Store, config: SessionServerConfig, *, version: str = ""
     ) -> None:
         gate = Gate(config.max_concurrency, config.max_queue, config.queue_timeout)
-        metrics = Metrics(METRICS_PREFIX)
+        metrics = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, metrics, Peers(None, [], config.queue_timeout), version=version)
         self._token = self._clients = ClientTokens(read_clients(config))
         self._max_requests = config.max_requests_per_client
@@ -221,9 +221,9 @@ class ClientTokens(Token):
         self._names = {token.encode(): name for token, name in names.items()}
 
     def check(self, request: web.BaseRequest) -> None:
-        """Raise RefusedError (401) for a client without one of the tokens."""
+        """Raise RequestRefusedError (401) for a client without one of the tokens."""
         if self._names and self._shown(request) is None:
-            raise RefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+            raise RequestRefusedError(401, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
 
     def client_of(self, request: web.BaseRequest) -> str:
         """Return which client a request is of."""

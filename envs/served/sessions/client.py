@@ -30,7 +30,7 @@ from toolgym.tools.http.client import (
     ClientClosedError,
     GarbledError,
     HttpClient,
-    Request,
+    HttpRequest,
     excerpt,
     json_body,
 )
@@ -133,7 +133,7 @@ class SessionClient(AsyncCloseable):
         """Open a session for a task."""
         body = {"instance_hash": str(instance_hash), "request_id": uuid.uuid4().hex}
 
-        def read(reply: http.Reply) -> StartResponse:
+        def read(reply: http.HttpResponse) -> StartResponse:
             return _answer(StartResponse, reply)
 
         found, replica = await self._call("/start_instance", body, self.start_timeout, read, repeatable=True)
@@ -171,7 +171,7 @@ class SessionClient(AsyncCloseable):
     async def reward_at(self, replica: Replica, sid: str, *, attempts: int | None = None) -> Reward:
         """Return what a session of this server is worth. Raises CallError."""
         body = json_body({"sid": sid})
-        request = Request("POST", "/compute_reward", body, self.reward_timeout)
+        request = HttpRequest("POST", "/compute_reward", body, self.reward_timeout)
         found, _ = await self._connected().call(request, _reward, replica, attempts=attempts or self._attempts)
         return found
 
@@ -181,7 +181,7 @@ class SessionClient(AsyncCloseable):
         path: str,
         body: Mapping[str, Any],
         seconds: float,
-        read: Callable[[http.Reply], T],
+        read: Callable[[http.HttpResponse], T],
         *,
         repeatable: bool,
     ) -> T:
@@ -194,12 +194,12 @@ class SessionClient(AsyncCloseable):
         path: str,
         body: Mapping[str, Any],
         seconds: float,
-        read: Callable[[http.Reply], T],
+        read: Callable[[http.HttpResponse], T],
         *,
         at: Replica | None = None,
         repeatable: bool,
     ) -> tuple[T, Replica]:
-        request = Request("POST", path, json_body(body), seconds, repeatable)
+        request = HttpRequest("POST", path, json_body(body), seconds, repeatable)
         try:
             return await self._connected().call(request, read, at, attempts=self._attempts if at is not None else None)
         except (CallError, ClientClosedError) as error:
@@ -252,7 +252,7 @@ class OpenSession:
         if self._heeds_ids:
             body["request_id"] = uuid.uuid4().hex
 
-        def read(reply: http.Reply) -> ActionResponse:
+        def read(reply: http.HttpResponse) -> ActionResponse:
             return _answer(ActionResponse, reply)
 
         seconds = self._client.action_timeout
@@ -288,7 +288,7 @@ class OpenSession:
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 
-def _answer(model: type[M], reply: http.Reply) -> M:
+def _answer(model: type[M], reply: http.HttpResponse) -> M:
     try:
         return model.model_validate(_object(reply))
     except pydantic.ValidationError as error:
@@ -297,7 +297,7 @@ def _answer(model: type[M], reply: http.Reply) -> M:
         raise GarbledError(f"the answer makes no sense: {where}: {first['msg']}: {excerpt(reply.body)}") from None
 
 
-def _reward(reply: http.Reply) -> Reward:
+def _reward(reply: http.HttpResponse) -> Reward:
     answer = _object(reply)
     try:
         return Reward(read_reward(answer), answer)
@@ -305,12 +305,12 @@ def _reward(reply: http.Reply) -> Reward:
         raise GarbledError(str(error)) from None
 
 
-def _nothing(reply: http.Reply) -> None:
+def _nothing(reply: http.HttpResponse) -> None:
     if reply.status != 200:
         _object(reply)
 
 
-def _object(reply: http.Reply) -> dict[str, Any]:
+def _object(reply: http.HttpResponse) -> dict[str, Any]:
     """Return the JSON object of a proper answer."""
     try:
         found = json.loads(reply.body)

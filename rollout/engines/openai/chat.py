@@ -13,7 +13,7 @@ from toolgym.rollout.engines.http import RefusedError, error_text, repeat_reques
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, shorten
 from toolgym.tools.http.addresses import check_address
 from toolgym.tools.http.retries import retry_after
-from toolgym.tools.http.session import BrokenError, HttpSession, NotSentError, Reply
+from toolgym.tools.http.session import BrokenError, HttpResponse, HttpSession, NotSentError
 from toolgym.tools.parsers.base import ParsedTurn
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError
 
@@ -108,7 +108,7 @@ class ChatClient:
             raise RefusedError(refused, after, counts=reply.status != 429 or after is None)
         raise refused
 
-    async def _exchange(self, body: bytes, limit: float) -> Reply:
+    async def _exchange(self, body: bytes, limit: float) -> HttpResponse:
         if self._session is not None:
             return await self._session.exchange("POST", self.url, body, limit, headers=self._headers)
         headers = {**self._headers, "Content-Type": "application/json"}
@@ -118,7 +118,7 @@ class ChatClient:
             # The names of httpx, which is not imported for their sake.
             failed = NotSentError if type(error).__name__ in ("ConnectError", "ConnectTimeout") else BrokenError
             raise failed(f"{type(error).__name__}: {error}") from error
-        return Reply(response.status_code, response.headers, response.content)
+        return HttpResponse(response.status_code, response.headers, response.content)
 
     def _read(self, answer: Any, text: str) -> ChatTurn:
         try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tools.sandbox.stand_ins import CELL, RAN, SESSION, TOOLGYM, StandIn, answer
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError
-from toolgym.tools.http.session import Reply
+from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.sandbox import RemoteSandbox, Retries
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult
 from toolgym.tools.sandbox.remote import response_parsing
@@ -57,7 +57,7 @@ READERS = [
 @given(body=BODIES, status=st.sampled_from([200, 200, 200, 201, 204, 404, 422, 500]))
 def test_reading(read, body, status):
     try:
-        found = read(Reply(status, {}, body))
+        found = read(HttpResponse(status, {}, body))
     except (GarbledError, CallError):
         return
     except ConfigError:

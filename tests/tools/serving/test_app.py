@@ -16,7 +16,7 @@ from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.config import ServingConfig
 from toolgym.tools.serving.json_bodies import parse
-from toolgym.tools.serving.metrics import Metrics, render
+from toolgym.tools.serving.metrics import ServerMetrics, render
 from toolgym.tools.serving.openapi import describe, render_page
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import UNKNOWN, Operation, Route, Router
@@ -68,7 +68,7 @@ ROUTES = [
 async def client():
     """A client of such a server."""
     config = ServingConfig(workers=1, max_concurrency=1)
-    app = HttpApp(config, Gate(1, 1, 1.0), Metrics("echo"), Peers(None, [], 1.0))
+    app = HttpApp(config, Gate(1, 1, 1.0), ServerMetrics("echo"), Peers(None, [], 1.0))
     app.add_routes(ROUTES)
     runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
     await runner.setup()
@@ -136,7 +136,7 @@ def test_the_description_comes_from_the_routes():
 def test_the_numbers_of_several_workers_stand_side_by_side():
     workers = []
     for count in (1, 2):
-        metrics = Metrics("x")
+        metrics = ServerMetrics("x")
         metrics.gauge("open", "What is open.", lambda count=count: count)
         for _ in range(count):
             metrics.answered("/echo", 200, 0.3)
@@ -163,7 +163,7 @@ async def serving():
 
         async def open_server(**settings):
             config = ServingConfig(workers=1, max_concurrency=1, **settings)
-            app = HttpApp(config, Gate(1, 1, 1.0), Metrics("echo"), Peers(None, [], 1.0))
+            app = HttpApp(config, Gate(1, 1, 1.0), ServerMetrics("echo"), Peers(None, [], 1.0))
             app.add_routes(ROUTES)
             runner = web.ServerRunner(app.listener(), shutdown_timeout=0.5)
             await runner.setup()

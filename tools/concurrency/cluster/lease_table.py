@@ -26,12 +26,12 @@ class LeaseTable:
 
     @property
     def in_use(self) -> int:
-        """How many permits are held."""
+        """Number of permits that are held."""
         return self._in_use
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of requests that wait."""
         return len(self._queue)
 
     @property

@@ -38,7 +38,7 @@ from toolgym.tools.sandbox.server.request_checks import refused
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import RefusedError, answer
+from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 
 def get_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -117,7 +117,7 @@ class EvaluationApi:
         except ConfigError as error:
             raise refused(error) from None
         except SandboxError as error:
-            raise RefusedError(500, str(error)) from None
+            raise RequestRefusedError(500, str(error)) from None
 
     async def _metrics(self, call: Call) -> web.Response:
         asked = parse(GetMetricsRequest, call.body)
@@ -136,34 +136,36 @@ class EvaluationApi:
         """Return the format of a data set: the server's own, or else the one that the request names."""
         known = self._formats.get(name)
         if known is None and config.dataset_type is None:
-            raise RefusedError(400, f"no eval class found for dataset {name}")
+            raise RequestRefusedError(400, f"no eval class found for dataset {name}")
         kind = known or config.dataset_type
         if kind not in FORMATS:
             known_kinds = ", ".join(FORMATS)
-            raise RefusedError(400, f"eval class {kind} not found; this server has {known_kinds}")
+            raise RequestRefusedError(400, f"eval class {kind} not found; this server has {known_kinds}")
         return FORMATS[kind]
 
     def _some(self, asked: GetPromptsRequest) -> Sequence[Row]:
         given = asked.config.provided_data
         if isinstance(given, dict):
-            raise RefusedError(400, "config.provided_data must be a list of rows here", reason="bad_config")
+            raise RequestRefusedError(400, "config.provided_data must be a list of rows here", reason="bad_config")
         rows = given if given is not None else self._rows_of(asked.dataset)
         return rows[asked.offset : asked.offset + asked.limit]
 
     def _one(self, asked: GetPromptByIdRequest | SubmitRequest) -> Row:
         given = asked.config.provided_data
         if isinstance(given, list):
-            raise RefusedError(400, "config.provided_data must be one row here", reason="bad_config")
+            raise RequestRefusedError(400, "config.provided_data must be one row here", reason="bad_config")
         if given is not None:
             return given
         for row in self._rows_of(asked.dataset):
             if str(row_id(row)) == str(asked.id):
                 return row
-        raise RefusedError(404, f"the data set {asked.dataset} has no row {asked.id!r}", reason="no_row")
+        raise RequestRefusedError(404, f"the data set {asked.dataset} has no row {asked.id!r}", reason="no_row")
 
     def _rows_of(self, name: str) -> Sequence[Row]:
         if name not in self._rows:
-            raise RefusedError(400, f"there is no data set {name}, and config.provided_data is empty", reason="no_rows")
+            raise RequestRefusedError(
+                400, f"there is no data set {name}, and config.provided_data is empty", reason="no_rows"
+            )
         return self._rows[name]
 
 
@@ -193,7 +195,7 @@ def load_datasets(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def _check_id(path: Path, row: Row) -> None:
     try:
         row_id(row)
-    except RefusedError as error:
+    except RequestRefusedError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
@@ -211,6 +213,6 @@ class _GatedSandbox(Sandbox):
                 async with asyncio.timeout(patience):
                     result = await self._sandbox.execute(request)
             except TimeoutError:
-                raise RefusedError(500, f"the sandbox did not answer within {patience:g} s") from None
+                raise RequestRefusedError(500, f"the sandbox did not answer within {patience:g} s") from None
         self._metrics.ran("/submit", result.status.value)
         return result

@@ -38,7 +38,7 @@ from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import mbpp_tests, prompt_helpers
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
 from toolgym.tools.sandbox.protocol.conversions import run_code_response
-from toolgym.tools.serving.transport import RefusedError
+from toolgym.tools.serving.transport import RequestRefusedError
 
 TIMEOUT = 20.0
 """Seconds for a test where the request says none, as in SandboxFusion."""
@@ -69,7 +69,7 @@ def row_id(row: Row) -> int | str:
     for name in ("id", "task_id", "name"):
         if isinstance(row.get(name), int | str):
             return row[name]  # type: ignore[no-any-return]
-    raise RefusedError(400, "a row needs an 'id', a 'task_id' or a 'name'", reason="bad_row")
+    raise RequestRefusedError(400, "a row needs an 'id', a 'task_id' or a 'name'", reason="bad_row")
 
 
 # ---------------------------------------------------------------------- the formats
@@ -109,7 +109,7 @@ class Mbpp(CodeDataset):
 
     def prompt(self, row: Row, config: EvaluationConfig) -> Prompt:
         if config.is_fewshot:
-            raise RefusedError(400, "this server has no few-shot prompts of MBPP", reason="unsupported")
+            raise RequestRefusedError(400, "this server has no few-shot prompts of MBPP", reason="unsupported")
         text, tests = _mbpp_text(row), "\n".join(_assertions(row))
         ask = f"You are an expert Python programmer, and here is your task: {text}"
         return Prompt(
@@ -136,7 +136,7 @@ class CommonOJ(CodeDataset):
     async def submit(self, row: Row, request: SubmitRequest, sandbox: Sandbox) -> EvalResult:
         language = request.config.language
         if language is None:
-            raise RefusedError(400, "config.language must be given for CommonOJDataset", reason="bad_config")
+            raise RequestRefusedError(400, "config.language must be given for CommonOJDataset", reason="bad_config")
         cases = _json(row, "test", list)
         try:
             case = bool(request.config.extra.get("ignore_case"))
@@ -158,7 +158,7 @@ class AutoEval(CodeDataset):
         context = config.extra.get("context", labels.get("context")) or ""
         fewshot = (config.extra.get("fewshot", labels.get("fewshot")) or "") if config.is_fewshot else ""
         if config.is_fewshot and not fewshot:
-            raise RefusedError(400, f"row {row_id(row)!r} has no 'fewshot' in its labels", reason="bad_row")
+            raise RequestRefusedError(400, f"row {row_id(row)!r} has no 'fewshot' in its labels", reason="bad_row")
         template = config.extra.get("prompt_template", labels.get("prompt_template"))
         if template:
             fields = {"question": question, "fewshot": fewshot, "context": context, "locale": config.locale}
@@ -178,7 +178,7 @@ class AutoEval(CodeDataset):
         if not isinstance(language, str) or not isinstance(code, str):
             raise _bad_row("test", '{"code"}, and labels with programming_language')
         if language == "java":
-            raise RefusedError(400, "AutoEvalDataset's rows in Java are not judged here", reason="unsupported")
+            raise RequestRefusedError(400, "AutoEvalDataset's rows in Java are not judged here", reason="unsupported")
         found = await _extract(sandbox, request, language)
         program = _without_main(found.code, language)
         if request.config.extra.get("repr_code"):
@@ -248,7 +248,9 @@ async def _judged(
     verdicts = await judge.judge(program, tests)
     for number, one in enumerate(verdicts, start=1):
         if one.status is VerdictStatus.NOT_JUDGEABLE:
-            raise RefusedError(400, f"test {number} of the row cannot be judged: {one.detail}", reason="not_judgeable")
+            raise RequestRefusedError(
+                400, f"test {number} of the row cannot be judged: {one.detail}", reason="not_judgeable"
+            )
     judged = [(one, test) for one, test in zip(verdicts, tests, strict=True) if one.run is not None]
     return EvalResult(
         id=request.id,
@@ -334,8 +336,8 @@ def _json(row: Row, name: str, kind: type) -> Any:
     return value
 
 
-def _bad_row(name: str, wanted: str) -> RefusedError:
-    return RefusedError(400, f"a row's {name!r} must be {wanted}", reason="bad_row")
+def _bad_row(name: str, wanted: str) -> RequestRefusedError:
+    return RequestRefusedError(400, f"a row's {name!r} must be {wanted}", reason="bad_row")
 
 
 def _labels(row: Row) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from toolgym.tools.errors import SandboxClosedError
-from toolgym.tools.http.client import CallError, ClientClosedError, HttpClient, Request, excerpt
+from toolgym.tools.http.client import CallError, ClientClosedError, HttpClient, HttpRequest, excerpt
 from toolgym.tools.http.replicas import Replica
 from toolgym.tools.http.retries import AttemptError, Retries
-from toolgym.tools.http.session import HttpSession, Reply
+from toolgym.tools.http.session import HttpResponse, HttpSession
 from toolgym.tools.sandbox.remote.kinds import DESCRIPTION, HEALTH, ServerKind, read_kind
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class Caller:
 
     async def call(
         self,
-        request: Request,
-        read: Callable[[Reply], T],
+        request: HttpRequest,
+        read: Callable[[HttpResponse], T],
         at: SandboxReplica | None = None,
         *,
         attempts: int | None = None,
@@ -122,7 +122,7 @@ class Caller:
 
     async def _ask_kind(self, replica: SandboxReplica) -> ServerKind:
         try:
-            reply = await self._client.exchange(replica, Request("GET", DESCRIPTION), self._retries.connect_timeout)
+            reply = await self._client.exchange(replica, HttpRequest("GET", DESCRIPTION), self._retries.connect_timeout)
         except AttemptError as error:
             if error.sent:  # the call that waits for this was not sent
                 raise AttemptError(str(error), sent=False, after=error.after) from None

@@ -6,7 +6,7 @@ import enum
 import json
 
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.http.session import Reply
+from toolgym.tools.http.session import HttpResponse
 
 DESCRIPTION = "/openapi.json"
 """Where both kinds of server describe themselves."""
@@ -24,7 +24,7 @@ class ServerKind(enum.StrEnum):
     """SandboxFusion's API alone: every call is a clean start."""
 
 
-def read_kind(url: str, reply: Reply) -> ServerKind:
+def read_kind(url: str, reply: HttpResponse) -> ServerKind:
     """Return which kind a server is, from its answer to `DESCRIPTION`.
 
     Raises:

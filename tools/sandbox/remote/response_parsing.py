@@ -16,7 +16,7 @@ import pydantic
 
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError, excerpt
-from toolgym.tools.http.session import Reply
+from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionResult, ExecutionStatus
 from toolgym.tools.sandbox.files import ERRORS, FileInfo
 from toolgym.tools.sandbox.processes import ProcessState
@@ -73,7 +73,7 @@ class CellsResult:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def read_run_code(reply: Reply) -> ExecutionResult:
+def read_run_code(reply: HttpResponse) -> ExecutionResult:
     """Return the result in an answer of `/run_code`, ours or SandboxFusion's."""
     message = _read(messages.RunCodeResponse, reply)
     try:
@@ -87,7 +87,7 @@ def read_run_code(reply: Reply) -> ExecutionResult:
     return result
 
 
-def read_run_jupyter(reply: Reply) -> CellsResult:
+def read_run_jupyter(reply: HttpResponse) -> CellsResult:
     """Return the result in an answer of `/run_jupyter`, ours or SandboxFusion's."""
     message = _read(messages.RunJupyterResponse, reply)
     driver = message.driver
@@ -116,7 +116,7 @@ def read_run_jupyter(reply: Reply) -> CellsResult:
     )
 
 
-def read_sessions(reply: Reply) -> list[messages.SessionInfo]:
+def read_sessions(reply: HttpResponse) -> list[messages.SessionInfo]:
     """Return the sessions in the answer to opening or forking some."""
     many = _read(messages.ForkResponse, reply, 201).sessions if "sessions" in _json_object(reply) else None
     found = many if many is not None else [_read(messages.SessionInfo, reply, 201)]
@@ -130,13 +130,13 @@ def _check_id(what: str, name: str) -> None:
         raise GarbledError(f"the answer's {what} id cannot be one: {name[:200]!r}")
 
 
-def read_cell(reply: Reply) -> CellResult:
+def read_cell(reply: HttpResponse) -> CellResult:
     """Return the result in the answer to a cell of a session."""
     result = conversions.read_cell(_read(messages.CellResponse, reply))
     return replace(result, duration=finite(result.duration))
 
 
-def read_exec(reply: Reply) -> ExecResult:
+def read_exec(reply: HttpResponse) -> ExecResult:
     """Return the result in the answer to a program run in a session."""
     message = _read(messages.ExecResponse, reply)
     try:
@@ -146,14 +146,14 @@ def read_exec(reply: Reply) -> ExecResult:
     return replace(result, duration=finite(result.duration))
 
 
-def read_started(reply: Reply) -> messages.ProcessInfo:
+def read_started(reply: HttpResponse) -> messages.ProcessInfo:
     """Return the program in the answer to starting one."""
     info = _read(messages.ProcessInfo, reply)
     _check_id("process", info.process)
     return info
 
 
-def read_process(reply: Reply) -> ProcessState:
+def read_process(reply: HttpResponse) -> ProcessState:
     """Return what the answer to a request about a program says."""
     message = _read(messages.AskProcessResponse, reply)
     try:
@@ -162,13 +162,13 @@ def read_process(reply: Reply) -> ProcessState:
         raise GarbledError(str(error)) from None
 
 
-def read_files(reply: Reply) -> Sequence[FileInfo]:
+def read_files(reply: HttpResponse) -> Sequence[FileInfo]:
     """Return the files that an answer lists."""
     found = _read(messages.FilesResponse, reply).files
     return [FileInfo(one.name, one.kind, one.size, one.mode, one.changed, one.target) for one in found]
 
 
-def read_contents(reply: Reply) -> tuple[Any, bytes]:
+def read_contents(reply: HttpResponse) -> tuple[Any, bytes]:
     """Return the sizes and the contents in the answer to reading several files."""
     _check(reply, 200)
     try:
@@ -177,13 +177,13 @@ def read_contents(reply: Reply) -> tuple[Any, bytes]:
         raise GarbledError(str(error)) from None
 
 
-def read_content(reply: Reply) -> bytes:
+def read_content(reply: HttpResponse) -> bytes:
     """Return the content in the answer to reading a file."""
     _check(reply, 200)
     return reply.body
 
 
-def read_nothing(reply: Reply) -> None:
+def read_nothing(reply: HttpResponse) -> None:
     """Check the answer to writing a file or closing a session."""
     _check(reply, 204)
 
@@ -193,7 +193,7 @@ def finite(seconds: float | None) -> float:
     return seconds if seconds is not None and math.isfinite(seconds) else 0.0
 
 
-def _read(model: type[M], reply: Reply, expected: int = 200) -> M:
+def _read(model: type[M], reply: HttpResponse, expected: int = 200) -> M:
     _check(reply, expected)
     try:
         return model.model_validate_json(reply.body)
@@ -204,7 +204,7 @@ def _read(model: type[M], reply: Reply, expected: int = 200) -> M:
         raise GarbledError(f"the answer makes no sense{where}: {first['msg']}: {excerpt(reply.body)}") from None
 
 
-def _check(reply: Reply, expected: int) -> None:
+def _check(reply: HttpResponse, expected: int) -> None:
     """Raise for any status but that of success."""
     if reply.status == expected:
         return
@@ -226,7 +226,7 @@ def _check(reply: Reply, expected: int) -> None:
     raise CallError(f"the sandbox server answered {reply.status}: {text}")
 
 
-def _json_object(reply: Reply) -> Mapping[str, Any]:
+def _json_object(reply: HttpResponse) -> Mapping[str, Any]:
     try:
         said = json.loads(reply.body)
     except (ValueError, RecursionError):

@@ -17,9 +17,9 @@ from toolgym.tools.errors import (
     named_keywords,
 )
 from toolgym.tools.http.addresses import check_address
-from toolgym.tools.http.client import CallError, Request, json_body
+from toolgym.tools.http.client import CallError, HttpRequest, json_body
 from toolgym.tools.http.retries import Retries
-from toolgym.tools.http.session import HttpSession, Reply
+from toolgym.tools.http.session import HttpResponse, HttpSession
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
@@ -189,7 +189,7 @@ class RemoteSandbox(Sandbox):
                 body[name] = getattr(request, name)
         if request.folders:
             body["folders"] = list(request.folders)
-        asked = Request("POST", "/sessions", json_body(body), OPENING)
+        asked = HttpRequest("POST", "/sessions", json_body(body), OPENING)
         try:
             (session,) = await self.opened(self.call(asked, read_sessions, for_session=True))
         except CallError as error:
@@ -238,8 +238,8 @@ class RemoteSandbox(Sandbox):
 
     async def call(
         self,
-        request: Request,
-        read: Callable[[Reply], T],
+        request: HttpRequest,
+        read: Callable[[HttpResponse], T],
         at: SandboxReplica | None = None,
         *,
         for_session: bool = False,
@@ -299,8 +299,8 @@ class RemoteSandbox(Sandbox):
 
     # ------------------------------------------------------------------ inside
 
-    async def _stateless(self, path: str, body: dict[str, Any], own: float, read: Callable[[Reply], T]) -> T:
-        found, _ = await self.call(Request("POST", path, json_body(body), own), read)
+    async def _stateless(self, path: str, body: dict[str, Any], own: float, read: Callable[[HttpResponse], T]) -> T:
+        found, _ = await self.call(HttpRequest("POST", path, json_body(body), own), read)
         return found
 
     def _memory_limit(self, memory_mb: int | None) -> int:

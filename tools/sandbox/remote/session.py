@@ -18,8 +18,8 @@ from toolgym.tools.errors import (
     SessionForkError,
     SessionLostError,
 )
-from toolgym.tools.http.client import CallError, Request, json_body
-from toolgym.tools.http.session import Reply
+from toolgym.tools.http.client import CallError, HttpRequest, json_body
+from toolgym.tools.http.session import HttpResponse
 from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionStatus, Session
 from toolgym.tools.sandbox.files import FileAction, FileInfo, Row, file_error, split
 from toolgym.tools.sandbox.names import check_path, positive
@@ -62,8 +62,8 @@ class SessionOwner(Protocol):
 
     async def call(
         self,
-        request: Request,
-        read: Callable[[Reply], T],
+        request: HttpRequest,
+        read: Callable[[HttpResponse], T],
         at: SandboxReplica | None = None,
     ) -> tuple[T, SandboxReplica]:
         """Send a call to a server when its turn has come."""
@@ -103,7 +103,7 @@ class RemoteSession(Session):
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         body = json_body({"code": code, "timeout": positive("timeout", timeout)})
         try:
-            result = await self._ask(Request("POST", "/cells", body, timeout, repeatable=False), read_cell)
+            result = await self._ask(HttpRequest("POST", "/cells", body, timeout, repeatable=False), read_cell)
         except CallError as error:
             return CellResult(ExecutionStatus.SANDBOX_ERROR, message=str(error), alive=self._alive)
         if not result.alive:
@@ -115,7 +115,7 @@ class RemoteSession(Session):
             return await self._exec_fed(command, stdin, timeout)
         body = json_body({**_fields(command), **stdin_fields(stdin), "timeout": timeout})
         try:
-            return await self.beside(Request("POST", "/exec", body, timeout, repeatable=False), read_exec)
+            return await self.beside(HttpRequest("POST", "/exec", body, timeout, repeatable=False), read_exec)
         except (SessionGoneError, FileCallError) as error:
             return ExecResult(ExecutionStatus.SANDBOX_ERROR, message=str(error))
         except CallError as error:
@@ -155,38 +155,38 @@ class RemoteSession(Session):
     async def _start(self, command: Command) -> RemoteProcess:
         body = json_body({**_fields(command), "pty": command.pty})
         try:
-            info = await self.beside(Request("POST", "/processes", body, OPENING, repeatable=False), read_started)
+            info = await self.beside(HttpRequest("POST", "/processes", body, OPENING, repeatable=False), read_started)
         except CallError as error:
             raise error_for("the program cannot be started", error) from None
         return RemoteProcess(self, info)
 
     async def write_file(self, name: str, data: bytes) -> None:
         path = f"/files/{quote(check_path(name), safe='')}"
-        request = Request("PUT", path, bytes(data), OPENING, content_type=RAW)
+        request = HttpRequest("PUT", path, bytes(data), OPENING, content_type=RAW)
         await self._ask_files(f"the file {name!r} cannot be written in the session", request, read_nothing)
 
     async def read_file(self, name: str) -> bytes:
-        request = Request("GET", f"/files/{quote(check_path(name), safe='')}", own=OPENING)
+        request = HttpRequest("GET", f"/files/{quote(check_path(name), safe='')}", timeout=OPENING)
         return await self._ask_files(f"the file {name!r} cannot be read in the session", request, read_content)
 
     async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
         repeatable = action in ("list", "stat", "walk")
         body = json_body({"action": action, "path": name, **rest})
-        request = Request("POST", "/files", body, OPENING, repeatable=repeatable)
+        request = HttpRequest("POST", "/files", body, OPENING, repeatable=repeatable)
         return await self._ask_files(f"{action} {name!r} fails in the session", request, read_files)
 
     async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
-        request = Request("POST", "/pack", json_body({"path": name, "names": list(names)}), OPENING)
+        request = HttpRequest("POST", "/pack", json_body({"path": name, "names": list(names)}), OPENING)
         what = f"the folder {name!r} cannot be read in the session"
         sizes, data = await self._ask_files(what, request, read_contents)
         return split(sizes, data, len(names))
 
     async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
         body = framed({"path": name, "rows": rows}, data)
-        request = Request("POST", "/unpack", body, OPENING, content_type=RAW)
+        request = HttpRequest("POST", "/unpack", body, OPENING, content_type=RAW)
         await self._ask_files(f"the folder {name!r} cannot be written in the session", request, read_nothing)
 
-    async def _ask_files(self, what: str, request: Request, read: Callable[[Reply], T]) -> T:
+    async def _ask_files(self, what: str, request: HttpRequest, read: Callable[[HttpResponse], T]) -> T:
         try:
             return await self._ask(request, read)
         except CallError as error:
@@ -199,7 +199,7 @@ class RemoteSession(Session):
     async def _fork(self, name: str | None, n: int) -> list[Session]:
         """See `Session.fork`. The new sessions live on the same server."""
         body = b"" if name is None and n == 1 else json_body({"checkpoint": name, "n": n})
-        request = Request("POST", "/fork", body, OPENING)
+        request = HttpRequest("POST", "/fork", body, OPENING)
 
         async def asking() -> tuple[Sequence[SessionInfo], SandboxReplica]:
             return await self._ask(request, read_sessions, dead_too=name is not None), self.replica
@@ -215,7 +215,7 @@ class RemoteSession(Session):
 
     async def _checkpoint(self, name: str) -> None:
         try:
-            await self._ask(Request("PUT", _checkpoint_path(name), b"", OPENING), read_nothing)
+            await self._ask(HttpRequest("PUT", _checkpoint_path(name), b"", OPENING), read_nothing)
         except CallError as error:
             raise error_for("the session cannot be forked", error, SessionForkError) from None
         self._checkpoints.pop(name, None)
@@ -224,7 +224,7 @@ class RemoteSession(Session):
     async def _drop_checkpoint(self, name: str) -> None:
         self._checkpoints.pop(name)
         try:
-            await self._ask(Request("DELETE", _checkpoint_path(name), own=OPENING), read_nothing, dead_too=True)
+            await self._ask(HttpRequest("DELETE", _checkpoint_path(name), timeout=OPENING), read_nothing, dead_too=True)
         except SessionGoneError:
             return
         except CallError as error:
@@ -240,7 +240,7 @@ class RemoteSession(Session):
         self._checkpoints.clear()
         if self._gone:
             return
-        request = Request("DELETE", f"/sessions/{self._id}")
+        request = HttpRequest("DELETE", f"/sessions/{self._id}")
         try:
             async with asyncio.timeout(CLOSING):  # it waits for no turn, because closing makes room
                 await self._owner.caller().call(request, read_nothing, self.replica, attempts=None if reachable else 1)
@@ -251,16 +251,16 @@ class RemoteSession(Session):
             level = logging.WARNING if reachable else logging.DEBUG
             _log.log(level, "a remote session could not be closed, its server will: %s", error or "it took too long")
 
-    async def beside(self, request: Request, read: Callable[[Reply], T]) -> T:
+    async def beside(self, request: HttpRequest, read: Callable[[HttpResponse], T]) -> T:
         """Return the server's answer to what need not wait for cells."""
         return await self._call(request, read)
 
-    async def _ask(self, request: Request, read: Callable[[Reply], T], *, dead_too: bool = False) -> T:
+    async def _ask(self, request: HttpRequest, read: Callable[[HttpResponse], T], *, dead_too: bool = False) -> T:
         """Return the server's answer. `dead_too`: also if the session has died, whose checkpoints are still there."""
         async with self._lock:
             return await self._call(request, read, dead_too=dead_too)
 
-    async def _call(self, request: Request, read: Callable[[Reply], T], *, dead_too: bool = False) -> T:
+    async def _call(self, request: HttpRequest, read: Callable[[HttpResponse], T], *, dead_too: bool = False) -> T:
         if self._closed or self._gone or not (self._alive or (dead_too and not self._unreached)):
             raise SessionGoneError(NO_SESSION)
         request = request._replace(path=f"/sessions/{self._id}{request.path}")
@@ -303,7 +303,7 @@ class RemoteProcess(Process):
         )
         # What was read is gone, and what was written would be written twice.
         repeatable = not (request.data or request.read or request.signal)
-        asked = Request("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)
+        asked = HttpRequest("POST", self._path, body, OPENING + request.wait, repeatable=repeatable)
         try:
             return await self._session.beside(asked, read_process)
         except CallError as error:
@@ -314,7 +314,7 @@ class RemoteProcess(Process):
             return
         self._closed = True
         try:
-            await self._session.beside(Request("DELETE", self._path, own=OPENING), read_nothing)
+            await self._session.beside(HttpRequest("DELETE", self._path, timeout=OPENING), read_nothing)
         except SessionGoneError:
             return
         except CallError as error:

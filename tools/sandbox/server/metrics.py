@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-from toolgym.tools.serving.metrics import Metrics
+from toolgym.tools.serving.metrics import ServerMetrics
 
 PREFIX = "toolgym_sandbox"
 
 
-class SandboxMetrics(Metrics):
+class SandboxMetrics(ServerMetrics):
     """The counts of every server, and how programs and cells ended."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from toolgym.tools.sandbox.server.sessions import MAX_BESIDE, SandboxSessions, S
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import RefusedError, answer
+from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 
 class ProcessApi:
@@ -121,7 +121,7 @@ class ProcessApi:
                 async with asyncio.timeout(seconds + GRACE + self._config.queue_timeout):
                     yield entry
             except SandboxFileError as error:
-                raise RefusedError(409, str(error), reason=reason_of(error)) from None
+                raise RequestRefusedError(409, str(error), reason=reason_of(error)) from None
             except ConfigError as error:
                 raise problem(("argv",), str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:
@@ -131,7 +131,7 @@ class ProcessApi:
 def _found(entry: ServedSession, call: Call) -> Process:
     process = entry.processes.get(call.params["process"])
     if process is None:
-        raise RefusedError(404, "the session has no such process, or it was ended", reason="no_process")
+        raise RequestRefusedError(404, "the session has no such process, or it was ended", reason="no_process")
     return process
 
 

@@ -46,7 +46,7 @@ from toolgym.tools.sandbox.server.sessions import SandboxSessions, ServedSession
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.json_bodies import InvalidRequestError, parse, problem
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import RefusedError, answer
+from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 RAW = "application/octet-stream"
 
@@ -177,15 +177,17 @@ class SessionApi:
         except OptionError as error:
             raise _bad_name(str(error)) from None
         except UnknownNameError as error:
-            raise RefusedError(404, str(error), reason="no_checkpoint") from None
+            raise RequestRefusedError(404, str(error), reason="no_checkpoint") from None
         except SandboxUnsupportedError as error:
-            raise RefusedError(409, str(error), reason="unsupported") from None
+            raise RequestRefusedError(409, str(error), reason="unsupported") from None
         except SandboxBusyError as error:
-            raise RefusedError(409, str(error), reason="no_room") from None
+            raise RequestRefusedError(409, str(error), reason="no_room") from None
         except SandboxError as error:
-            raise RefusedError(409, str(error)) from None
+            raise RequestRefusedError(409, str(error)) from None
         except (OSError, TimeoutError) as error:
-            raise RefusedError(503, str(error) or "a fork did not come about in time", {"Retry-After": "1"}) from None
+            raise RequestRefusedError(
+                503, str(error) or "a fork did not come about in time", {"Retry-After": "1"}
+            ) from None
 
     async def _add(
         self, opening: Callable[[], Awaitable[Sequence[Session]]], n: int = 1, cells: int = 0
@@ -196,9 +198,11 @@ class SessionApi:
         except ConfigError as error:
             raise refused(error) from None
         except SandboxUnsupportedError as error:
-            raise RefusedError(409, str(error), reason="unsupported") from None
+            raise RequestRefusedError(409, str(error), reason="unsupported") from None
         except (SandboxError, OSError, TimeoutError) as error:
-            raise RefusedError(503, str(error) or "a session did not open in time", {"Retry-After": "1"}) from None
+            raise RequestRefusedError(
+                503, str(error) or "a session did not open in time", {"Retry-After": "1"}
+            ) from None
         patience = self._config.queue_timeout
         return [self._sessions.add(ServedSession(self._worker, session, patience, cells)) for session in sessions]
 
@@ -276,7 +280,7 @@ class SessionApi:
                     yield entry.session
             except SandboxFileError as error:
                 missing = isinstance(error, FileNotFoundError)
-                raise RefusedError(404 if missing else 409, str(error), reason=reason_of(error)) from None
+                raise RequestRefusedError(404 if missing else 409, str(error), reason=reason_of(error)) from None
             except ConfigError as error:
                 raise _bad_name(str(error)) from None
             except (SandboxError, OSError, TimeoutError) as error:
@@ -294,7 +298,7 @@ class SessionApi:
         await self._sessions.remove(call.params["id"])
         return web.Response(status=204)
 
-    async def failed(self, entry: ServedSession, error: Exception, *, of_file: bool = False) -> RefusedError:
+    async def failed(self, entry: ServedSession, error: Exception, *, of_file: bool = False) -> RequestRefusedError:
         """Return the answer for a failure of the sandbox. A session that does not answer is closed.
 
         How far the call came is unknown, so the status is one that clients do not retry.
@@ -305,18 +309,18 @@ class SessionApi:
             of_file: whether the call was about a file: if the session goes on, the file is to blame.
         """
         if isinstance(error, SandboxUnsupportedError):
-            return RefusedError(409, str(error), reason="unsupported")
+            return RequestRefusedError(409, str(error), reason="unsupported")
         if isinstance(error, SandboxBusyError):
-            return RefusedError(409, str(error), reason="no_room")
+            return RequestRefusedError(409, str(error), reason="no_room")
         if isinstance(error, SessionLostError):
-            return RefusedError(404, str(error), reason="no_session")
+            return RequestRefusedError(404, str(error), reason="no_session")
         if isinstance(error, TimeoutError):
             await self._sessions.discard(entry.name)
-            return RefusedError(500, "the sandbox did not answer in time; the session is closed")
+            return RequestRefusedError(500, "the sandbox did not answer in time; the session is closed")
         if of_file and entry.session.alive:
-            return RefusedError(409, str(error))
+            return RequestRefusedError(409, str(error))
         said = f"{type(error).__name__}: {error}"
-        return RefusedError(404, said, reason="no_session") if of_file else RefusedError(500, said)
+        return RequestRefusedError(404, said, reason="no_session") if of_file else RequestRefusedError(500, said)
 
 
 def made_sessions(response: web.Response) -> list[str]:

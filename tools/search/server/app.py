@@ -14,17 +14,17 @@ from toolgym.tools.search.server.config import SearchServerConfig
 from toolgym.tools.serving.admission import Gate
 from toolgym.tools.serving.app import HttpApp
 from toolgym.tools.serving.json_bodies import parse, problem
-from toolgym.tools.serving.metrics import Metrics
+from toolgym.tools.serving.metrics import ServerMetrics
 from toolgym.tools.serving.peers import Peers
 from toolgym.tools.serving.routes import Call, Operation, Route
-from toolgym.tools.serving.transport import RefusedError, answer
+from toolgym.tools.serving.transport import RequestRefusedError, answer
 
 METRICS_PREFIX = "toolgym_search"
 """Beginning of the names of all figures."""
 
 
 class RetrieveRequest(pydantic.BaseModel):
-    """What Search-R1's clients send.
+    """A request of Search-R1's clients.
 
     Attributes:
         queries: at least one.
@@ -44,7 +44,7 @@ class RetrieveResponse(pydantic.BaseModel):
 
 
 class KiltRequest(pydantic.BaseModel):
-    """What clients of the older protocol send.
+    """A request of clients of the older protocol.
 
     Attributes:
         content: the query.
@@ -80,7 +80,7 @@ class SearchApp(HttpApp):
     ) -> None:
         gate = Gate(config.share(config.max_concurrency), config.share(config.max_queue), config.queue_timeout)
         others = [number for number in range(config.workers) if number != worker]
-        self._figures = Metrics(METRICS_PREFIX)
+        self._figures = ServerMetrics(METRICS_PREFIX)
         super().__init__(config, gate, self._figures, Peers(folder, others, config.queue_timeout), worker, version)
         self._retriever, self._settings = retriever, config
         kilt = {"POST": Operation(self._kilt, "Find passages for one text", KiltRequest, "application/json")}
@@ -119,7 +119,7 @@ class SearchApp(HttpApp):
             try:
                 return await self._retriever.search(queries, topk)
             except RetrievalError as error:  # a ConnectionError, which would look like a client that is gone
-                raise RefusedError(503, str(error)) from error
+                raise RequestRefusedError(503, str(error)) from error
 
     async def _health(self, call: Call) -> web.Response:
         about = {

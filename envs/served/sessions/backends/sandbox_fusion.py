@@ -11,7 +11,7 @@ from toolgym.envs.served.sessions.backends.base import ActionReply, Instance, Se
 from toolgym.tools.errors import RemoteSessionError, SandboxError, check_seconds
 from toolgym.tools.http import session as http
 from toolgym.tools.http.addresses import check_address
-from toolgym.tools.http.client import CallError, GarbledError, HttpClient, Request, excerpt, json_body
+from toolgym.tools.http.client import CallError, GarbledError, HttpClient, HttpRequest, excerpt, json_body
 from toolgym.tools.http.replicas import Replica
 from toolgym.tools.http.retries import Retries
 from toolgym.tools.library.code_interpreter import render_result
@@ -115,7 +115,7 @@ class SandboxFusionBackend(SessionBackend):
         if self._client is None:
             raise SandboxError("the backend was not started, or is closed")
         body = {"dataset": dataset, "id": id, "completion": completion, "config": self.config}
-        request = Request("POST", "/submit", json_body(body), self.submit_timeout)
+        request = HttpRequest("POST", "/submit", json_body(body), self.submit_timeout)
         try:
             found, _ = await self._client.call(request, _verdict)
         except CallError as error:
@@ -165,7 +165,7 @@ class _Problem(Instance):
         return
 
 
-def _verdict(reply: http.Reply) -> Mapping[str, Any]:
+def _verdict(reply: http.HttpResponse) -> Mapping[str, Any]:
     if reply.status != 200:
         raise CallError(f"the server answered {reply.status}: {excerpt(reply.body)}")
     try:
