@@ -7,20 +7,18 @@ matter little. A ratio of 1.2 says that a run costs 20 % more without the trick;
 `pass` runs `pass` from the bare template process; `stack` imports the preloaded libraries; `session` opens a session,
 runs a cell and closes it, both from the full one.
 
-Ratios on two cores that other work kept busy (Linux 6.18, Python 3.11, numpy, sympy and pandas; 11 pairs of 120, and
-the second figure 27 pairs of 100, the third 25 of 200 on a quiet machine):
+Ratios on two cores that other work kept busy (Linux 6.18, Python 3.11, numpy, sympy and pandas; 11 pairs of 120):
 
 | without | pass | stack | session |
 | --- | --- | --- | --- |
 | first-process | 1.37 | 1.39 | 1.42 |
 | syscall-batch | 1.14 | 1.13 | 1.11 |
 | huge-pages | 0.92 | 1.22 | 1.25 |
-| prefaulted-pages | 1.10, 1.13, 1.15 | 1.05, 0.97, 1.06 | 1.04, 0.95, 1.05 |
 | recursion-depth | 0.98 | 1.01 | 1.00 |
 | preload | | 77 | 0.67 |
 
-Where no memory may be locked, a child that has such pages copied itself, by MADV_POPULATE_WRITE, saves nothing: 0.89
-for all pages, 0.98 for those in ranges of three or more, 1.00 for ranges with gaps closed (`pass`, 11 to 21 pairs).
+Pages that every child writes to could be copied at the fork, by pinning them in the zygote (an io_uring's buffers): 1.10
+to 1.15 for `pass`, but only 0.95 to 1.06 for the others, so the sandbox does without it.
 
 `recursion-depth` is there for what programs see, and not for speed: without it, `sys._getframe().f_back` leads into the
 sandbox, tracebacks of stacks and warnings name its files, and eleven of the 1,000 nested calls are gone.
@@ -42,17 +40,17 @@ from toolgym.tools.sandbox.local.host import template_process
 
 TRICKS = {
     "first-process": "from toolgym.tools.sandbox.local.zygote import first_process as m; m._INSTRUCTIONS.clear()",
-    "prefaulted-pages": "from toolgym.tools.sandbox.local.zygote import prefaulted_pages as m; m.pin = lambda pages: 0",
-    "huge-pages": "from toolgym.tools.sandbox.local.zygote import prefaulted_pages as m\n"
-    "m.collapse = lambda places, written: set()",
+    "huge-pages": "from toolgym.tools.sandbox.local.zygote import huge_pages as m; m.collapse = lambda *_: None",
     "syscall-batch": """
 from toolgym.tools.sandbox.local.kernel.harden import Hardening as m
 def late(prepare):
     class Late:
         def __init__(self, *args): self.args = args
-        def run(self): prepare(*self.args).run()
-    return lambda *args: Late(*args)
-m.batch, m.drop_capabilities = late(m.batch), late(m.drop_capabilities)
+        def run(self):
+            for batch in prepare(*self.args): batch.run()
+    return Late
+drop, batches = late(lambda self, drop=m.drop_capabilities: [drop(self)]), late(m.batches)
+m.drop_capabilities, m.batches = lambda self: drop(self), lambda *args: [batches(*args)]
 """,
     "recursion-depth": "from toolgym.tools.sandbox.local.child import recursion_depth as m; m._known = lambda: False",
     "preload": "",

@@ -56,63 +56,15 @@ def test_a_sibling_has_the_same_parent_and_its_thread_knows_its_number():
     assert said == "[3, 7]"
 
 
-def test_pinned_pages_are_copied_at_the_fork_and_others_are_not():
-    said = printed("""
-        import ctypes, mmap, os, signal
-        from toolgym.tools.sandbox.local.zygote import prefaulted_pages
-        room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for page in range(4):
-            room[page * mmap.PAGESIZE] = 1
-        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
-        if prefaulted_pages.pin({first, first + 2}) == 0:
-            print("not allowed")
-            raise SystemExit
-        snapshot = prefaulted_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        snapshot.take()
-        alone = snapshot.unshared()
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        print([page in alone for page in range(first, first + 4)])
-    """)
-    if said == "not allowed":
-        pytest.skip("no io_uring, or too little locked memory, is allowed here")
-    assert said == "[True, False, True, False]"
-
-
-def test_of_too_little_locked_memory_what_is_left_is_used():
-    said = printed("""
-        import ctypes, mmap, os, resource
-        from toolgym.tools.sandbox.local.zygote import prefaulted_pages
-        room = mmap.mmap(-1, 16 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for page in range(16):
-            room[page * mmap.PAGESIZE] = 1
-        first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
-        if os.geteuid() == 0:
-            user = 62_000 + os.getpid() % 3000  # one of its own, that no other process locks memory of
-            os.setresuid(user, user, user)
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (3 * mmap.PAGESIZE,) * 2)
-        wanted = {first + page for page in range(0, 16, 2)}
-        pinned = prefaulted_pages.pin(wanted)
-        print(1 <= pinned <= 3, prefaulted_pages.why_not(8, 8) == "", prefaulted_pages.why_not(pinned, len(wanted)))
-    """)
-    if "io_uring is not allowed" in said:
-        pytest.skip("no io_uring is allowed here")
-    assert said.startswith("True True a template process would lock 32 KiB, and ")
-    assert "RLIMIT_MEMLOCK, 12 KiB" in said
-
-
 def test_a_snapshot_shows_what_either_side_of_a_fork_wrote_to():
     said = printed("""
         import ctypes, mmap, os, signal
-        from toolgym.tools.sandbox.local.zygote import prefaulted_pages
+        from toolgym.tools.sandbox.local.zygote import huge_pages
         room = mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         for page in range(4):
             room[page * mmap.PAGESIZE] = 1
         first = ctypes.addressof(ctypes.c_char.from_buffer(room)) // mmap.PAGESIZE
-        snapshot = prefaulted_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
+        snapshot = huge_pages.PageSnapshot(os.open("/proc", os.O_RDONLY))
         ready, done = os.pipe()
         child = os.fork()
         if child == 0:

@@ -133,8 +133,6 @@ class Broker:
             "terminals": hardening.terminals,
             "own_users": hardening.first_uid != 0,
             "watched": self._watchdog.watches,
-            "pinned": self._ready["pinned"],
-            "slow": self._ready["slow"],
             "absent": self._ready["absent"],
             "cgroup": cgroups.layers if cgroups is not None else None,
         }

@@ -45,8 +45,6 @@ _MAX_HANDSHAKE = 65536
 _MAX_REASON = 500
 """Characters of the reason why a library could not be loaded."""
 
-_MAX_PINNED = 1 << 30
-"""Bytes of memory that a user's template processes may pin, where root may say so."""
 
 _FAILED = 3
 """Exit code of a template process that cannot start."""
@@ -68,7 +66,7 @@ def main(config: Mapping[str, Any]) -> NoReturn:
     _reset_signals()
     os.umask(0o022)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _raise_limits()
+    _raise_descriptor_limit()
     cgroups = _cgroups(config)
     jailed = jail.Jailed(0, os.path.isdir("/proc/self"), -1, -1)
     if config["level"] == "namespaces":
@@ -179,9 +177,9 @@ def _become_zygote(broker: socket.socket, config: Mapping[str, Any], spec: Child
     zygote = Zygote(broker, replace(spec, hardening=replace(spec.hardening, data_pages=private)))
     program.prepare()
     _unload_ourselves()
-    pinned, slow = zygote.calibrate(proc)
+    zygote.calibrate(proc)
     _filter_calls(namespaces=config["level"] == "namespaces")
-    ready: ZygoteReady = {"resident": resident, "pinned": pinned, "slow": slow, "absent": ", ".join(absent)}
+    ready: ZygoteReady = {"resident": resident, "absent": ", ".join(absent)}
     broker.send(json.dumps(ready).encode())
     zygote.serve()
 
@@ -224,19 +222,10 @@ def _wait_for(pid: int) -> NoReturn:
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _raise_limits() -> None:
-    """Raise the limits of descriptors, and of memory that `prefaulted_pages` pins.
-
-    All template processes of a user count together for the latter.
-    """
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
-        _, hard = resource.getrlimit(kind)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(kind, (hard, hard))
-    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if 0 <= hard < _MAX_PINNED:
-        with contextlib.suppress(ValueError, OSError):  # only root may raise it
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (_MAX_PINNED, _MAX_PINNED))
+def _raise_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _clean_environment(config: Mapping[str, Any]) -> None:

@@ -49,7 +49,6 @@ SESSIONS_EACH = 8
 
 _log = logging.getLogger("toolgym.tools.sandbox")
 
-_SLOW = "the sandbox's programs start a little slower than they could"
 _said: set[str] = set()
 
 
@@ -268,9 +267,6 @@ class TemplatePool:
         if absent and absent not in _said:
             _said.add(absent)
             _log.warning("the sandbox's Python %r cannot import, so programs go without: %s", self._python, absent)
-        if template.layers["slow"] and _SLOW not in _said:
-            _said.add(_SLOW)
-            _log.info("%s: %s", _SLOW, template.layers["slow"])
         return template
 
 

@@ -13,15 +13,9 @@ from toolgym.tools.sandbox.local.protocol.messages import CellRequest, FileReque
 
 
 class ZygoteReady(TypedDict):
-    """The zygote has its libraries loaded.
-
-    `resident`: its pages; `pinned`: how many are copied at each fork; `slow`: what keeps others from it; `absent`: the
-    libraries that it could not load, and why.
-    """
+    """The zygote has its libraries loaded. `resident`: its pages; `absent`: those that it could not load, and why."""
 
     resident: int
-    pinned: int
-    slow: str
     absent: str
 
 

@@ -241,8 +241,6 @@ class Layers(TypedDict):
     terminals: bool
     own_users: bool
     watched: bool
-    pinned: int
-    slow: str
     absent: str
     cgroup: dict[str, Any] | None
 

@@ -29,7 +29,7 @@ from toolgym.tools.sandbox.local.kernel.harden import CONTROL_FD, Hardening
 from toolgym.tools.sandbox.local.kernel.syscall_batch import SyscallBatch, move_descriptor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.frames import ForkReply
-from toolgym.tools.sandbox.local.zygote import first_process, prefaulted_pages
+from toolgym.tools.sandbox.local.zygote import first_process, huge_pages
 
 _DESCRIPTORS = struct.Struct("3i")
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_DESCRIPTORS.size)
@@ -108,39 +108,32 @@ class Zygote:
         self._owned: list[int] | None = [] if alone else None
         self._inits = first_process.InitMaker(self._thread_id) if spec.pid_namespace >= 0 else None
 
-    def calibrate(self, proc: int) -> tuple[int, str]:
-        """Make forks cheaper, see `prefaulted_pages`.
+    def calibrate(self, proc: int) -> None:
+        """Make forks cheaper, see `huge_pages`.
 
-        Two children show which pages children write to: one runs a program, and one becomes a session. Where a step
-        fails, or the system does not allow it, everything works the same way, only slower.
+        Two children show which pages children write to: one runs a program, and one becomes a session. If a step fails,
+        or the system does not allow it, everything works the same way, only slower.
 
         Args:
             proc: descriptor of a /proc that shows this process.
-
-        Returns:
-            How many pages will be copied at each fork, and what keeps others from it; empty: nothing does.
         """
         gc.collect()
         syscalls.trim_heap()
         gc.freeze()
         gc.disable()
         with contextlib.suppress(OSError):
-            written, places = zip(*(self._watch(proc, requests) for requests in _CALIBRATION), strict=True)
-            huge = prefaulted_pages.collapse(places[-1], set.union(*written))
-            pages = set.intersection(*written) - huge
-            pinned = prefaulted_pages.pin(pages)
-            return pinned, prefaulted_pages.why_not(pinned, len(pages))
-        return 0, "the pages that children write to cannot be seen in /proc"
+            written, ranges = zip(*(self._watch(proc, requests) for requests in _CALIBRATION), strict=True)
+            huge_pages.collapse(ranges[-1], set.union(*written))
 
     def _watch(self, proc: int, requests: Sequence[Mapping[str, Any]]) -> tuple[set[int], list[range]]:
         """Have a child carry out requests.
 
         Returns:
-            The pages that it, or this process meanwhile, has written to, and where huge pages would have a place.
+            The pages that it or this process has written to, and the ranges that huge pages could replace.
         """
         encoded = [frames.encode_for_child(request) for request in requests]
         with contextlib.ExitStack() as stack:
-            snapshot = prefaulted_pages.PageSnapshot(proc)
+            snapshot = huge_pages.PageSnapshot(proc)
             stack.callback(snapshot.close)
             if not self._spec.hardening.namespaces:
                 folder = self._spec.folder(0)
