@@ -17,8 +17,8 @@ Ratios on two cores that other work kept busy (Linux 6.18, Python 3.11, numpy, s
 | recursion-depth | 0.98 | 1.01 | 1.00 |
 | preload | | 77 | 0.67 |
 
-Pages that every child writes to could be copied at the fork, by pinning them in the zygote (an io_uring's buffers): 1.10
-to 1.15 for `pass`, but only 0.95 to 1.06 for the others, so the sandbox does without it.
+Pages that every child writes to could be copied at the fork, by pinning them in the zygote (an io_uring's buffers):
+1.10 to 1.15 for `pass`, but only 0.95 to 1.06 for the others, so the sandbox does without it.
 
 `recursion-depth` is there for what programs see, and not for speed: without it, `sys._getframe().f_back` leads into the
 sandbox, tracebacks of stacks and warnings name its files, and eleven of the 1,000 nested calls are gone.

@@ -17,7 +17,7 @@ from toolgym.tools.concurrency.deadline import with_deadline
 from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, check_seconds, error_text, named_fields, require_whole_number
-from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.resources import available_processors
 
 LOAD_TIMEOUT = 10.0
 """Seconds that an engine gets to tell its load."""
@@ -109,7 +109,7 @@ class LoadFollower:
     ) -> None:
         self._engine, self._adaptive = engine, adaptive
         self._episodes, self._generations, self._tool_calls = episodes, generations, tool_calls
-        self._most = adaptive.most or max(adaptive.start, EPISODES_EACH * processors.available())
+        self._most = adaptive.most or max(adaptive.start, EPISODES_EACH * available_processors())
         self._most_generations = generations.limit
         self._fitting: int | None = None  # requests that the cache can take; None: it was not full lately
         self._trimmed = False

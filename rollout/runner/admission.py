@@ -14,7 +14,7 @@ from toolgym.rollout.runner.adaptive import Adaptive, LoadFollower, ask_load
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.concurrency.run_limits import GENERATIONS, TOOL_CALLS
-from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.resources import available_processors
 
 TOOL_CALLS_EACH = 1024
 """Tool calls that run at once for each processor, where nothing else is asked for. A call mostly waits, for a server or
@@ -60,7 +60,7 @@ class Admission:
         admission = cls(
             episodes=config.max_concurrent if isinstance(config.max_concurrent, int) else config.max_concurrent.start,
             generations=config.max_generations,
-            tool_calls=config.max_tool_calls or TOOL_CALLS_EACH * processors.available(),
+            tool_calls=config.max_tool_calls or TOOL_CALLS_EACH * available_processors(),
         )
         admission._adaptive = adaptive
         if adaptive is not None or config.max_generations is None:

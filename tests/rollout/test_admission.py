@@ -15,7 +15,7 @@ from toolgym.rollout.runner.adaptive import Adaptive
 from toolgym.rollout.runner.admission import TOOL_CALLS_EACH, Admission
 from toolgym.tools import BaseTool, ToolResult, ToolSchema
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.resources import available_processors
 
 CALL = '<tool_call>{"name": "gate", "arguments": {}}</tool_call>'
 PATIENCE = (0.5, 5.0)
@@ -172,7 +172,7 @@ async def test_what_the_config_leaves_open_the_engine_and_the_machine_say(counti
         assert silent.episodes.limit == Adaptive().start
         assert silent.generations.try_acquire() is not None
         assert silent.generations.limit > 10**9
-        assert silent.tool_calls.limit == TOOL_CALLS_EACH * processors.available()
+        assert silent.tool_calls.limit == TOOL_CALLS_EACH * available_processors()
     engine.said_load = EngineLoad(0.1, 1, 0, max_running=24)
     async with Admission.of(config(), engine) as limited:
         assert limited.generations.limit == 24

@@ -29,8 +29,8 @@ from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import ConfigError, SandboxClosedError, UnknownNameError, nearest
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
-from toolgym.tools.sandbox.local.host import processors
-from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH
+from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH
+from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.kernel.folders import remove
 from toolgym.tools.sandbox.local.protocol.capture import Capture
 from toolgym.tools.sandbox.names import fetchable, not_fetched, unused_stem
@@ -51,7 +51,7 @@ _COMMANDS = {
 @functools.cache
 def _limiter_of_all() -> LocalRateLimiter:
     """The limiter of all process sandboxes that have no number of their own."""
-    return LocalRateLimiter(COMPUTING_EACH * processors.available())
+    return LocalRateLimiter(COMPUTING_EACH * available_processors())
 
 
 class ProcessSandbox(Sandbox):

@@ -10,17 +10,16 @@ import multiprocessing
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from toolgym.tools.concurrency.deadline import shielded, with_deadline
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, EpisodeError, SandboxClosedError, SandboxError
-from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, Sandbox, Session
-from toolgym.tools.sandbox.files import FileAction, FileInfo, Row
+from toolgym.tools.sandbox.base import ExecutionResult, Sandbox, Session
 from toolgym.tools.sandbox.local.host.sandbox import LocalSandbox
+from toolgym.tools.sandbox.local.host.session import LocalSession
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
-from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, ProcessState
 
 T = TypeVar("T")
 
@@ -36,11 +35,13 @@ CLOSE_TIMEOUT = 30.0
 class _Host:
     """A local sandbox, and the event loop in a thread that it belongs to.
 
+    When nothing refers to this object any more, its thread closes the sandbox and ends.
+
     Attributes:
-        sandbox: the local sandbox.
-        shares: those of the handles that are open; one that is forgotten leaves by itself. When nothing refers to this
-            object any more, its thread closes the sandbox and ends.
-        started: whether the thread was asked for anything.
+        options: of the sandbox.
+        handles: those that are open; one that is forgotten leaves by itself.
+        ending: what ends this host later, once its last handle is closed; it refers to it until then.
+        pid: of the process that made it.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -49,11 +50,11 @@ class _Host:
         async def close() -> None:
             await sandbox.close()
 
-        self.sandbox = sandbox
-        self.shares: weakref.WeakSet[_Share] = weakref.WeakSet()
-        self.started = False
-        self._warmed = False
-        self._pid = os.getpid()
+        self.sandbox, self.options = sandbox, options
+        self.handles: weakref.WeakSet[SharedSandbox] = weakref.WeakSet()
+        self.ending: concurrent.futures.Future[None] | None = None
+        self._started = self._warmed = False
+        self.pid = os.getpid()
         # Closing the sandbox ends its calls, with results that say why: they are not cancelled before.
         self._thread = EventLoopThread(
             name="toolgym-sandbox", on_close=close, close_timeout=CLOSE_TIMEOUT, cancel_first=False
@@ -62,7 +63,7 @@ class _Host:
     @property
     def is_inherited(self) -> bool:
         """Whether this is a forked child of the process that made it."""
-        return self._pid != os.getpid()
+        return self.pid != os.getpid()
 
     def warm(self) -> None:
         """Start the template processes, once, without waiting for them."""
@@ -75,45 +76,49 @@ class _Host:
 
         if not self._warmed and not self.is_inherited:
             self._warmed = True
-            with contextlib.suppress(EpisodeError):  # closed meanwhile
+            with contextlib.suppress(EpisodeError):  # it was closed
                 self.submit(start())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begin to run a coroutine on the sandbox's loop. Raises `EpisodeError` when the thread has ended."""
-        self.started = True
+        self._started = True
         return self._thread.submit(coroutine)
 
-    async def call(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await what a function returns, on the sandbox's loop; cancelling the caller cancels it there.
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine on the sandbox's loop; cancelling the caller cancels it there.
 
         Raises:
-            SandboxClosedError: the sandbox is closed, or this is a forked child of the process that made it.
+            SandboxClosedError: the sandbox is closed.
         """
-        self.require_own()
-
-        async def run() -> T:
-            return await begin()
-
-        self.started = True
+        self._started = True
         try:
-            return await self._thread.call(run())
+            return await self._thread.call(coroutine)
         except EpisodeError:
             raise SandboxClosedError("the sandbox is closed") from None
 
-    def require_own(self) -> None:
-        """Raise `SandboxClosedError` in a forked child of the process that made it."""
-        if self.is_inherited:
-            raise SandboxClosedError(
-                f"this sandbox was made in process {self._pid}, and this is a forked child, {os.getpid()}: threads do "
-                "not survive a fork; make the sandbox in the process that uses it"
-            )
+    def linger(self, seconds: float) -> bool:
+        """End it in so many seconds. Returns False if that is now: nothing of it runs, or nothing may stay."""
+        if not seconds or not self._started or multiprocessing.parent_process() is not None or os.getpid() != _pid:
+            return False
+        with contextlib.suppress(EpisodeError):  # the interpreter ends, and the thread has ended before
+            self.ending = self.submit(self._end_later(seconds))
+        return self.ending is not None
 
-    def stop(self) -> None:
-        """Begin to do as `close`, without waiting; errors go to the log."""
-        self._thread.stop()
+    async def _end_later(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self.leave():
+            self._thread.stop()
+
+    def leave(self) -> bool:
+        """Make sure that no handle finds it any more. Returns whether it lingered, and is now the caller's to end."""
+        with _lock:
+            lingered, self.ending = self.ending is not None, None
+            if lingered:
+                _hosts.discard(self)
+            return lingered
 
     async def close(self) -> None:
-        """Close the sandbox and end the thread. If the caller is cancelled meanwhile, it happens all the same.
+        """Close the sandbox and end the thread. If the caller is cancelled, it happens all the same.
 
         Raises:
             LoopTimeoutError: it did not end in time.
@@ -122,180 +127,20 @@ class _Host:
         await self._thread.aclose()
 
 
-class _Lingering(NamedTuple):
-    """A host whose last handle is closed, and what ends it later."""
-
-    host: _Host
-    end: concurrent.futures.Future[None]
-
-
-_hosts: weakref.WeakValueDictionary[str, _Host] = weakref.WeakValueDictionary()
-_lingering: dict[str, _Lingering] = {}
+_hosts: weakref.WeakSet[_Host] = weakref.WeakSet()
 _lock = threading.Lock()
-_is_child = multiprocessing.parent_process() is not None
-"""Whether this process may end without its exit handlers, as children of `multiprocessing` do: nothing lingers then."""
+_pid = os.getpid()
+"""Children of `multiprocessing`, and forked ones, may end without their exit handlers: nothing lingers there."""
 
 
 def _forget_hosts() -> None:
     """In a forked child: its parent's threads are not there, and its parent's sandboxes are not the child's to end."""
-    global _lock, _is_child
+    global _hosts, _lock
+    _hosts = weakref.WeakSet()
     _lock = threading.Lock()  # another thread may have held it
-    _is_child = True
-    _hosts.clear()
-    _lingering.clear()
 
 
 os.register_at_fork(after_in_child=_forget_hosts)
-
-
-def _join(key: str, options: Mapping[str, Any]) -> _Share:
-    """Return a new share of the host with these options, which is made where there is none."""
-    with _lock:
-        lingering = _lingering.pop(key, None)
-        if lingering is not None:
-            lingering.end.cancel()
-        host = _hosts.get(key)
-        if host is None:
-            host = _hosts[key] = _Host(options)
-        share = _Share(host)
-        host.shares.add(share)
-        return share
-
-
-def _take_lingering(key: str) -> _Host | None:
-    """Return a host that lingers, which is now the caller's to end; None where a handle has it again."""
-    with _lock:
-        lingering = _lingering.pop(key, None)
-        if lingering is None:
-            return None
-        _hosts.pop(key, None)
-        return lingering.host
-
-
-async def _end_later(key: str, seconds: float) -> None:
-    await asyncio.sleep(seconds)
-    host = _take_lingering(key)
-    if host is not None:
-        host.stop()
-
-
-class _Share:
-    """One handle's part of a host: the runs and sessions that end with it.
-
-    Attributes:
-        host: the host; None when the handle is closed.
-    """
-
-    def __init__(self, host: _Host) -> None:
-        self.host: _Host | None = host
-        self._runs: set[asyncio.Task[Any]] = set()  # this one and the next are of the sandbox's loop
-        self._sessions: set[Session] = set()
-        self._ended = False
-
-    def require(self) -> _Host:
-        """Return the host. Raises `SandboxClosedError` when the handle is closed."""
-        if self.host is None:
-            raise SandboxClosedError("the sandbox is closed")
-        return self.host
-
-    async def call(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """As `_Host.call`. What the end of this share cut short is no result."""
-        result = await self.require().call(begin)
-        self.require()
-        return result
-
-    async def ask(self, asking: Coroutine[Any, Any, T]) -> T:
-        """Await a request to a session on the caller's loop, as a `LocalSession` takes it. Errors are those of `call`.
-
-        It is what a model waits for in every turn: handing it to the sandbox's loop and back costs as much as itself.
-        """
-        try:
-            self.require().require_own()
-            result = await asking
-        finally:
-            asking.close()
-        self.require()
-        return result
-
-    async def run(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """As `call`, for what the end of this share cancels."""
-
-        async def tracked() -> T:
-            task = asyncio.current_task()
-            assert task is not None
-            if self._ended:  # between this call and its turn
-                raise SandboxClosedError("the sandbox is closed")
-            self._runs.add(task)
-            try:
-                return await begin()
-            finally:
-                self._runs.discard(task)
-
-        return await self.call(tracked)
-
-    async def opened(self, opening: Callable[[], Coroutine[Any, Any, Sequence[Session]]]) -> list[Session]:
-        """Return the sessions that a coroutine of the sandbox's loop makes.
-
-        They may be there when the caller is cancelled; then they are closed, as no one else can.
-        """
-        made: list[Session] = []
-
-        async def keep() -> None:
-            made.extend(await opening())
-            self._sessions.update(made)
-
-        try:
-            await self.run(keep)
-        except asyncio.CancelledError:
-            with contextlib.suppress(SandboxError):  # the sandbox ends, and the sessions with it
-                await shielded(asyncio.gather(*(self.close_session(one) for one in made)))
-            raise
-        return [SharedSession(self, one) for one in made]
-
-    async def close_session(self, session: Session) -> None:
-        """Close a session of the sandbox's loop."""
-
-        async def close() -> None:
-            await session.close()
-            self._sessions.discard(session)
-
-        await self.call(close)
-
-    async def close(self, key: str, linger: float) -> None:
-        """End the runs and sessions; and, where this is the last share, the host too, now or in `linger` seconds.
-
-        It happens even if the caller is cancelled meanwhile.
-        """
-        host, self.host = self.host, None
-        if host is None or host.is_inherited:
-            return
-        with _lock:
-            host.shares.discard(self)
-            others, stays = bool(host.shares), False
-            if not others and linger and host.started and not _is_child:
-                with contextlib.suppress(EpisodeError):  # the interpreter ends, and the thread has ended before
-                    _lingering[key] = _Lingering(host, host.submit(_end_later(key, linger)))
-                    stays = True
-            if not others and not stays:
-                _hosts.pop(key, None)
-        if not others and not stays:
-            await host.close()
-            return
-        with contextlib.suppress(EpisodeError):  # likewise
-            ending = asyncio.wrap_future(host.submit(with_deadline(self._end(), CLOSE_TIMEOUT)))
-            await asyncio.wait({ending})
-            ending.result()
-
-    async def _end(self) -> None:
-        self._ended = True
-        runs = [*self._runs]
-        for task in runs:
-            task.cancel()
-        # A cell has its result when its session is closed. To cancel it would wait until the program heeds that.
-        await asyncio.gather(*(one.close() for one in self._sessions))
-        self._sessions.clear()
-        if runs:
-            await asyncio.wait(runs)
 
 
 class SharedSandbox(Sandbox):
@@ -312,6 +157,9 @@ class SharedSandbox(Sandbox):
             the handle. `end_lingering` ends it sooner.
         options: those of `LocalSandbox`.
 
+    Attributes:
+        sessions: those that are open, which end with this handle.
+
     Raises:
         SandboxUnavailableError: the machine cannot give the isolation that the options ask for.
         ConfigError: an option is not known or out of range.
@@ -321,8 +169,18 @@ class SharedSandbox(Sandbox):
         if not linger >= 0:
             raise ConfigError(f"linger must be at least 0 seconds, got {linger!r}")
         self._linger = linger
-        self._key = repr(sorted(options.items()))
-        self._share = _join(self._key, options)
+        self._runs: set[asyncio.Task[Any]] = set()  # of the sandbox's loop
+        self.sessions: set[LocalSession] = set()
+        with _lock:
+            host = next((host for host in _hosts if host.options == options), None)
+            if host is None:
+                host = _Host(options)
+                _hosts.add(host)
+            elif host.ending is not None:
+                host.ending.cancel()
+                host.ending = None
+            host.handles.add(self)
+        self._host: _Host | None = host
 
     @staticmethod
     async def end_lingering() -> None:
@@ -331,105 +189,102 @@ class SharedSandbox(Sandbox):
         Raises:
             Exception: what closing one of them raised.
         """
-        hosts = [_take_lingering(key) for key in [*_lingering]]
-        await asyncio.gather(*(host.close() for host in hosts if host is not None))
+        await asyncio.gather(*(host.close() for host in [*_hosts] if host.leave()))
 
     @property
     def local(self) -> LocalSandbox:
         """The sandbox behind it."""
-        return self._share.require().sandbox
+        return self._open_host.sandbox
+
+    def check_open(self) -> _Host:
+        """Return what runs the sandbox.
+
+        Raises:
+            SandboxClosedError: the handle is closed, or this is a forked child of the process that made it.
+        """
+        host = self._open_host
+        if host.is_inherited:
+            raise SandboxClosedError(
+                f"this sandbox was made in process {host.pid}, and this is a forked child, {os.getpid()}: threads do "
+                "not survive a fork; make the sandbox in the process that uses it"
+            )
+        return host
+
+    @property
+    def _open_host(self) -> _Host:
+        if self._host is None:
+            raise SandboxClosedError("the sandbox is closed")
+        return self._host
 
     def warm(self) -> None:
         """Start the template processes now, without waiting for them: the first call finds them there."""
-        self._share.require().warm()
+        self._open_host.warm()
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
-        sandbox = self.local
-        return await self._share.run(lambda: sandbox.execute(request))
+        return await self._call(lambda sandbox: sandbox.execute(request))
 
     async def open_session(self, request: SessionRequest) -> Session:
-        sandbox = self.local
+        """See `Sandbox.open_session`. Calls of the session run on the caller's loop: a model waits for them in every
+        turn, and handing one to the sandbox's loop and back costs as much as the call itself."""
 
-        async def opening() -> list[Session]:
-            return [await sandbox.open_session(request)]
+        opened: list[LocalSession] = []
 
-        (session,) = await self._share.opened(opening)
-        return session
+        async def opening(sandbox: LocalSandbox) -> None:
+            opened.append(await sandbox.open_session(request, self))
 
-    async def close(self) -> None:
-        """Kill what still runs for this handle and close its sessions; other handles may stay open."""
-        await self._share.close(self._key, self._linger)
+        try:
+            await self._call(opening)
+        except asyncio.CancelledError:
+            if opened:  # no one else can close it
+                await shielded(opened[0].close())
+            raise
+        return opened[0]
 
+    async def _call(self, begin: Callable[[LocalSandbox], Coroutine[Any, Any, T]]) -> T:
+        """Await what a function returns, on the sandbox's loop, until this handle is closed."""
+        host = self.check_open()
 
-class SharedSession(Session):
-    """A session of a `SharedSandbox`."""
+        async def tracked() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            if self._host is None:  # closed between this call and its turn
+                raise SandboxClosedError("the sandbox is closed")
+            self._runs.add(task)
+            try:
+                return await begin(host.sandbox)
+            finally:
+                self._runs.discard(task)
 
-    def __init__(self, share: _Share, inner: Session) -> None:
-        self._share, self._inner = share, inner
-
-    @property
-    def id(self) -> str:
-        return self._inner.id
-
-    @property
-    def alive(self) -> bool:
-        return self._inner.alive
-
-    async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
-        return await self._share.ask(self._inner.run_cell(code, timeout=timeout))
-
-    async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
-        return await self._share.call(lambda: self._inner._exec(command, stdin, timeout))
-
-    async def _start(self, command: Command) -> Process:
-        return SharedProcess(self._share, await self._share.call(lambda: self._inner._start(command)))
-
-    async def write_file(self, name: str, data: bytes) -> None:
-        await self._share.ask(self._inner.write_file(name, data))
-
-    async def read_file(self, name: str) -> bytes:
-        return await self._share.ask(self._inner.read_file(name))
-
-    async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
-        return await self._share.call(lambda: self._inner._act(action, name, rest))
-
-    async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
-        return await self._share.call(lambda: self._inner._pack(name, names))
-
-    async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
-        await self._share.call(lambda: self._inner._unpack(name, rows, data))
-
-    @property
-    def checkpoints(self) -> tuple[str, ...]:
-        return self._inner.checkpoints
-
-    async def _fork(self, name: str | None, n: int) -> list[Session]:
-        return await self._share.opened(lambda: self._inner.fork(name, n=n))
-
-    async def _checkpoint(self, name: str) -> None:
-        await self._share.call(lambda: self._inner.checkpoint(name))
-
-    async def _drop_checkpoint(self, name: str) -> None:
-        await self._share.call(lambda: self._inner.drop_checkpoint(name))
+        result = await host.call(tracked())
+        self.check_open()  # a result that the end of this handle cut short is none
+        return result
 
     async def close(self) -> None:
-        with contextlib.suppress(SandboxClosedError):  # the sandbox has ended, and the session with it
-            await self._share.close_session(self._inner)
+        """Kill what still runs for this handle and close its sessions; other handles may stay open.
 
+        It happens even if the caller is cancelled.
+        """
+        host, self._host = self._host, None
+        if host is None or host.is_inherited:
+            return
+        with _lock:
+            host.handles.discard(self)
+            ends = not host.handles and not host.linger(self._linger)
+            if ends:
+                _hosts.discard(host)
+        if ends:
+            await host.close()
+            return
+        with contextlib.suppress(EpisodeError):  # the interpreter ends, and the thread has ended before
+            ending = asyncio.wrap_future(host.submit(with_deadline(self._end(), CLOSE_TIMEOUT)))
+            await asyncio.wait({ending})
+            ending.result()
 
-class SharedProcess(Process):
-    """A program in the background of a `SharedSession`."""
-
-    def __init__(self, share: _Share, inner: Process) -> None:
-        self._share, self._inner = share, inner
-
-    @property
-    def pid(self) -> int:
-        return self._inner.pid
-
-    async def ask(self, request: ProcessRequest) -> ProcessState:
-        return await self._share.call(lambda: self._inner.ask(request))
-
-    async def close(self) -> None:
-        with contextlib.suppress(SandboxClosedError):  # the sandbox has ended, and the process with it
-            await self._share.call(self._inner.close)
+    async def _end(self) -> None:
+        runs = [*self._runs]
+        for task in runs:
+            task.cancel()
+        # A cell has its result when its session is closed. To cancel it would wait until the program heeds that.
+        await asyncio.gather(*(session.close() for session in [*self.sessions]))
+        if runs:
+            await asyncio.wait(runs)

@@ -293,7 +293,7 @@ async def main():
     fork = await session.fork()
     runs = [asyncio.create_task(sandbox.run("import time; time.sleep(60)", timeout=60)) for _ in range(3)]
     cells = [asyncio.create_task(one.run_cell("import time; time.sleep(60)", timeout=60)) for one in (session, fork)]
-    while sandbox.places.executions.in_use < 5:
+    while sandbox.cpu_slots.executions.in_use < 5:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
     print("ready", flush=True)

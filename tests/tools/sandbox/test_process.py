@@ -11,7 +11,7 @@ import pytest
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox import ExecutionStatus, ProcessSandbox
-from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.resources import available_processors
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ async def test_no_more_run_at_once_than_it_may_and_waiting_is_no_running():
 async def test_process_sandboxes_share_a_number_that_follows_the_machine():
     first, second = ProcessSandbox(), ProcessSandbox()
     assert first._limiter is second._limiter
-    assert first._limiter.limit % processors.available() == 0
+    assert first._limiter.limit % available_processors() == 0
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         ProcessSandbox(max_running=0)
 

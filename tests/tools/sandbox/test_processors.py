@@ -12,9 +12,9 @@ import pytest
 
 from toolgym.tools.sandbox.base import Limits
 from toolgym.tools.sandbox.local import LocalSandbox
-from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host import resources
 from toolgym.tools.sandbox.local.host.template_pool import CROWDED, SESSIONS_EACH
-from toolgym.tools.sandbox.local.kernel import cgroup_mounts
+from toolgym.tools.sandbox.local.kernel import cgroup
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def machine(monkeypatch, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-        monkeypatch.setattr(cgroup_mounts, "own_groups", lambda: {controller: "/pod/job"})
+        monkeypatch.setattr(cgroup, "own_groups", lambda: {controller: "/pod/job"})
         monkeypatch.setattr(
-            cgroup_mounts, "mounts", lambda of: [(f"rw,{controller}", "/", Path(tmp_path))] if of == kind else []
+            cgroup, "mounts", lambda of: [(f"rw,{controller}", "/", Path(tmp_path))] if of == kind else []
         )
 
     return make
@@ -48,21 +48,21 @@ def machine(monkeypatch, tmp_path):
 )
 def test_quotas_of_version_2(files, count, machine):
     machine("cgroup2", "", files)
-    assert processors.available() == count
+    assert resources.available_processors() == count
 
 
 @pytest.mark.parametrize(("quota", "count"), [("-1", 64), ("300000", 6), ("1000", 1)])
 def test_quotas_of_version_1(quota, count, machine):
     machine("cgroup", "cpu", {"pod/cpu.cfs_quota_us": quota, "pod/cpu.cfs_period_us": "50000"})
-    assert processors.available() == count
+    assert resources.available_processors() == count
 
 
 def test_a_machine_without_control_groups(monkeypatch):
     def none(*_):
         raise FileNotFoundError
 
-    monkeypatch.setattr(cgroup_mounts, "own_groups", none)
-    assert processors.available() == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(cgroup, "own_groups", none)
+    assert resources.available_processors() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_machine_without_control_groups(monkeypatch):
     [(2, {}, 2), (192, {}, 8), (192, {"processes": 256}, 32), (4, {"processes": 4}, 1), (192, {"cores": 1.5}, 2)],
 )
 def test_programs_are_told_of_no_more_processors_than_they_can_use(machine, limits, expected, monkeypatch):
-    monkeypatch.setattr(processors, "available", lambda: machine)
-    assert processors.reported(Limits(**limits)) == expected
+    monkeypatch.setattr(resources, "available_processors", lambda: machine)
+    assert resources.reported_processors(Limits(**limits)) == expected
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is only one processor")
@@ -94,7 +94,7 @@ async def test_another_template_is_started_only_when_there_is_much_to_do():
 
 
 async def test_an_unlimited_sandbox_lets_nothing_wait():
-    many = 4 * processors.available() + 1  # one more than runs at once by default
+    many = 4 * resources.available_processors() + 1  # one more than runs at once by default
     async with (
         LocalSandbox(preload=(), templates=1, max_running="unlimited") as sandbox,
         await sandbox.session() as session,

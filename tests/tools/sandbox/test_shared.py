@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -40,6 +41,12 @@ def until(condition, seconds=60.0):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
+
+
+def running_below(pid):
+    """How many processes there are below one, those apart that only wait to be reaped."""
+    below = psutil.Process(pid).children(recursive=True)
+    return sum(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in below)
 
 
 async def test_the_last_user_ends_it():
@@ -110,7 +117,7 @@ async def test_what_runs_ends_with_its_own_user():
     calls = [mine.run(sleep, timeout=200), session.run_cell(sleep, timeout=200)]
     calls = [asyncio.create_task(one) for one in calls]
     others = asyncio.create_task(other.run("import time; time.sleep(3); print(1)"))
-    while mine.local.places.executions.in_use < 3:
+    while mine.local.cpu_slots.executions.in_use < 3:
         await asyncio.sleep(0.01)
     calls.append(asyncio.create_task(mine.session()))
     await asyncio.sleep(0)
@@ -145,17 +152,43 @@ async def test_a_session_outlives_other_users_but_not_its_own():
 
 async def test_a_session_that_opens_as_its_maker_is_cancelled_is_closed():
     sandbox = SharedSandbox(preload=())
-    async with await sandbox.session() as origin:
-        for make in (sandbox.session, origin.fork):
-            opening = asyncio.create_task(make())
-            await asyncio.sleep(0)
-            assert until(lambda: sandbox.local.open_sessions == 2)  # there, while this event loop looks away
-            time.sleep(0.05)  # and its answer is on its way
-            opening.cancel()
-            await asyncio.wait({opening})
-            assert opening.cancelled()
-            assert until(lambda: sandbox.local.open_sessions == 1)
+    async with await sandbox.session():
+        opening = asyncio.create_task(sandbox.session())
+        await asyncio.sleep(0)
+        assert until(lambda: sandbox.local.open_sessions == 2)  # there, while this event loop looks away
+        time.sleep(0.05)  # and its answer is on its way
+        opening.cancel()
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        assert until(lambda: sandbox.local.open_sessions == 1)
     await sandbox.close()
+
+
+@pytest.mark.parametrize("wait", [0, 0.005, 0.2])
+async def test_a_fork_whose_maker_is_cancelled_is_closed(wait):
+    async with SharedSandbox(preload=(), warm=0) as sandbox, await sandbox.session() as origin:
+        await origin.run_cell("x = 1")
+        (template,) = sandbox.local.template_ids
+        before = running_below(template)
+        forking = asyncio.create_task(origin.fork())
+        await asyncio.sleep(0)
+        time.sleep(wait)  # its answer may be there, while this event loop looks away
+        forking.cancel()
+        await asyncio.wait({forking})
+        assert forking.cancelled()
+        assert sandbox.local.open_sessions == 1
+        assert (await origin.run_cell("x")).result == "1"
+        assert until(lambda: running_below(template) == before)
+
+
+async def test_a_session_of_a_forked_child_s_parent_is_not_alive_there():
+    async with SharedSandbox(preload=()) as sandbox, await sandbox.session() as session:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(session.alive))
+        assert os.waitpid(pid, 0)[1] == 0
+        assert session.alive
+        assert (await session.run_cell("1 + 1")).result == "2"
 
 
 async def test_a_forgotten_one_ends_with_its_last_session():

@@ -81,7 +81,7 @@ class SandboxApp(HttpApp):
         folder: Path | None = None,
     ) -> None:
         slots, queue = config.share(config.max_concurrency), config.share(config.max_queue)
-        gate = Gate(slots, queue, config.queue_timeout, sandbox.places)
+        gate = Gate(slots, queue, config.queue_timeout, sandbox.cpu_slots)
         metrics = SandboxMetrics()
         others = [number for number in range(config.workers) if number != worker]
         deadline = config.queue_timeout * 2 + config.max_timeout + GRACE + FILE_DEADLINE

@@ -10,11 +10,11 @@ from pydantic import Field, PositiveInt
 
 from toolgym.tools.errors import nearest
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.local.host import processors
+from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH, most_executions
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
 from toolgym.tools.sandbox.local.host.packages import check
-from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, most_executions
+from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.local.host.sandbox import PRELOAD
 from toolgym.tools.sandbox.options import Network
 from toolgym.tools.serving.config import ServerSpec, ServingConfig, StrictSettings
@@ -87,9 +87,9 @@ class ServerConfig(ServingConfig):
         ),
     )
 
-    workers: int = Field(default_factory=lambda: max(1, processors.available() // 4), ge=1, le=256)
-    max_concurrency: int = Field(default_factory=lambda: most_executions(Limits(), processors.available()), ge=1)
-    max_computing: int = Field(default_factory=lambda: COMPUTING_EACH * processors.available(), ge=1)
+    workers: int = Field(default_factory=lambda: max(1, available_processors() // 4), ge=1, le=256)
+    max_concurrency: int = Field(default_factory=lambda: most_executions(Limits(), available_processors()), ge=1)
+    max_computing: int = Field(default_factory=lambda: COMPUTING_EACH * available_processors(), ge=1)
     max_sessions: int = Field(1024, ge=0)
     session_idle_timeout: pydantic.FiniteFloat = Field(1800.0, gt=0)
     files_limit_mb: pydantic.FiniteFloat = Field(64.0, gt=0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from toolgym.tools.sandbox.local import LocalSandbox
-from toolgym.tools.sandbox.local.host import processors
 from toolgym.tools.sandbox.local.host.isolation import Level
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
+from toolgym.tools.sandbox.local.host.resources import available_processors
 from toolgym.tools.sandbox.server.config import ServerConfig
 
 
@@ -25,7 +25,7 @@ def make_sandbox(config: ServerConfig) -> LocalSandbox:
         packages=config.packages,
         max_running="unlimited",
         max_computing=config.share(config.max_computing),
-        templates=max(1, processors.available() // 2 // config.workers),
+        templates=max(1, available_processors() // 2 // config.workers),
     )
 
 

@@ -121,7 +121,7 @@ async def test_programs_that_sleep_hold_slots_and_no_processors(serve, http):
     for task in sleeping:
         task.cancel()
     await until(lambda: (gate.running, gate.waiting) == (0, 0))
-    assert service.app.sandbox.places.computing.in_use == 0
+    assert service.app.sandbox.cpu_slots.computing.in_use == 0
 
 
 async def test_programs_cells_and_commands_that_compute_wait_for_each_other(serve, http):

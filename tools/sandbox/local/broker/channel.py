@@ -66,7 +66,7 @@ class Kill:
 
 
 @dataclass
-class Progress:
+class RequestProgress:
     """How far the current request of a channel is.
 
     Attributes:
@@ -165,8 +165,8 @@ class Channel:
         self.output_bytes = request.get("output_bytes", self.output_bytes)
         self.progress = self._fresh_progress(time.monotonic())
 
-    def _fresh_progress(self, now: float) -> Progress:
-        return Progress(now, {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)})
+    def _fresh_progress(self, now: float) -> RequestProgress:
+        return RequestProgress(now, {1: Capture(self.output_bytes), 2: Capture(self.output_bytes)})
 
     def blame(self, reason: KillReason, detail: str = "") -> None:
         """Note why the child is about to be killed, unless there is a reason already."""

@@ -18,7 +18,7 @@ class HostLink:
     Args:
         end: the socket.
         reactor: tells when there is something to read.
-        operations: what is called with each request, a `messages.HostRequest`, by its `op`.
+        operations: what is called with each request, a `messages.HostMessage`, by its `op`.
         on_end: called when the host is gone, before this process ends.
     """
 
@@ -30,7 +30,7 @@ class HostLink:
         on_end: Callable[[], None],
     ) -> None:
         self._socket, self._reactor, self._operations, self._on_end = end, reactor, operations, on_end
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self._data: dict[int, bytes] = {}
         self._outbox = bytearray()
         self._is_blocked = False

@@ -23,7 +23,7 @@ class Waiter:
         deadline: see `reactor.Timed`.
     """
 
-    def __init__(self, request: Mapping[str, Any], process: Process) -> None:
+    def __init__(self, request: Mapping[str, Any], process: RunningProgram) -> None:
         self.request, self.process = request, process
         self.deadline = 0
 
@@ -38,7 +38,7 @@ class Waiter:
         return until == "output" and any(capture.total for capture in process.output.values())
 
 
-class Process:
+class RunningProgram:
     """One program. Owns the broker's ends of its pipes.
 
     Attributes:
@@ -77,4 +77,4 @@ class LauncherLink:
         self.channel, self.control = channel, control
         self.decoder = frames.ChildDecoder()
         self.outbox: deque[tuple[memoryview, list[int]]] = deque()
-        self.processes: dict[int, Process] = {}
+        self.processes: dict[int, RunningProgram] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgym.tools.sandbox.local.broker.channel import READ_SIZE, READS_PER_TURN, Channel, Child, KillReason, receive
 from toolgym.tools.sandbox.local.broker.host_link import HostLink
-from toolgym.tools.sandbox.local.broker.process_state import LauncherLink, Process, Waiter
+from toolgym.tools.sandbox.local.broker.process_state import LauncherLink, RunningProgram, Waiter
 from toolgym.tools.sandbox.local.broker.reactor import Deadlines, Reactor
 from toolgym.tools.sandbox.local.protocol import frames
 from toolgym.tools.sandbox.local.protocol.capture import FLOOD_FACTOR
@@ -50,10 +50,10 @@ class Processes:
         self, host: HostLink, reactor: Reactor, output_bytes: int, drop: Callable[[Channel, KillReason | None], None]
     ) -> None:
         self._host, self._reactor, self._output_bytes, self._drop_session = host, reactor, output_bytes, drop
-        self._named: dict[tuple[str, str], Process] = {}
+        self._named: dict[tuple[str, str], RunningProgram] = {}
         self._launchers: dict[Channel, LauncherLink] = {}  # of each session, the one that starts its next program
         self._links: dict[Channel, list[LauncherLink]] = {}
-        self._deadlines: Deadlines[Process | Waiter] = Deadlines()
+        self._deadlines: Deadlines[RunningProgram | Waiter] = Deadlines()
         self._count = 0
 
     # ------------------------------------------------------------------ requests
@@ -63,7 +63,7 @@ class Processes:
 
         Args:
             channel: the session's. Without a launcher, it must have no request.
-            request: a `StartRequest`.
+            request: a `StartMessage`.
         """
         if sum(len(link.processes) for link in self._links.get(channel, ())) >= MAX_PROCESSES:
             self._make_room(channel)
@@ -113,7 +113,7 @@ class Processes:
         self._host.answer(request, {"status": "error", "alive": True, "message": detail})
 
     def ask(self, channel: Channel, request: dict[str, Any]) -> None:
-        """Carry out a `ProcessRequest`: all that it asks for, in the order of its fields."""
+        """Carry out a `ProcessMessage`: all that it asks for, in the order of its fields."""
         process = self._named.get((channel.session, request["process"]))
         if process is None:
             self._host.answer(request, {"status": "error", "alive": True, "message": "no such process"})
@@ -190,7 +190,7 @@ class Processes:
             self._host.answer(request, {"status": "killed", "alive": True})
             return
         self._count += 1
-        process = Process(self._count, request, link, self._output_bytes)
+        process = RunningProgram(self._count, request, link, self._output_bytes)
         theirs = []
         try:
             for stream in range(3):
@@ -214,7 +214,7 @@ class Processes:
         self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
         self._deadlines.arm(process, request["deadline"] or request["timeout"])
 
-    def _act(self, process: Process, request: Mapping[str, Any]) -> None:
+    def _act(self, process: RunningProgram, request: Mapping[str, Any]) -> None:
         if request.get("data") or request.get("eof"):
             self._feed(process, request.get("data", b""), ends=bool(request.get("eof")))
         if request.get("size"):
@@ -223,7 +223,7 @@ class Processes:
         if request.get("signal") and not process.ended:
             self._send(process.launcher, {"op": "signal", "number": process.number, "signal": request["signal"]})
 
-    def _feed(self, process: Process, data: bytes, *, ends: bool) -> None:
+    def _feed(self, process: RunningProgram, data: bytes, *, ends: bool) -> None:
         """Add to a program's standard input."""
         if process.closes_input or 0 not in process.pipes:
             return
@@ -234,7 +234,7 @@ class Processes:
             with contextlib.suppress(FileExistsError):
                 self._reactor.watch(process.pipes[0], lambda _: self._write(process), select.EPOLLOUT)
 
-    def _write(self, process: Process) -> None:
+    def _write(self, process: RunningProgram) -> None:
         fd = process.pipes.get(0, -1)
         while process.outbox and fd >= 0:
             try:
@@ -252,7 +252,7 @@ class Processes:
                 self._close_pipe(process, 0)
         self._tell(process)
 
-    def _read(self, process: Process, stream: int) -> bool:
+    def _read(self, process: RunningProgram, stream: int) -> bool:
         """Read what a pipe has, as much as is one program's turn. Returns whether there may be more."""
         for _ in range(READS_PER_TURN):
             fd = process.pipes.get(stream, -1)
@@ -281,7 +281,7 @@ class Processes:
             self._tell(process)
         return True
 
-    def _kill(self, process: Process, why: Status) -> None:
+    def _kill(self, process: RunningProgram, why: Status) -> None:
         """Kill a program, and end its session if the launcher does not say soon that it has ended."""
         if process.ended or process.killed:
             return
@@ -292,7 +292,7 @@ class Processes:
         self._send(process.launcher, {"op": "signal", "number": process.number, "signal": int(signal.SIGKILL)})
         self._deadlines.arm(process, KILL_GRACE)
 
-    def _finish(self, process: Process, code: int | None, why: Status | None = None) -> None:
+    def _finish(self, process: RunningProgram, code: int | None, why: Status | None = None) -> None:
         """Note how a program ended, and read what it left in its pipes."""
         if process.ended:
             return
@@ -305,7 +305,7 @@ class Processes:
         process.outbox.clear()
         self._close_pipe(process, 0)
 
-    def _tell(self, process: Process) -> None:
+    def _tell(self, process: RunningProgram) -> None:
         """Answer the requests whose time has come."""
         for waiter in [one for one in process.waiters if one.met]:
             process.waiters.remove(waiter)
@@ -316,7 +316,7 @@ class Processes:
 
     def _answer(
         self,
-        process: Process,
+        process: RunningProgram,
         request: Mapping[str, Any],
         status: Status = "ok",
         detail: str = "",
@@ -345,7 +345,7 @@ class Processes:
         if request.get("forget") and (process.ended or not request.get("until")):
             self._forget(process)
 
-    def _waiting(self, process: Process) -> list[Mapping[str, Any]]:
+    def _waiting(self, process: RunningProgram) -> list[Mapping[str, Any]]:
         """Take all requests that wait for something of a program."""
         found = [waiter.request for waiter in process.waiters]
         for waiter in process.waiters:
@@ -356,7 +356,7 @@ class Processes:
             process.start_request = None
         return found
 
-    def _forget(self, process: Process) -> None:
+    def _forget(self, process: RunningProgram) -> None:
         process.forgotten = True
         self._named.pop((process.launcher.channel.session, process.name), None)
         if process.ended:
@@ -368,7 +368,7 @@ class Processes:
             for process in [one for one in link.processes.values() if one.ended and one.forgotten]:
                 self._free(process)
 
-    def _free_if_silent(self, process: Process) -> None:
+    def _free_if_silent(self, process: RunningProgram) -> None:
         """Free a program that the host has forgotten, once nothing that it left behind holds its pipes.
 
         Until then they are read and dropped: a server that writes its log there is not to fail over it.
@@ -376,7 +376,7 @@ class Processes:
         if 1 not in process.pipes and 2 not in process.pipes:
             self._free(process)
 
-    def _free(self, process: Process) -> None:
+    def _free(self, process: RunningProgram) -> None:
         for stream in range(3):
             self._close_pipe(process, stream, frees=False)
         process.deadline = 0
@@ -385,7 +385,7 @@ class Processes:
         if self._named.get(key) is process:
             del self._named[key]
 
-    def _close_pipe(self, process: Process, stream: int, *, frees: bool = True) -> None:
+    def _close_pipe(self, process: RunningProgram, stream: int, *, frees: bool = True) -> None:
         fd = process.pipes.pop(stream, -1)
         if fd >= 0:
             self._reactor.unwatch(fd)

@@ -257,7 +257,7 @@ def _clean_environment(config: Mapping[str, Any]) -> None:
 
 
 def _count_processors(processors: int) -> None:
-    """Have Python report no more processors than programs may use (see the host's `processors.reported`).
+    """Have Python report no more processors than programs may use (see the host's `reported_processors`).
 
     Python before 3.13 has no variable for it."""
     for name in ("cpu_count", "process_cpu_count"):

@@ -27,7 +27,7 @@ from toolgym.tools.sandbox.local.protocol import answer_codec
 
 if TYPE_CHECKING:
     from toolgym.tools.sandbox.local.protocol.child_messages import CellAnswer, CellErrorAnswer
-    from toolgym.tools.sandbox.local.protocol.messages import CellRequest
+    from toolgym.tools.sandbox.local.protocol.messages import CellMessage
 
 _OURS = os.path.dirname(os.path.dirname(__file__))
 
@@ -63,7 +63,7 @@ class Notebook:
         self._echoed: list[Any] = [_NOTHING] * len(_UNDERSCORES)
         self._dropped: list[Any] = []
 
-    def run(self, request: CellRequest) -> CellAnswer:
+    def run(self, request: CellMessage) -> CellAnswer:
         """Run a cell."""
         self._count += 1
         self._display.begin()

@@ -77,7 +77,7 @@ def run(request: Mapping[str, Any], *, base: str) -> NoReturn:
     """Carry out a run, report how it ended on the control socket, and exit.
 
     Args:
-        request: a `messages.RunRequest`.
+        request: a `messages.RunMessage`.
         base: the folder that /tmp stands for in absolute names of files to fetch.
     """
     catch_interrupts()

@@ -21,7 +21,7 @@ def serve(request: Mapping[str, Any], writable: tuple[str, ...]) -> NoReturn:
     """Become a session: prepare its folder and environment, then answer requests until the broker closes the socket.
 
     Args:
-        request: the `SessionRequest` of the broker.
+        request: the `SessionMessage` of the broker.
         writable: the folders that it can write to, all of which a fork copies.
     """
     if request.get("env"):
@@ -42,7 +42,7 @@ class Repl:
         self._near_copies = False
         self._forks: list[int] = []
         self._home, self._environment = os.getcwd(), dict(os.environ)
-        files = session_files.SessionFiles(self._home)
+        files = session_files.FileOperations(self._home)
         self._operations: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
             "cell": self._notebook.run,
             "launch": self._launch,

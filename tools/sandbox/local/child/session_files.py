@@ -16,7 +16,7 @@ MAX_LISTING = 8 * 1024 * 1024
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
-class SessionFiles:
+class FileOperations:
     """Carries out requests that name files.
 
     Args:
@@ -35,23 +35,23 @@ class SessionFiles:
         }
 
     def act(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `FilesRequest`."""
+        """Carry out a `FilesMessage`."""
         return _answered(lambda: self._act(request))
 
     def read(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `ReadRequest`."""
+        """Carry out a `ReadMessage`."""
         return _answered(lambda: {"data": self._read(request)})
 
     def write(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `WriteRequest`."""
+        """Carry out a `WriteMessage`."""
         return _answered(lambda: self._write(request))
 
     def pack(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out a `PackRequest`."""
+        """Carry out a `PackMessage`."""
         return _answered(lambda: self._pack(request))
 
     def unpack(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Carry out an `UnpackRequest`."""
+        """Carry out an `UnpackMessage`."""
         return _answered(lambda: self._unpack(request))
 
     def _path(self, name: str) -> str:

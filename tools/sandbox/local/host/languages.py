@@ -97,7 +97,7 @@ class Language:
             code: the program.
             memory_mb: what it may use.
             level: the isolation level.
-            processors: how many are reported to it, see `processors.reported`.
+            processors: how many are reported to it, see `reported_processors`.
             files: what the caller puts beside it.
             folder: where packages are; None: there are none.
 

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from toolgym.tools.errors import SandboxBusyError, SandboxError, SandboxUnsupportedError, SessionLostError
 from toolgym.tools.sandbox.base import ExecResult, ExecutionStatus
 from toolgym.tools.sandbox.files import file_error
+from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlot, CpuSlots
 from toolgym.tools.sandbox.local.host.isolation import Level
-from toolgym.tools.sandbox.local.host.places import Place, Places
-from toolgym.tools.sandbox.local.host.template_process import GRACE
 from toolgym.tools.sandbox.local.protocol import messages
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessOutput, ProcessRequest, ProcessState
 
@@ -30,21 +29,19 @@ NO_PROGRAM, NOT_EXECUTABLE = 127, 126
 
 
 class ProgramOwner(Protocol):
-    """What the programs of a session need of it."""
+    """The part of a session that its programs need."""
 
     @property
     def id(self) -> str:
         """The session's name."""
 
-    async def launch(self, request: messages.StartRequest) -> dict[str, Any]:
+    async def launch(self, request: messages.StartMessage) -> dict[str, Any]:
         """Return the broker's answer to starting a program."""
 
-    async def request(
-        self, request: messages.SessionRequest, patience: float, *, place: Place | None = None
-    ) -> dict[str, Any]:
+    async def request(self, request: messages.SessionMessage, *, slot: CpuSlot | None = None) -> dict[str, Any]:
         """Return the broker's answer to a request."""
 
-    def send(self, request: messages.SessionRequest) -> None:
+    def send(self, request: messages.SessionMessage) -> None:
         """Send a request without waiting for its answer."""
 
 
@@ -55,29 +52,41 @@ class Programs:
         owner: the session.
         level: its isolation level.
         terminals: whether programs can have a terminal.
-        places: admits what runs.
+        cpu_slots: admits what runs.
     """
 
-    def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, places: Places) -> None:
-        self._owner, self._level, self._terminals, self._places = owner, level, terminals, places
+    def __init__(self, owner: ProgramOwner, level: Level, terminals: bool, cpu_slots: CpuSlots) -> None:
+        self._owner, self._level, self._terminals, self._cpu_slots = owner, level, terminals, cpu_slots
 
     async def exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
         """See `Session.exec`."""
         self._check(command)
-        async with self._places.permit() as place:
-            return await self._exec(command, stdin, timeout, place)
+        request = self._request(command, stdin[:MAX_INPUT], eof=len(stdin) <= MAX_INPUT, deadline=timeout)
+        async with self._cpu_slots.permit() as slot:
+            answer = await self._launch(request)
+            if "pid" not in answer:
+                return _not_started(command, answer)
+            try:
+                return await self._wait(request["process"], stdin[MAX_INPUT:], timeout, slot)
+            except BaseException:
+                _abandon(self._owner, request["process"])
+                raise
 
     async def start(self, command: Command) -> LocalProcess:
         """See `Session.start`."""
         self._check(command)
         request = self._request(command, b"", eof=False, deadline=None)
-        async with self._places.permit():
+        async with self._cpu_slots.permit():
             answer = await self._launch(request)
         if "pid" in answer:
             return LocalProcess(self._owner, request["process"], int(answer["pid"]))
         if not answer.get("alive"):
             raise SessionLostError(f"no program can be started: {answer.get('message') or answer['status']}")
-        raise _start_error(command, answer)
+        if "errno" in answer:
+            number = int(answer["errno"])
+            raise file_error(f"the program cannot be started: {_why_not(command, answer)[0]}", code=number)
+        text = f"the program cannot be started: {answer.get('message') or answer['status']}"
+        raise SandboxBusyError(text) if answer.get("busy") else SandboxError(text)
 
     def _check(self, command: Command) -> None:
         if self._level is Level.LANDLOCK:
@@ -93,7 +102,7 @@ class Programs:
                 f"programs cannot have a terminal here (level {self._level.value!r}); see `Isolation.missing`"
             )
 
-    def _request(self, command: Command, data: bytes, *, eof: bool, deadline: float | None) -> messages.StartRequest:
+    def _request(self, command: Command, data: bytes, *, eof: bool, deadline: float | None) -> messages.StartMessage:
         return {
             "op": "start",
             "session": self._owner.id,
@@ -108,60 +117,26 @@ class Programs:
             "timeout": START,
         }
 
-    async def _launch(self, request: messages.StartRequest) -> dict[str, Any]:
+    async def _launch(self, request: messages.StartMessage) -> dict[str, Any]:
         try:
             return await self._owner.launch(request)
         except asyncio.CancelledError:
             _abandon(self._owner, request["process"])  # it may run already
             raise
 
-    async def _exec(self, command: Command, stdin: bytes, timeout: float, place: Place) -> ExecResult:
-        request = self._request(command, stdin[:MAX_INPUT], eof=len(stdin) <= MAX_INPUT, deadline=timeout)
-        answer = await self._launch(request)
-        if "pid" not in answer:
-            if answer.get("alive") and "errno" in answer:
-                said, code = _why_not(command, answer)
-                text = f"{said}\n"
-                return ExecResult(ExecutionStatus.ERROR, stderr=text, return_code=code, stderr_bytes=text.encode())
-            if answer.get("alive") and answer.get("busy"):
-                raise SandboxBusyError(str(answer.get("message")))
-            status = ExecutionStatus(answer["status"])
-            return ExecResult(status, message=str(answer.get("message", "")))
-        try:
-            return await self._wait(request["process"], stdin[MAX_INPUT:], timeout, place)
-        except BaseException:
-            _abandon(self._owner, request["process"])
-            raise
-
-    async def _wait(self, name: str, stdin: bytes, timeout: float, place: Place) -> ExecResult:
+    async def _wait(self, name: str, stdin: bytes, timeout: float, slot: CpuSlot) -> ExecResult:
         """Feed a program that runs, and wait for its end. The broker kills it at its deadline."""
         until = time.monotonic() + timeout + SLACK
         for at in range(0, len(stdin), MAX_INPUT):
-            part = stdin[at : at + MAX_INPUT]
-            request: messages.ProcessRequest = {
-                "op": "process",
-                "session": self._owner.id,
-                "process": name,
-                "data": part,
-                "eof": at + MAX_INPUT >= len(stdin),
-                "until": "stdin",
-                "wait": max(0.0, until - time.monotonic()),
-                "timeout": START,
-            }
-            answer = await self._owner.request(request, request["wait"] + GRACE, place=place)
+            request = _message(self._owner, name, wait=max(0.0, until - time.monotonic()))
+            request["until"] = "stdin"
+            request["data"], request["eof"] = stdin[at : at + MAX_INPUT], at + MAX_INPUT >= len(stdin)
+            answer = await self._owner.request(request, slot=slot)
             if not answer.get("running"):
                 break
-        last: messages.ProcessRequest = {
-            "op": "process",
-            "session": self._owner.id,
-            "process": name,
-            "until": "exit",
-            "wait": max(0.0, until - time.monotonic()),
-            "read": True,
-            "forget": True,
-            "timeout": START,
-        }
-        answer = await self._owner.request(last, last["wait"] + GRACE, place=place)
+        last = _message(self._owner, name, wait=max(0.0, until - time.monotonic()))
+        last["until"], last["read"], last["forget"] = "exit", True, True
+        answer = await self._owner.request(last, slot=slot)
         output = _output(answer)
         why, code = answer.get("why"), answer.get("code")
         if answer["status"] != "ok":
@@ -200,16 +175,8 @@ class LocalProcess(Process):
     async def ask(self, request: ProcessRequest) -> ProcessState:
         if self._closed:
             raise SandboxError("the handle of the process is closed")
-        message: messages.ProcessRequest = {
-            "op": "process",
-            "session": self._owner.id,
-            "process": self._name,
-            "wait": request.wait,
-            "read": request.read,
-            "eof": request.close_stdin,
-            "forget": request.forget,
-            "timeout": START,
-        }
+        message = _message(self._owner, self._name, wait=request.wait)
+        message["read"], message["eof"], message["forget"] = request.read, request.close_stdin, request.forget
         if request.data:
             message["data"] = request.data
         if request.size is not None:
@@ -218,7 +185,7 @@ class LocalProcess(Process):
             message["signal"] = request.signal
         if request.until is not None:
             message["until"] = request.until
-        answer = await self._owner.request(message, request.wait + GRACE)
+        answer = await self._owner.request(message)
         if not answer.get("alive"):
             raise SessionLostError(f"the process ended with its session: {answer.get('message') or answer['status']}")
         if answer["status"] != "ok":
@@ -234,16 +201,14 @@ class LocalProcess(Process):
             _abandon(self._owner, self._name)
 
 
+def _message(owner: ProgramOwner, name: str, *, wait: float) -> messages.ProcessMessage:
+    return {"op": "process", "session": owner.id, "process": name, "wait": wait, "timeout": wait}
+
+
 def _abandon(owner: ProgramOwner, name: str) -> None:
     """Have a program killed and forgotten."""
-    request: messages.ProcessRequest = {
-        "op": "process",
-        "session": owner.id,
-        "process": name,
-        "signal": int(signal.SIGKILL),
-        "forget": True,
-        "timeout": START,
-    }
+    request = _message(owner, name, wait=0.0)
+    request["signal"], request["forget"] = int(signal.SIGKILL), True
     owner.send(request)
 
 
@@ -263,8 +228,12 @@ def _why_not(command: Command, answer: dict[str, Any]) -> tuple[str, int]:
     return f"{program}: {os.strerror(number)}", NO_PROGRAM if number == errno.ENOENT else NOT_EXECUTABLE
 
 
-def _start_error(command: Command, answer: dict[str, Any]) -> SandboxError:
-    if "errno" in answer:
-        return file_error(f"the program cannot be started: {_why_not(command, answer)[0]}", code=int(answer["errno"]))
-    text = f"the program cannot be started: {answer.get('message') or answer['status']}"
-    return SandboxBusyError(text) if answer.get("busy") else SandboxError(text)
+def _not_started(command: Command, answer: dict[str, Any]) -> ExecResult:
+    """Return the result of `exec` for a program that was not started. Raises SandboxBusyError: there are too many."""
+    if answer.get("alive") and "errno" in answer:
+        reason, code = _why_not(command, answer)
+        text = f"{reason}\n"
+        return ExecResult(ExecutionStatus.ERROR, stderr=text, return_code=code, stderr_bytes=text.encode())
+    if answer.get("alive") and answer.get("busy"):
+        raise SandboxBusyError(str(answer.get("message")))
+    return ExecResult(ExecutionStatus(answer["status"]), message=str(answer.get("message", "")))

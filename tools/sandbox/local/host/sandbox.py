@@ -22,12 +22,12 @@ from toolgym.tools.errors import (
     named_keywords,
 )
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Limits, Sandbox
-from toolgym.tools.sandbox.local.host import languages, processors
+from toolgym.tools.sandbox.local.host import languages
+from toolgym.tools.sandbox.local.host.cpu_slots import COMPUTING_EACH, CpuSlots, most_executions
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, choose
 from toolgym.tools.sandbox.local.host.packages import check
-from toolgym.tools.sandbox.local.host.places import COMPUTING_EACH, Places, most_executions
-from toolgym.tools.sandbox.local.host.room import check_room
-from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions
+from toolgym.tools.sandbox.local.host.resources import available_processors, check_room, reported_processors
+from toolgym.tools.sandbox.local.host.session import START_SESSION, LocalSession, OpenSessions, SessionUser
 from toolgym.tools.sandbox.local.host.template_pool import (
     MOST_TEMPLATES,
     TemplatePool,
@@ -48,15 +48,12 @@ PYTHON_SOURCE = "{main}.py"
 """Name of the file that holds a Python program."""
 
 TRIES = 5
-"""How often a run is sent when its template process is lost under it.
-
-Where processes are killed at random, seven a second, one loss in thirty is followed by another one of the same run:
-three tries were too few once in 30,000 executions."""
+"""How often a run is sent when its template process is lost under it: three tries are too few once in 30,000 executions
+where seven processes a second are killed at random."""
 
 TOGETHER = 2
 """How many of these tries are beside other programs, which may have caused the loss. The rest are in a template process
-that has no other program, one run at a time: what is lost there as well ended it itself."""
-
+that has no other program, one run at a time: a run that is lost there too ended it itself."""
 
 MOST_POOLS = 8
 """Sets of template processes for sessions with limits, a network or folders of their own; beyond that an idle one makes
@@ -64,7 +61,7 @@ room."""
 
 
 class _Kind(NamedTuple):
-    """What sessions share with all others of the same template processes: arguments of `TemplatePool`."""
+    """Arguments of `TemplatePool` that sessions of the same template processes share."""
 
     limits: Limits
     network: Network
@@ -104,8 +101,8 @@ class LocalSandbox(Sandbox):
         warm: children that each template keeps ready.
 
     Attributes:
-        limits: as given.
-        places: admits what runs code.
+        limits: the argument.
+        cpu_slots: admits what runs code.
 
     Raises:
         SandboxUnavailableError: the machine cannot give the level.
@@ -143,7 +140,7 @@ class LocalSandbox(Sandbox):
         self._packages = None if packages is None else check(packages)
         if self._level is Level.UID:
             self._level = enterable(self._python, level, require)
-        cores = processors.available()
+        cores = available_processors()
         self._make_pool = functools.partial(
             TemplatePool,
             level=self._level,
@@ -156,12 +153,13 @@ class LocalSandbox(Sandbox):
         self._templates = self._make_pool(network=network, limits=self.limits, folders=())
         self._others: dict[_Kind, TemplatePool] = {}
         self._apart = self._make_pool(network=network, limits=self.limits, folders=(), count=1, warm=0)
-        self._one_apart = asyncio.Lock()
+        self._apart_lock = asyncio.Lock()
         computing = COMPUTING_EACH * cores if max_computing is None else max_computing
         if max_running is None:
             max_running = max(computing, most_executions(self.limits, cores))
-        self.places = Places(None if max_running == "unlimited" else max_running, computing, self._look, self._loop)
-        self._sessions = OpenSessions(self.places, self._level)
+        most = None if max_running == "unlimited" else max_running
+        self.cpu_slots = CpuSlots(most, computing, self._look, self._loop)
+        self._sessions = OpenSessions(self.cpu_slots, self._level)
 
     @property
     def level(self) -> Level:
@@ -170,17 +168,13 @@ class LocalSandbox(Sandbox):
 
     @property
     def isolation(self) -> Isolation:
-        """Exactly what is on. Known once a template has started; see `start`.
-
-        Raises:
-            SandboxUnavailableError: called before.
-        """
-        found = self._templates.isolation
-        if found is None:
+        """Exactly what is on. Raises `SandboxUnavailableError` before a template has started; see `start`."""
+        isolation = self._templates.isolation
+        if isolation is None:
             raise SandboxUnavailableError(
                 "the isolation is known once the sandbox has started; call `await sandbox.start()` first"
             )
-        return found
+        return isolation
 
     @property
     def template_ids(self) -> list[int]:
@@ -189,7 +183,7 @@ class LocalSandbox(Sandbox):
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions are open, checkpoints included."""
+        """Number of open sessions, checkpoints included."""
         return len(self._sessions)
 
     async def start(self, *, full: bool = False) -> None:
@@ -212,11 +206,11 @@ class LocalSandbox(Sandbox):
         return self
 
     async def execute(self, request: RunRequest) -> ExecutionResult:
-        found = languages.find(request.language)
+        language = languages.find(request.language)
         check_room(self.limits, request.files, code=request.code, stdin=request.stdin)
         names, refused = fetchable(request.fetch_files, absolute=True)
         memory = request.memory_mb if request.memory_mb is not None else self.limits.memory_mb
-        message: messages.RunRequest = {
+        message: messages.RunMessage = {
             "op": "run",
             "code": request.code,
             "source": f"{unused_stem([PYTHON_SOURCE], request.files)}.py",
@@ -230,41 +224,46 @@ class LocalSandbox(Sandbox):
             "env": dict(request.env),
         }
         patience = request.timeout + GRACE
-        if found is not None:
-            if not found.possible(self._level):
+        if language is not None:
+            if not language.possible(self._level):
                 raise ConfigError(
                     f"language {request.language!r} cannot run at the level {self._level.value!r}, which allows "
                     + ("no more than one process" if self._level is Level.LANDLOCK else "no look into /proc")
                 )
-            reported = processors.reported(self.limits)
-            wanted = found.request(request.code, memory, self._level, reported, request.files, self._packages)
+            reported = reported_processors(self.limits)
+            program = language.request(request.code, memory, self._level, reported, request.files, self._packages)
             compile_timeout = request.compile_timeout or request.timeout
-            environment = {**wanted["env"], **request.env}
-            message = {**message, **wanted, "env": environment, "compile_timeout": compile_timeout}
+            environment = {**program["env"], **request.env}
+            message = {**message, **program, "env": environment, "compile_timeout": compile_timeout}
             patience += compile_timeout
-            if found.name == "pytest":
-                message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", wanted["source"]]
-        async with self.places.permit() as place:
+            if language.name == "pytest":
+                message["argv"] = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", program["source"]]
+        async with self.cpu_slots.permit() as slot:
             for tried in range(TRIES):
                 apart = tried >= TOGETHER
                 pool = self._apart if apart else self._templates
-                async with self._one_apart if apart else contextlib.nullcontext():
-                    template = await (pool.for_code(request.code) if found is None else pool.bare())
+                async with self._apart_lock if apart else contextlib.nullcontext():
+                    template = await (pool.for_code(request.code) if language is None else pool.bare())
                     try:
-                        answer = await template.request(message, patience=patience, place=place)
+                        answer = await template.request(message, patience=patience, slot=slot)
                     except TemplateLostError:
                         continue
                 return _execution_result(answer, refused)
         why = f"it ended its template process {TRIES} times, {TRIES - TOGETHER} of them with no other program beside it"
         return ExecutionResult(ExecutionStatus.KILLED, message=why)
 
-    async def open_session(self, request: SessionRequest) -> LocalSession:
-        """See `Sandbox.open_session`. With `hint`, code that names no preloaded module gets a bare template, sooner."""
-        asked = {one: getattr(request, one) for one in ("file_mb", "disk_mb", "inodes")}
-        limits = replace(self.limits, **{one: value for one, value in asked.items() if value is not None})
+    async def open_session(self, request: SessionRequest, user: SessionUser | None = None) -> LocalSession:
+        """See `Sandbox.open_session`. With `hint`, code that names no preloaded module gets a bare template, sooner.
+
+        Args:
+            request: its options.
+            user: see `LocalSession`.
+        """
+        asked = {name: getattr(request, name) for name in ("file_mb", "disk_mb", "inodes")}
+        limits = replace(self.limits, **{name: value for name, value in asked.items() if value is not None})
         check_room(limits, request.files)
         name = uuid.uuid4().hex
-        message: messages.OpenRequest = {
+        message: messages.OpenMessage = {
             "op": "open",
             "session": name,
             "files": _bytes(request.files),
@@ -285,16 +284,16 @@ class LocalSandbox(Sandbox):
                 why = "the template process was lost"
                 continue
             except asyncio.CancelledError:
-                template.send(messages.CloseRequest(op="close", session=name))  # it may have been open already
+                template.send(messages.CloseMessage(op="close", session=name))  # it may have been open already
                 raise
             if answer["status"] == "ok":
-                return self._sessions.add(template, name, limits)
+                return LocalSession(self._sessions, template, name, limits, user)
             why = answer.get("message") or answer["status"]
         raise SandboxUnavailableError(f"a session cannot be opened: {why}")
 
     async def close(self) -> None:
-        self._sessions.end_all()
-        await self.places.close()
+        self._sessions.clear()
+        await self.cpu_slots.close()
         # Half closed, it would leave processes unreaped and folders behind.
         await shielded(asyncio.gather(*(pool.close() for pool in self._pools)))
 
@@ -367,19 +366,9 @@ def _bytes(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: bytes(data) for name, data in files.items()}
 
 
-def _fetched(found: Sequence[tuple[str, int]], data: bytes) -> dict[str, bytes]:
-    """Return files by name, from their sizes and their contents one after another."""
-    files, at = {}, 0
-    for name, size in found:
-        files[name] = data[at : at + size]
-        at += size
-    return files
-
-
 def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> ExecutionResult:
-    """Return the result in an answer. `refused` says of names that were not even asked for why."""
+    """Return the result in an answer. `refused` are the reasons why names of files were not even asked for."""
     status = ExecutionStatus(answer["status"])
-    code = answer.get("code")
     ended_itself = status in (ExecutionStatus.OK, ExecutionStatus.ERROR, ExecutionStatus.KILLED)
     compiled = answer.get("compiled")
     compilation = None
@@ -394,27 +383,24 @@ def _execution_result(answer: Mapping[str, Any], refused: Sequence[str]) -> Exec
             stdout_truncated=compiled["stdout_truncated"],
             stderr_truncated=compiled["stderr_truncated"],
         )
-    left_out = [*refused, *answer.get("left_out", ())]
     if status is ExecutionStatus.COMPILE_ERROR and compilation is not None:
-        return ExecutionResult(
-            status=status,
-            stdout=compilation.stdout,
-            stderr=compilation.stderr,
-            return_code=compilation.return_code,
-            duration=compilation.duration,
-            compile=compilation,
-        )
+        return replace(compilation, status=status, compile=compilation)
+    left_out = [*refused, *answer.get("left_out", ())]
+    files, data, at = {}, answer.get("raw", b""), 0
+    for name, size in answer.get("files") or ():
+        files[name] = data[at : at + size]
+        at += size
     return ExecutionResult(
         status=status,
         stdout=answer.get("stdout", ""),
         stderr=answer.get("stderr", ""),
-        return_code=code if ended_itself else None,
+        return_code=answer.get("code") if ended_itself else None,
         duration=float(answer.get("duration", 0.0)),
         stdout_truncated=bool(answer.get("stdout_truncated")),
         stderr_truncated=bool(answer.get("stderr_truncated")),
         message="; ".join(text for text in (str(answer.get("message", "")), not_fetched(left_out)) if text),
         cpu_seconds=answer.get("cpu"),
         memory_bytes=answer.get("rss"),
-        files=_fetched(answer.get("files") or (), answer.get("raw", b"")),
+        files=files,
         compile=compilation,
     )

@@ -1,19 +1,20 @@
-"""`LocalSession`: an interpreter of the local sandbox that keeps its state; and `OpenSessions`, which owns them."""
+"""`LocalSession`: an interpreter of the local sandbox that keeps its state."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import os
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.concurrency.rate_limit import LocalRateLimiter
 from toolgym.tools.errors import (
     SandboxBusyError,
+    SandboxClosedError,
     SandboxError,
     SandboxUnavailableError,
     SessionForkError,
@@ -21,23 +22,14 @@ from toolgym.tools.errors import (
 )
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionStatus, Limits, Session
 from toolgym.tools.sandbox.files import BATCH, FileAction, FileInfo, Row, file_error, read_listing, split
+from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlot, CpuSlots
 from toolgym.tools.sandbox.local.host.isolation import Level
-from toolgym.tools.sandbox.local.host.places import Place, Places
 from toolgym.tools.sandbox.local.host.programs import LocalProcess, Programs
 from toolgym.tools.sandbox.local.host.template_process import GRACE, TemplateLostError, TemplateProcess
 from toolgym.tools.sandbox.local.kernel.harden import MOST_FORKS
 from toolgym.tools.sandbox.local.protocol import answer_codec
-from toolgym.tools.sandbox.local.protocol.messages import (
-    CloseRequest,
-    FileRequest,
-    FilesRequest,
-    PackRequest,
-    ReadRequest,
-    SessionRequest,
-    StartRequest,
-    UnpackRequest,
-    WriteRequest,
-)
+from toolgym.tools.sandbox.local.protocol.frames import REPORTED_LIMITS
+from toolgym.tools.sandbox.local.protocol.messages import CloseMessage, FileMessage, SessionMessage, StartMessage
 from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import Command
 
@@ -45,68 +37,89 @@ CHUNK = 4 * 1024 * 1024
 """Bytes of a file that are read or written in one step: other sessions have their turn in between."""
 
 START_SESSION = 30.0
-"""Seconds that opening or forking a session may take."""
-
-_REPORTED_LIMITS = ("memory_limit", "file_limit", "disk_limit")
+"""Seconds that opening or forking a session may take, and each of its steps with files."""
 
 _NO_PROCESS = "Resource temporarily unavailable"
-"""What the C library calls EAGAIN: `fork` gives it at the limit of processes."""
+"""The C library's name for EAGAIN: `fork` gives it at the limit of processes."""
+
+
+class SessionUser(Protocol):
+    """One of several users of a sandbox, who takes its sessions along when it goes.
+
+    Attributes:
+        sessions: those that are open.
+    """
+
+    sessions: set[LocalSession]
+
+    def check_open(self) -> object:
+        """Raise `SandboxClosedError` once it has gone."""
 
 
 class OpenSessions:
-    """The open sessions of one sandbox, and what they share.
+    """The names of a sandbox's open sessions, and what the sessions share.
+
+    It does not refer to the sessions: one that is forgotten takes its user along, see `SharedSandbox`.
 
     Args:
-        places: admits what runs code.
+        cpu_slots: admits what runs code.
         level: their isolation level, which decides whether they can be forked.
     """
 
-    def __init__(self, places: Places, level: Level) -> None:
-        self.places, self.level = places, level
-        self._open: set[LocalSession] = set()
+    def __init__(self, cpu_slots: CpuSlots, level: Level) -> None:
+        self.cpu_slots, self.level = cpu_slots, level
+        self._templates: dict[str, TemplateProcess] = {}
         self._lock = threading.Lock()  # a session may end in another thread than that of the sandbox
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._templates)
 
-    def add(self, template: TemplateProcess, name: str, limits: Limits) -> LocalSession:
-        """Return the session of that name, which is open in a template process."""
-        session = LocalSession(self, template, name, limits)
+    def __contains__(self, name: str) -> bool:
+        return name in self._templates and self._pid == os.getpid()  # a forked child must not write to the sockets
+
+    def add(self, name: str, template: TemplateProcess) -> None:
+        """Note a session that is open in a template process."""
         with self._lock:
-            self._open.add(session)
+            self._templates[name] = template
             template.sessions += 1
-        return session
 
-    def discard(self, session: LocalSession) -> None:
+    def discard(self, name: str) -> None:
         """Forget a session that has ended. Doing so twice is fine."""
         with self._lock:
-            if session in self._open:
-                self._open.remove(session)
-                session.template.sessions -= 1
+            template = self._templates.pop(name, None)
+            if template is not None:
+                template.sessions -= 1
 
-    def end_all(self) -> None:
-        """Mark all as ended, for a sandbox whose template processes end."""
-        for session in [*self._open]:
-            session.end()
+    def clear(self) -> None:
+        """Forget all, for a sandbox whose template processes end."""
+        for name in [*self._templates]:
+            self.discard(name)
 
 
 class LocalSession(Session):
-    """A session of a `LocalSandbox`. Made by `LocalSandbox.session`.
+    """A session of a `LocalSandbox`, for callers on any event loop.
 
-    Attributes:
+    Args:
+        opened: the sandbox's open sessions.
         template: the process that it lives in.
+        name: its name there.
+        limits: what it may use.
+        user: ends with it; None: it has the sandbox for itself.
     """
 
-    def __init__(self, owner: OpenSessions, template: TemplateProcess, name: str, limits: Limits) -> None:
-        self._owner, self.template, self._id = owner, template, name
-        self._alive = True
+    def __init__(
+        self, opened: OpenSessions, template: TemplateProcess, name: str, limits: Limits, user: SessionUser | None
+    ) -> None:
+        self._opened, self._template, self._id, self._limits, self._user = opened, template, name, limits, user
         self._closed = False
-        self._launched = False
+        self._has_launcher = False
         self._lock = _OneAtATime()
-        self._limits = limits
-        self._max_file_bytes = limits.file_mb << 20
-        self._programs = Programs(self, owner.level, bool(template.layers.get("terminals")), owner.places)
+        self._programs = Programs(self, opened.level, bool(template.layers.get("terminals")), opened.cpu_slots)
         self._checkpoints: dict[str, LocalSession] = {}
+        opened.add(name, template)
+        if user is not None:
+            user.sessions.add(self)
 
     @property
     def id(self) -> str:
@@ -114,7 +127,7 @@ class LocalSession(Session):
 
     @property
     def alive(self) -> bool:
-        return self._alive and self.template.alive
+        return self._id in self._opened and self._template.alive
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -122,22 +135,23 @@ class LocalSession(Session):
 
     async def run_cell(self, code: str, *, timeout: float = 30.0) -> CellResult:
         seconds = positive("timeout", timeout)
-        async with self._lock:
-            answer = await self._ask({"op": "cell", "session": self._id, "code": code, "timeout": seconds})
+        async with self._lock, self._opened.cpu_slots.permit() as slot:
+            answer = await self.request(
+                {"op": "cell", "session": self._id, "code": code, "timeout": seconds}, slot=slot, settle=GRACE
+            )
         cell = answer.get("answer") or {}
         error = _cell_error(cell.get("error"))
         status = ExecutionStatus(answer["status"])
         if status is ExecutionStatus.OK and (error is not None or "failed" in cell):
             limit = cell.get("why")
-            status = ExecutionStatus(limit) if limit in _REPORTED_LIMITS else ExecutionStatus.ERROR
-        result = cell.get("result")
-        display = cell.get("display")
+            status = ExecutionStatus(limit) if limit in REPORTED_LIMITS else ExecutionStatus.ERROR
+        result, display = cell.get("result"), cell.get("display")
         return CellResult(
             status=status,
             stdout=answer.get("stdout", ""),
             stderr=answer.get("stderr", ""),
             result=_valid(result) if isinstance(result, str) else None,
-            display=tuple(one for one in display if isinstance(one, dict)) if isinstance(display, list) else (),
+            display=tuple(form for form in display if isinstance(form, dict)) if isinstance(display, list) else (),
             error=error,
             duration=float(answer.get("duration", 0.0)),
             alive=self.alive,
@@ -152,130 +166,149 @@ class LocalSession(Session):
     async def _start(self, command: Command) -> LocalProcess:
         return await self._programs.start(command)
 
-    async def launch(self, request: StartRequest) -> dict[str, Any]:
+    async def launch(self, request: StartMessage) -> dict[str, Any]:
         """Return the answer to starting a program. The first one waits for a cell that runs: see `child.launcher`."""
-        if self._launched:
-            answer = await self.request(request, START_SESSION + GRACE)
+        if self._has_launcher:
+            answer = await self.request(request)
             if answer["status"] != "sandbox_error" or not answer.get("alive"):
                 return answer
         async with self._lock:
-            answer = await self.request(request, START_SESSION + GRACE, settle=GRACE)
-        self._launched = bool(answer.get("alive"))
+            answer = await self.request(request, settle=GRACE)
+        self._has_launcher = bool(answer.get("alive"))
         return answer
 
     async def request(
-        self, request: SessionRequest, patience: float, *, settle: float = 0.0, place: Place | None = None
+        self, request: SessionMessage, *, slot: CpuSlot | None = None, settle: float = 0.0
     ) -> dict[str, Any]:
-        """Return the template's answer. What the session sent is under `answer`."""
-        gone = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
-        if not self.alive:
-            self.end()
-            return gone
-        try:
-            answer = await self.template.request(request, patience=patience, settle=settle, place=place)
-        except TemplateLostError:
-            answer = {**gone, "message": "the template process of the session was lost"}
+        """Return the template's answer, which comes before the request's `timeout` and `GRACE` are over.
+
+        What the session itself sent is under `answer`. See `TemplateProcess.request` for the arguments.
+
+        Raises:
+            SandboxClosedError: the session's user has gone, or went before the answer was there.
+        """
+        if self._user is not None:
+            self._user.check_open()
+        answer: dict[str, Any] = {"status": "sandbox_error", "alive": False, "message": "the session is gone"}
+        if self.alive:
+            patience = request["timeout"] + GRACE
+            try:
+                answer = await self._template.request(request, patience=patience, settle=settle, slot=slot)
+            except TemplateLostError:
+                answer["message"] = "the template process of the session was lost"
         if answer.get("answered"):
             try:
                 answer["answer"] = answer_codec.unpack(answer.pop("raw", b""))
             except (ValueError, RecursionError):
                 # The program wrote these bytes in place of the interpreter.
-                self.template.send(CloseRequest(op="close", session=self._id))
+                self._template.send(CloseMessage(op="close", session=self._id))
                 answer = {**answer, "status": "killed", "alive": False}
         if not answer.get("alive"):
-            self.end()
+            self._end()
+        if self._user is not None:
+            self._user.check_open()
         return answer
 
-    def send(self, request: SessionRequest) -> None:
+    def send(self, request: SessionMessage) -> None:
         """Send a request without waiting for its answer."""
         if self.alive:
-            self.template.send(request)
+            self._template.send(request)
 
     async def write_file(self, name: str, data: bytes) -> None:
         check_path(name)
         async with self._lock:
             for at in range(0, max(len(data), 1), CHUNK):
-                request: WriteRequest = {
-                    "op": "write",
-                    "session": self._id,
-                    "name": name,
-                    "at": at,
-                    "data": bytes(data[at : at + CHUNK]),
-                    "timeout": START_SESSION,
-                }
-                await self._ask_files(f"the file {name!r} cannot be written in the session", request)
+                await self._ask_files(
+                    f"the file {name!r} cannot be written in the session",
+                    {
+                        "op": "write",
+                        "session": self._id,
+                        "name": name,
+                        "at": at,
+                        "data": bytes(data[at : at + CHUNK]),
+                        "timeout": START_SESSION,
+                    },
+                )
 
     async def read_file(self, name: str) -> bytes:
         check_path(name)
         parts: list[bytes] = []
-        size = 0
+        size, most = 0, self._limits.file_mb << 20
         async with self._lock:
             while True:
-                request: ReadRequest = {
-                    "op": "read",
-                    "session": self._id,
-                    "name": name,
-                    "at": size,
-                    "most": CHUNK,
-                    "timeout": START_SESSION,
-                }
                 what = f"the file {name!r} cannot be read in the session"
-                data = (await self._ask_files(what, request)).get("data")
+                answer = await self._ask_files(
+                    what,
+                    {
+                        "op": "read",
+                        "session": self._id,
+                        "name": name,
+                        "at": size,
+                        "most": CHUNK,
+                        "timeout": START_SESSION,
+                    },
+                )
+                data = answer.get("data")
                 if not isinstance(data, bytes):
                     raise SandboxError(f"{what}: its program answered in place of its interpreter")
                 parts.append(data)
                 size += len(data)
-                if size > self._max_file_bytes:  # not a file but a device, or the program made the bytes up
-                    most = f"{self._max_file_bytes} bytes allowed"
-                    raise SandboxError(f"the file {name!r} in the session has more than the {most}")
+                if size > most:  # not a file but a device, or the program made the bytes up
+                    raise SandboxError(f"the file {name!r} in the session has more than the {most} bytes allowed")
                 if len(data) < CHUNK:
                     return b"".join(parts)
 
     async def _act(self, action: FileAction, name: str, rest: Mapping[str, Any]) -> Sequence[FileInfo]:
-        request: FilesRequest = {
-            "op": "files",
-            "session": self._id,
-            "what": action,
-            "name": name,
-            "rest": dict(rest),
-            "timeout": START_SESSION,
-        }
         async with self._lock:
-            answer = await self._ask_files(f"{action} {name!r} fails in the session", request)
+            answer = await self._ask_files(
+                f"{action} {name!r} fails in the session",
+                {
+                    "op": "files",
+                    "session": self._id,
+                    "what": action,
+                    "name": name,
+                    "rest": dict(rest),
+                    "timeout": START_SESSION,
+                },
+            )
         try:
             return read_listing(json.loads(answer.get("data") or b"[]"))
         except (TypeError, ValueError, RecursionError) as error:
             raise SandboxError(f"what the session says about its files makes no sense: {error}"[:200]) from None
 
     async def _pack(self, name: str, names: Sequence[str]) -> Sequence[bytes | None]:
-        request: PackRequest = {
-            "op": "pack",
-            "session": self._id,
-            "name": name,
-            "names": list(names),
-            "most": 2 * BATCH,
-            "timeout": START_SESSION,
-        }
         async with self._lock:
-            answer = await self._ask_files(f"the folder {name!r} cannot be read in the session", request)
+            answer = await self._ask_files(
+                f"the folder {name!r} cannot be read in the session",
+                {
+                    "op": "pack",
+                    "session": self._id,
+                    "name": name,
+                    "names": list(names),
+                    "most": 2 * BATCH,
+                    "timeout": START_SESSION,
+                },
+            )
         return split(answer.get("sizes"), answer.get("data"), len(names))
 
     async def _unpack(self, name: str, rows: Sequence[Row], data: bytes) -> None:
-        request: UnpackRequest = {
-            "op": "unpack",
-            "session": self._id,
-            "name": name,
-            "rows": [(row.name, row.kind, row.mode, row.rest) for row in rows],
-            "data": data,
-            "timeout": START_SESSION,
-        }
         async with self._lock:
-            await self._ask_files(f"the folder {name!r} cannot be written in the session", request)
+            await self._ask_files(
+                f"the folder {name!r} cannot be written in the session",
+                {
+                    "op": "unpack",
+                    "session": self._id,
+                    "name": name,
+                    "rows": [*rows],
+                    "data": data,
+                    "timeout": START_SESSION,
+                },
+            )
 
-    async def _ask_files(self, what: str, request: FileRequest) -> dict[str, Any]:
+    async def _ask_files(self, what: str, request: FileMessage) -> dict[str, Any]:
         """Return what the session answers to a request about files, while the caller holds the lock."""
-        answer = await self._ask(request)
-        inner = answer.get("answer") or {}
+        answer = await self.request(request, settle=GRACE)
+        inner: dict[str, Any] = answer.get("answer") or {}
         failed, number = inner.get("failed"), inner.get("errno")
         if type(number) is int and answer["status"] == "ok":
             raise file_error(f"{what}: {_valid(str(failed))}", code=number)
@@ -287,8 +320,8 @@ class LocalSession(Session):
         """See `Session.fork`. Each fork gets copies of /tmp and /dev/shm, as they are now, in its own file system.
 
         What is open or mapped of these is the copy's then, in the state that it had; so are shared memory, pipes, and
-        the event loop with its tasks. The generators of `random` and `numpy.random` are seeded anew, others go along.
-        What does not: threads (a pool of them that was used before takes no more work), timers of `setitimer`, locks
+        the event loop with its tasks. The generators of `random` and `numpy.random` are seeded again, others go along.
+        Not copied are threads (a pool of them that was used before takes no more work), timers of `setitimer`, locks
         on files, programs, and sockets: in the fork their other ends are closed, as those of a program's pipes are.
         What is no file, folder or link there, or may not be read, is left out.
 
@@ -298,31 +331,48 @@ class LocalSession(Session):
         for itself, and all forks made between two cells of their origin are one for that. A checkpoint is a fork.
         """
         origin = self if name is None else self._checkpoints[name]
-        if self._owner.level is not Level.NAMESPACES:
+        if self._opened.level is not Level.NAMESPACES:
             raise SessionForkError(
-                f"a session at the level {self._owner.level.value!r} cannot be forked: sessions fork only at the level "
-                "'namespaces'; elsewhere both would have the same user and folder"
+                f"a session at the level {self._opened.level.value!r} cannot be forked: sessions fork only at the "
+                "level 'namespaces'; elsewhere both would have the same user and folder"
             )
         forks: list[Session] = []
         try:
             async with origin._lock:  # throughout, so that all forks have the same state
                 for _ in range(n):
                     forks.append(await origin._fork_once())
+            if self._user is not None:
+                self._user.check_open()  # else it went without seeing the last of them
         except BaseException:
-            await shielded(asyncio.gather(*(one.close() for one in forks)))
+            await shielded(asyncio.gather(*(fork.close() for fork in forks)))
             raise
         return forks
+
+    async def _fork_once(self) -> LocalSession:
+        into = uuid.uuid4().hex
+        self._has_launcher = False  # its next program is for a new launcher
+        try:
+            answer = await self.request(
+                {"op": "fork", "session": self._id, "into": into, "timeout": START_SESSION}, settle=GRACE
+            )
+        except (asyncio.CancelledError, SandboxClosedError):
+            self._template.send(CloseMessage(op="close", session=into))  # it may be there already
+            raise
+        if answer["status"] != "ok":
+            why = f"{answer['status']}: {answer.get('message', '')}".removesuffix(": ")
+            raise self._error("the session cannot be forked", answer, why)
+        return LocalSession(self._opened, self._template, into, self._limits, self._user)
 
     async def _checkpoint(self, name: str) -> None:
         (kept,) = await self._fork(None, 1)
         assert isinstance(kept, LocalSession)
-        if self._closed:  # meanwhile
-            await shielded(kept.close())
-            raise SessionLostError("the session was closed before the checkpoint was there")
         older = self._checkpoints.pop(name, None)
         self._checkpoints[name] = kept
         if older is not None:
             await older.close()
+        if self._closed:  # before it was kept
+            await shielded(kept.close())
+            raise SessionLostError("the session was closed before the checkpoint was there")
 
     async def _drop_checkpoint(self, name: str) -> None:
         await self._checkpoints.pop(name).close()
@@ -331,34 +381,22 @@ class LocalSession(Session):
         self._closed = True
         checkpoints, self._checkpoints = self._checkpoints, {}
         # Shielded: a caller that is cancelled here would cancel tasks that have not begun, and leave the processes.
-        await shielded(asyncio.gather(self._close_own(), *(one.close() for one in checkpoints.values())))
+        await shielded(asyncio.gather(self._close_interpreter(), *(kept.close() for kept in checkpoints.values())))
 
-    async def _close_own(self) -> None:
-        if self._alive:
-            self.end()
-            if self.template.alive:
-                try:
-                    await self.template.request(CloseRequest(op="close", session=self._id), patience=GRACE)
-                except TemplateLostError:
-                    return
+    async def _close_interpreter(self) -> None:
+        was_alive = self.alive
+        self._end()
+        if was_alive:
+            try:
+                await self._template.request(CloseMessage(op="close", session=self._id), patience=GRACE)
+            except TemplateLostError:
+                return
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Mark it as ended: its process is gone, or is about to be. Doing so twice is fine."""
-        self._alive = False
-        self._owner.discard(self)
-
-    async def _fork_once(self) -> LocalSession:
-        into = uuid.uuid4().hex
-        self._launched = False  # its next program is for a new launcher
-        try:
-            answer = await self._ask({"op": "fork", "session": self._id, "into": into, "timeout": START_SESSION})
-        except asyncio.CancelledError:
-            self.template.send(CloseRequest(op="close", session=into))  # it may be there already
-            raise
-        if answer["status"] != "ok":
-            why = f"{answer['status']}: {answer.get('message', '')}".removesuffix(": ")
-            raise self._error("the session cannot be forked", answer, why)
-        return self._owner.add(self.template, into, self._limits)
+        self._opened.discard(self._id)
+        if self._user is not None:
+            self._user.sessions.discard(self)
 
     def _error(self, what: str, answer: dict[str, Any], why: object = None) -> SandboxError:
         """Return the error for a request that failed, by what its caller can do."""
@@ -371,11 +409,6 @@ class LocalSession(Session):
             return SandboxBusyError(text) if answer.get("busy") else SandboxError(text)
         most = f"at most {self._limits.processes} processes and threads run at once (`Limits.processes`)"
         return SandboxBusyError(f"{text}: in a session with all its forks, {most}, beside {MOST_FORKS} idle forks")
-
-    async def _ask(self, request: SessionRequest) -> dict[str, Any]:
-        """As `request`, while the caller holds the lock; a cell waits for a place."""
-        async with self._owner.places.permit() if request["op"] == "cell" else contextlib.nullcontext() as place:
-            return await self.request(request, request["timeout"] + GRACE, settle=GRACE, place=place)
 
 
 class _OneAtATime:

@@ -22,8 +22,9 @@ from typing import Any
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import SandboxClosedError, SandboxUnavailableError
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.local.host import languages, packages, processors
+from toolgym.tools.sandbox.local.host import languages, packages
 from toolgym.tools.sandbox.local.host.isolation import Isolation, Level, missing
+from toolgym.tools.sandbox.local.host.resources import reported_processors
 from toolgym.tools.sandbox.local.host.template_process import TemplateLostError, TemplateProcess, runtime_paths
 from toolgym.tools.sandbox.local.kernel import cgroup, folders, jail, users
 from toolgym.tools.sandbox.options import Network
@@ -49,7 +50,7 @@ SESSIONS_EACH = 8
 
 _log = logging.getLogger("toolgym.tools.sandbox")
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 class TemplatePool:
@@ -101,18 +102,19 @@ class TemplatePool:
     @property
     def isolation(self) -> Isolation | None:
         """Exactly what is on; None before a template has started."""
-        if not self._layers:
+        layers = self._layers
+        if not layers:
             return None
-        controllers = (self._layers["cgroup"] or {}).get("controllers", ())
+        controllers = (layers["cgroup"] or {}).get("controllers", ())
         return Isolation(
             level=self._level,
-            landlock=int(self._layers["landlock"]),
-            seccomp=bool(self._layers["seccomp"]),
-            fresh_proc=bool(self._layers["fresh_proc"]),
+            landlock=int(layers["landlock"]),
+            seccomp=bool(layers["seccomp"]),
+            fresh_proc=bool(layers["fresh_proc"]),
             network=self._network,
-            cgroup=f"v{self._layers['cgroup']['version']}" if controllers else None,
+            cgroup=f"v{layers['cgroup']['version']}" if controllers else None,
             controllers=tuple(controllers),
-            missing=tuple(missing(self._level, self._layers, self._network)),
+            missing=tuple(missing(self._level, layers, self._network)),
         )
 
     @property
@@ -121,15 +123,19 @@ class TemplatePool:
         return self._closed
 
     @property
+    def _templates(self) -> list[TemplateProcess]:
+        return [template for kind in self._kinds.values() for template in kind if template is not None]
+
+    @property
     def idle(self) -> bool:
         """Whether no template has anything to do, or is about to."""
-        running = [one for kind in self._kinds.values() for one in kind if one is not None]
-        return not any(self._starting.values()) and not any(one.busy or one.sessions for one in running)
+        busy = any(template.busy or template.sessions for template in self._templates)
+        return not busy and not any(self._starting.values())
 
     @property
     def process_ids(self) -> list[int]:
         """Process ids of the templates that run."""
-        return [one.pid for kind in self._kinds.values() for one in kind if one is not None and one.alive]
+        return [template.pid for template in self._templates if template.alive]
 
     async def start(self, *, full: bool) -> None:
         """Start the first bare template; and the first full one, if that is asked for and there are modules for it."""
@@ -155,13 +161,15 @@ class TemplatePool:
         return await self._get("full" if self._preload else "bare")
 
     async def look(self) -> float:
-        """Tell the place of each execution whether it sleeps. Returns the seconds of a processor that it took."""
-        running = [one for kind in self._kinds.values() for one in kind if one is not None and one.alive]
-        looks = await asyncio.gather(*(one.look() for one in running), return_exceptions=True)
-        for found in looks:
-            if isinstance(found, BaseException) and not isinstance(found, TemplateLostError):
-                raise found
-        return sum(found for found in looks if isinstance(found, float))
+        """Tell the slot of each execution whether it sleeps. Returns the seconds of a processor that it took."""
+        looking = [template.look() for template in self._templates if template.alive]
+        total = 0.0
+        for seconds in await asyncio.gather(*looking, return_exceptions=True):
+            if not isinstance(seconds, BaseException):
+                total += seconds
+            elif not isinstance(seconds, TemplateLostError):
+                raise seconds
+        return total
 
     async def close(self) -> None:
         """End all template processes. None is started any more."""
@@ -169,8 +177,7 @@ class TemplatePool:
         for lock in list(self._locks.values()):
             async with lock:
                 pass  # a template that was just starting is there now, and is closed with the others
-        running = [one for kind in self._kinds.values() for one in kind if one is not None]
-        await asyncio.gather(*(one.close() for one in running))
+        await asyncio.gather(*(template.close() for template in self._templates))
         for kind in self._kinds.values():
             kind[:] = [None] * len(kind)
         if self._work:
@@ -191,32 +198,31 @@ class TemplatePool:
             start = next(self._turn) % len(row)
             order = [*range(start, len(row)), *range(start)]
             index = min(order, key=lambda at: self._load(kind, at))
-        found = row[index]
-        if found is not None and found.alive:
-            return found
+        template = row[index]
+        if template is not None and template.alive:
+            return template
         self._starting[kind, index] += 1
         try:
             async with self._locks.setdefault((kind, index), asyncio.Lock()):
-                found = row[index]
-                if found is not None and found.alive:
-                    return found
+                template = row[index]
+                if template is not None and template.alive:
+                    return template
                 if self._closed:
                     raise SandboxClosedError("the sandbox is closed")
-                if found is not None:
+                if template is not None:
                     _log.warning("a template process ended and is replaced")
-                    await found.close()
-                fresh = await self._start(kind)
-                row[index] = fresh
-                return fresh
+                    await template.close()
+                template = row[index] = await self._start(kind)
+                return template
         finally:
             self._starting[kind, index] -= 1
 
     def _load(self, kind: str, index: int) -> int:
         """Return how much a template has to do; for one that is not there yet, how much justifies starting it."""
-        found = self._kinds[kind][index]
-        if found is None or not found.alive:
+        template = self._kinds[kind][index]
+        if template is None or not template.alive:
             return CROWDED + self._starting[kind, index]
-        return found.busy + found.sessions // SESSIONS_EACH
+        return template.busy + template.sessions // SESSIONS_EACH
 
     async def _start(self, kind: str) -> TemplateProcess:
         if self._installed is None:
@@ -240,32 +246,32 @@ class TemplatePool:
             "preload": preload,
             "warm_code": {name: WARM_CODE[name] for name in preload if name in WARM_CODE},
             "path": f"{os.path.dirname(self._python)}:{languages.SEARCH_PATH}",
-            "processors": processors.reported(self._limits),
+            "processors": reported_processors(self._limits),
             "warm": self._warm,
             "work": tempfile.mkdtemp(dir=self._work) if self._work else "",
             "first_uid": users.take() if self._level is Level.UID or (another and users.pool()) else 0,
         }
         if config["work"]:
             os.chmod(str(config["work"]), 0o711)
-        place, why = await in_thread(cgroup.find)
-        if self._limits.cores is not None and (place is None or "cpu" not in place.folders):
+        parent, why = await in_thread(cgroup.find)
+        if self._limits.cores is not None and (parent is None or "cpu" not in parent.folders):
             raise SandboxUnavailableError(
                 f"limits.cores={self._limits.cores} needs a control group with the cpu controller, and none can be "
                 f"made here ({why or 'that controller is not passed on'}); leave it at None"
             )
         # A template of root becomes another user, and makes its children's groups itself.
         owner = users.SANDBOX_UID if another else None
-        make_group = functools.partial(cgroup.Group, place, owner) if place is not None else None
+        make_group = functools.partial(cgroup.ControlGroup, parent, owner) if parent is not None else None
         template = TemplateProcess(self._python, config, make_group)
         await template.start()
         self._layers = template.layers
         text = f"sandbox isolation: {self._level.value}"
-        if text not in _said:
-            _said.add(text)
+        if text not in _logged:
+            _logged.add(text)
             _log.info("%s (%s)", text, self.isolation)
         absent = template.layers["absent"]
-        if absent and absent not in _said:
-            _said.add(absent)
+        if absent and absent not in _logged:
+            _logged.add(absent)
             _log.warning("the sandbox's Python %r cannot import, so programs go without: %s", self._python, absent)
         return template
 
@@ -292,12 +298,12 @@ def _work_folder() -> str:
 
 def absolute(python: str) -> str:
     """Return the interpreter's path, links kept: a template process has another folder and no PATH."""
-    found = shutil.which(python)
-    if found is None:
+    path = shutil.which(python)
+    if path is None:
         raise SandboxUnavailableError(
             f"the sandbox's interpreter {str(python)!r} cannot be run: there is no such program; give its path"
         )
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 def enterable(python: str, level: str | None, require: str | None) -> Level:
@@ -339,8 +345,8 @@ def _installed(python: str, names: Sequence[str]) -> tuple[str, ...]:
         raise SandboxUnavailableError(
             f"the sandbox's interpreter {python!r} cannot be run: {done.stderr.strip()[-500:]}"
         )
-    found = tuple(json.loads(done.stdout))
-    absent = [name for name in names if name not in found]
+    installed = tuple(json.loads(done.stdout))
+    absent = [name for name in names if name not in installed]
     if absent:
         _log.info("not installed, so not preloaded in the sandbox: %s", ", ".join(absent))
-    return found
+    return installed

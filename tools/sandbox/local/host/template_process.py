@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from toolgym.tools.errors import SandboxUnavailableError
+from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlot
 from toolgym.tools.sandbox.local.host.outbox import Outbox
-from toolgym.tools.sandbox.local.host.places import Place
 from toolgym.tools.sandbox.local.kernel import syscalls, users
-from toolgym.tools.sandbox.local.kernel.cgroup import Group
+from toolgym.tools.sandbox.local.kernel.cgroup import ControlGroup
 from toolgym.tools.sandbox.local.protocol import frames
-from toolgym.tools.sandbox.local.protocol.messages import CancelRequest, HostRequest, LookRequest
+from toolgym.tools.sandbox.local.protocol.messages import CancelMessage, HostMessage, LookMessage
 
 START_TIMEOUT = 120.0
 """Seconds that a template may take to load its libraries."""
@@ -85,15 +85,17 @@ class TemplateProcess:
         sessions: open sessions that live in it. Their owner counts.
     """
 
-    def __init__(self, python: str, config: Mapping[str, Any], make_group: Callable[[], Group] | None = None) -> None:
+    def __init__(
+        self, python: str, config: Mapping[str, Any], make_group: Callable[[], ControlGroup] | None = None
+    ) -> None:
         self._python, self._config, self._make_group = python, dict(config), make_group
-        self._group: Group | None = None
+        self._group: ControlGroup | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
         self._line: _Line | None = None
         self._first: asyncio.Future[dict[str, Any]] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._places: dict[int, Place] = {}
+        self._slots: dict[int, CpuSlot] = {}
         self._pieces: dict[int, list[bytes]] = {}
         self._outbox: Outbox | None = None
         self._mailboxes: dict[asyncio.AbstractEventLoop, list[dict[str, Any]]] = {}
@@ -111,7 +113,7 @@ class TemplateProcess:
 
     @property
     def busy(self) -> int:
-        """How many requests wait for their answers."""
+        """Number of requests that wait for their answers."""
         return len(self._waiting)
 
     async def start(self) -> None:
@@ -184,7 +186,7 @@ class TemplateProcess:
         return self._words.read().decode("utf-8", "replace").strip()[-2000:]
 
     async def request(
-        self, message: HostRequest, *, patience: float, settle: float = 0.0, place: Place | None = None
+        self, message: HostMessage, *, patience: float, settle: float = 0.0, slot: CpuSlot | None = None
     ) -> dict[str, Any]:
         """Send a request and wait for its answer. Cancelling gives the request up in the template too.
 
@@ -193,7 +195,7 @@ class TemplateProcess:
             patience: seconds after which the template counts as stuck and is killed.
             settle: when cancelled, seconds to wait until the template has given up, so that the next request does not
                 find it busy.
-            place: of the execution; `look` tells it whether the execution sleeps.
+            slot: of the execution; `look` tells it whether the execution sleeps.
 
         Returns:
             The answer; under `raw`, the bytes that came ahead of it, where some did.
@@ -208,8 +210,8 @@ class TemplateProcess:
         future: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._waiting[number] = future
         overdue = loop.call_later(patience, self._on_overdue, future)
-        if place is not None:
-            self._places[number] = place
+        if slot is not None:
+            self._slots[number] = slot
         try:
             message["id"] = number
             self._outbox.write_soon(b"".join(frames.encode_request(number, message)))
@@ -218,7 +220,7 @@ class TemplateProcess:
             return await future
         except asyncio.CancelledError:
             if self.alive and future.cancelled():
-                cancel: CancelRequest = {"op": "cancel", "of": number}
+                cancel: CancelMessage = {"op": "cancel", "of": number}
                 self._outbox.write(frames.encode(cancel))
                 if settle:
                     future = self._waiting[number] = loop.create_future()
@@ -227,7 +229,7 @@ class TemplateProcess:
         finally:
             overdue.cancel()
             self._waiting.pop(number, None)
-            self._places.pop(number, None)
+            self._slots.pop(number, None)
             self._pieces.pop(number, None)
             if future.done() and not future.cancelled():
                 future.exception()  # retrieved, so that asyncio does not log it for a caller that has gone
@@ -238,17 +240,17 @@ class TemplateProcess:
             _fail(future)
 
     async def look(self) -> float:
-        """Tell the place of each execution whether it sleeps. Returns the seconds of a processor that it took.
+        """Tell the slot of each execution whether it sleeps. Returns the seconds of a processor that it took.
 
         Raises:
             TemplateLostError: as `request`.
         """
-        if not self._places:
+        if not self._slots:
             return 0.0
-        answer = await self.request(LookRequest(op="look"), patience=GRACE)
+        answer = await self.request(LookMessage(op="look"), patience=GRACE)
         asleep = frozenset(answer["asleep"])
-        for number, place in [*self._places.items()]:  # sessions of other loops come and go meanwhile
-            place.note(asleep=number in asleep)
+        for number, slot in [*self._slots.items()]:  # sessions of other loops come and go meanwhile
+            slot.note(asleep=number in asleep)
         return float(answer["seconds"])
 
     def kill(self) -> None:
@@ -275,13 +277,13 @@ class TemplateProcess:
             for wait in self._group.removal():
                 await asyncio.sleep(wait)
         if self._words is not None and not self._words.closed:
-            said = self._last_words()
+            words = self._last_words()
             self._words.close()
-            if said:
-                _log.warning("a template process said: %s", said)
+            if words:
+                _log.warning("a template process said: %s", words)
         self._fail_waiting()
 
-    def send(self, message: HostRequest) -> None:
+    def send(self, message: HostMessage) -> None:
         """Send a request without waiting for its answer."""
         if self.alive and self._outbox is not None:
             message["id"] = next(self._numbers)
@@ -330,11 +332,11 @@ class TemplateProcess:
         if self._outbox is not None:
             self._outbox.close()
         if self._first is not None and not self._first.done():
-            said = self._last_words() or "it said nothing"
-            if f"[Errno {errno.EAGAIN}]" in said:
-                said = syscalls.NO_PROCESS
+            why = self._last_words() or "it said nothing"
+            if f"[Errno {errno.EAGAIN}]" in why:
+                why = syscalls.NO_PROCESS
             self._first.set_exception(
-                SandboxUnavailableError(f"the sandbox's template process ended while starting: {said}")
+                SandboxUnavailableError(f"the sandbox's template process ended while starting: {why}")
             )
         if not self._closing:
             self.kill()
@@ -383,7 +385,7 @@ class _Line(asyncio.Protocol):
         on_loss: Callable[[], None],
     ) -> None:
         self._on_message, self._on_read, self._on_loss = on_message, on_read, on_loss
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -418,6 +420,6 @@ def runtime_paths(python: str) -> tuple[str, ...]:
         done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxUnavailableError(f"the sandbox's interpreter {python!r} cannot be run: {error}") from error
-    found = json.loads(done.stdout)
-    real = [str(Path(path).resolve()) for path in found]
-    return tuple(sorted({*found, *real} - {"/", "/usr", "/usr/local"}))
+    paths = json.loads(done.stdout)
+    real = [str(Path(path).resolve()) for path in paths]
+    return tuple(sorted({*paths, *real} - {"/", "/usr", "/usr/local"}))

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolgym.tools.sandbox.local.kernel import cgroup_mounts
 from toolgym.tools.sandbox.local.kernel.owner_tag import PATTERN, is_gone, owner_tag
 
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -63,7 +62,7 @@ def find() -> tuple[CgroupParent | None, str]:
     return None, "; ".join(reasons)
 
 
-class Group:
+class ControlGroup:
     """The control group of one template process.
 
     Args:
@@ -161,14 +160,49 @@ def _sweep(folder: Path) -> None:
 # ---------------------------------------------------------------------- finding
 
 
+def mounts(kind: str) -> list[tuple[str, str, Path]]:
+    """Return options, root and mount point of each mounted file system of that kind."""
+    mounted = []
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.rstrip("\n").partition(" - ")
+            root, point = left.split(" ")[3:5]
+            name, _, options = right.split(" ", 2)
+            if name == kind:
+                mounted.append((options, root, Path(point)))
+    return mounted
+
+
+def own_groups() -> dict[str, str]:
+    """Return this process's group by controller; that of version 2 has no name."""
+    groups: dict[str, str] = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def below(point: Path, root: str, group: str) -> Path:
+    """Return a group's folder in the file system; `root` is the group that is mounted at `point`.
+
+    Raises:
+        OSError: the group is not below that one.
+    """
+    relative = os.path.relpath(group, root)
+    if relative.startswith(".."):
+        raise OSError(f"the group {group} of this process is not below {root}, which is mounted at {point}")
+    return point / relative if relative != "." else point
+
+
 def _version_1() -> CgroupParent:
-    mounts = cgroup_mounts.mounts("cgroup")
-    own = cgroup_mounts.own_groups()
+    mounted = mounts("cgroup")
+    groups = own_groups()
     folders: dict[str, Path] = {}
     for controller in CONTROLLERS:
-        for options, root, point in mounts:
-            if controller in options.split(",") and controller in own:
-                folders[controller] = cgroup_mounts.below(point, root, own[controller])
+        for options, root, point in mounted:
+            if controller in options.split(",") and controller in groups:
+                folders[controller] = below(point, root, groups[controller])
     if "memory" not in folders:
         raise OSError("there is no version 1 memory controller")
     usable = {}
@@ -184,12 +218,12 @@ def _version_1() -> CgroupParent:
 
 
 def _version_2() -> CgroupParent:
-    mounts = cgroup_mounts.mounts("cgroup2")
-    own = cgroup_mounts.own_groups().get("")
-    if not mounts or own is None:
+    mounted = mounts("cgroup2")
+    group = own_groups().get("")
+    if not mounted or group is None:
         raise OSError("there is no version 2 hierarchy")
-    _, root, point = mounts[0]
-    home = cgroup_mounts.below(point, root, own)
+    _, root, point = mounted[0]
+    home = below(point, root, group)
     reasons = []
     for folder in [home] if _is_root(home) else [home.parent] if home != point else []:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from toolgym.tools.sandbox.local.protocol.messages import CellRequest, FileRequest, ForkRequest, RunRequest
+from toolgym.tools.sandbox.local.protocol.messages import CellMessage, FileMessage, ForkMessage, RunMessage
 
 # ---------------------------------------------------------------------- broker and zygote
 
@@ -29,7 +29,7 @@ class Launch(TypedDict):
 
 
 class BecomeSession(TypedDict):
-    """Become a session: an `OpenRequest` with another `op`."""
+    """Become a session: an `OpenMessage` with another `op`."""
 
     op: Literal["session"]
     memory_mb: int
@@ -43,7 +43,7 @@ class Go(TypedDict):
     go: Literal[True]
 
 
-ChildRequest = RunRequest | BecomeSession | CellRequest | FileRequest | ForkRequest | Launch
+ChildRequest = RunMessage | BecomeSession | CellMessage | FileMessage | ForkMessage | Launch
 
 # ---------------------------------------------------------------------- child to broker
 

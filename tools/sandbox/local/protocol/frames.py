@@ -29,6 +29,9 @@ MAX_NOTE = 16 * 1024
 MAX_ANSWER = 64 * 1024 * 1024
 """Bytes of one answer from a child; likewise."""
 
+REPORTED_LIMITS = ("memory_limit", "file_limit", "disk_limit")
+"""Statuses of limits that a program or cell may report to have met; a lie would gain it nothing."""
+
 _READ_SIZE = 64 * 1024
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -136,7 +139,7 @@ def data_chunk_head(number: int, length: int) -> bytes:
     return HEADER.pack(_RAW | (_NUMBER.size + length)) + _NUMBER.pack(number)
 
 
-class Decoder:
+class FrameDecoder:
     """Decodes the bytes of the host or of a broker, as they come, to messages and data chunks."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@
 
 | from | to | what | form |
 | --- | --- | --- | --- |
-| host | broker | `HostRequest`; `TemplateProcess` numbers it with an `id` | JSON frame |
+| host | broker | `HostMessage`; `TemplateProcess` numbers it with an `id` | JSON frame |
 | broker | host | `Ready` or `Refused`; then answers, each with its request's `id` | JSON frame; data chunks before |
 | broker | zygote | a slot's number, with three descriptors | one packet |
 | zygote | broker | `ZygoteReady` or `Refused`, as JSON; then a `ForkReply` for each slot | one packet |
@@ -49,7 +49,7 @@ class Program(TypedDict):
     env: dict[str, str]
 
 
-class RunRequest(TypedDict):
+class RunMessage(TypedDict):
     """Run one program in a child of its own.
 
     `files` maps relative names to contents; `fetch` names files to send back. The code is written to `source`, which is
@@ -79,7 +79,7 @@ class RunRequest(TypedDict):
     """Whether programs may start processes; set by the broker for the child."""
 
 
-class OpenRequest(TypedDict):
+class OpenMessage(TypedDict):
     """Make a child a session with this name, which the host chose."""
 
     op: Literal["open"]
@@ -100,14 +100,14 @@ class _SessionRequest(TypedDict):
     """Whether the host has given the request up; set by the broker."""
 
 
-class CellRequest(_SessionRequest):
+class CellMessage(_SessionRequest):
     """Run a cell."""
 
     op: Literal["cell"]
     code: str
 
 
-class StartRequest(_SessionRequest):
+class StartMessage(_SessionRequest):
     """Start a program beside the interpreter, and give it the name `process`, which the host chose.
 
     Its standard input gets `data`, and ends with it where `eof` is true. `argv` that is one text is for a shell. `pty`:
@@ -125,7 +125,7 @@ class StartRequest(_SessionRequest):
     eof: bool
 
 
-class ProcessRequest(_SessionRequest):
+class ProcessMessage(_SessionRequest):
     """Do something with a program, in the order of these fields.
 
     Write `data` to its standard input, close that (`eof`), set its terminal's `size` (rows and columns), send it a
@@ -146,7 +146,7 @@ class ProcessRequest(_SessionRequest):
     forget: NotRequired[bool]
 
 
-class FilesRequest(_SessionRequest):
+class FilesMessage(_SessionRequest):
     """Do `what` with a file or folder; `rest` has further arguments."""
 
     op: Literal["files"]
@@ -155,7 +155,7 @@ class FilesRequest(_SessionRequest):
     rest: dict[str, Any]
 
 
-class ReadRequest(_SessionRequest):
+class ReadMessage(_SessionRequest):
     """Read at most `most` bytes of a file, from position `at`."""
 
     op: Literal["read"]
@@ -164,7 +164,7 @@ class ReadRequest(_SessionRequest):
     most: int
 
 
-class WriteRequest(_SessionRequest):
+class WriteMessage(_SessionRequest):
     """Write data into a file at position `at`; at 0 the file is made anew."""
 
     op: Literal["write"]
@@ -173,7 +173,7 @@ class WriteRequest(_SessionRequest):
     data: bytes
 
 
-class PackRequest(_SessionRequest):
+class PackMessage(_SessionRequest):
     """Read several files below the folder `name`, at most `most` bytes together."""
 
     op: Literal["pack"]
@@ -182,7 +182,7 @@ class PackRequest(_SessionRequest):
     most: int
 
 
-class UnpackRequest(_SessionRequest):
+class UnpackMessage(_SessionRequest):
     """Make folders, links and files below the folder `name`.
 
     A row is a name, a kind (`folder`, `link`, `file`, or `mode` to set no more than that), a mode, and what a link
@@ -195,14 +195,14 @@ class UnpackRequest(_SessionRequest):
     data: bytes
 
 
-class ForkRequest(_SessionRequest):
+class ForkMessage(_SessionRequest):
     """Fork the session into another one with the name `into`."""
 
     op: Literal["fork"]
     into: str
 
 
-class CloseRequest(TypedDict):
+class CloseMessage(TypedDict):
     """End a session."""
 
     op: Literal["close"]
@@ -210,7 +210,7 @@ class CloseRequest(TypedDict):
     session: str
 
 
-class CancelRequest(TypedDict):
+class CancelMessage(TypedDict):
     """Give up the request with the id `of`."""
 
     op: Literal["cancel"]
@@ -218,16 +218,16 @@ class CancelRequest(TypedDict):
     of: int
 
 
-class LookRequest(TypedDict):
+class LookMessage(TypedDict):
     """Say which programs sleep."""
 
     op: Literal["look"]
     id: NotRequired[int]
 
 
-FileRequest = FilesRequest | ReadRequest | WriteRequest | PackRequest | UnpackRequest
-SessionRequest = CellRequest | StartRequest | ProcessRequest | FileRequest | ForkRequest
-HostRequest = RunRequest | OpenRequest | SessionRequest | CloseRequest | CancelRequest | LookRequest
+FileMessage = FilesMessage | ReadMessage | WriteMessage | PackMessage | UnpackMessage
+SessionMessage = CellMessage | StartMessage | ProcessMessage | FileMessage | ForkMessage
+HostMessage = RunMessage | OpenMessage | SessionMessage | CloseMessage | CancelMessage | LookMessage
 
 # ---------------------------------------------------------------------- broker to host
 

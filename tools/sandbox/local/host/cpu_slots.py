@@ -1,8 +1,8 @@
-"""`Places`: how many executions of a local sandbox there are at once, and how many of them compute.
+"""`CpuSlots`: how many executions of a local sandbox there are at once, and how many of them compute.
 
-An execution that computes needs a processor, and one that sleeps only memory. So there are two numbers. Where
-executions wait for a processor's place, the sandbox looks which ones sleep, and lends their places to others. An
-execution that wakes up takes a place at once, as it cannot be stopped; then that many fewer begin until others end.
+An execution that computes needs a processor, and one that sleeps only memory. So there are two numbers. If executions
+wait for a slot, the sandbox looks which others sleep, and lends their slots. An execution that wakes up takes a slot at
+once, as it cannot be stopped; then that many fewer begin until others end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from toolgym.tools.concurrency.deadline import queueing
 from toolgym.tools.concurrency.rate_limit import Lease, LocalRateLimiter
 from toolgym.tools.sandbox.base import Limits
-from toolgym.tools.sandbox.local.host import memory
+from toolgym.tools.sandbox.local.host import resources
 
 COMPUTING_EACH = 4
 """Executions for each processor that may compute at once. One that computes gets a fourth of a processor at least, so
@@ -42,55 +42,55 @@ def most_executions(limits: Limits, processors: int) -> int:
         limits: of each execution.
         processors: how many there are.
     """
-    fitting = int(memory.available() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
+    fitting = int(resources.available_memory() / 2 / (limits.memory_mb * (1 << 20) * MEMORY_SHARE))
     return max(COMPUTING_EACH * processors, min(RUNNING_EACH * processors, fitting))
 
 
-class Place:
-    """What one execution holds of a processor's places. Its methods may be called from any thread.
+class CpuSlot:
+    """The slot of one execution. Its methods may be called from any thread.
 
     Args:
-        places: all of them.
-        lease: its own.
+        slots: all of them.
+        lease: of this one.
     """
 
-    def __init__(self, places: LocalRateLimiter, lease: Lease) -> None:
-        self._places, self._lease = places, lease
+    def __init__(self, slots: LocalRateLimiter, lease: Lease) -> None:
+        self._slots, self._lease = slots, lease
         self._lock = threading.Lock()  # a look may find out that it sleeps just when it ends
         self._ended = False
 
     def note(self, *, asleep: bool) -> None:
-        """Lend the place to others, or take one again."""
+        """Lend the slot to others, or take one again."""
         with self._lock:
             if self._ended:
                 return
             if asleep:
                 self._lease.release()
             elif not self._lease.held:
-                self._lease = self._places.overdraw()
+                self._lease = self._slots.overdraw()
 
     def release(self) -> None:
-        """Give the place back, where it is not lent."""
+        """Give the slot back, if it is not lent."""
         with self._lock:
             self._ended = True
             self._lease.release()
 
-    def belongs_to(self, places: LocalRateLimiter) -> bool:
+    def is_held_of(self, slots: LocalRateLimiter) -> bool:
         """Whether it is one of these, and not given back."""
-        return self._places is places and not self._ended
+        return self._slots is slots and not self._ended
 
 
-_held: ContextVar[Place | None] = ContextVar("toolgym_sandbox_place", default=None)
-"""The place of the block of `Places.hold` that the caller is in."""
+_held: ContextVar[CpuSlot | None] = ContextVar("toolgym_sandbox_cpu_slot", default=None)
+"""The slot of the block of `CpuSlots.hold` that the caller is in."""
 
 
-class Places:
+class CpuSlots:
     """Admits executions, first come, first served, from any event loop.
 
     Args:
         executions: most executions at once; None: any number, as long as they sleep.
         computing: how many of them may compute.
-        look: tells the `Place` of each execution whether it sleeps; returns the seconds of a processor that it took.
+        look: tells the `CpuSlot` of each execution whether it sleeps; returns the seconds of a processor that it took.
         loop: returns the event loop to look in; None: the one that runs.
     """
 
@@ -114,18 +114,18 @@ class Places:
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Hold a place for everything that the block executes. The block executes one thing at a time."""
-        async with self.permit() as place:
-            token = _held.set(place)
+        """Hold a slot for everything that the block executes. The block executes one thing at a time."""
+        async with self.permit() as slot:
+            token = _held.set(slot)
             try:
                 yield
             finally:
                 _held.reset(token)
 
-    def permit(self) -> contextlib.AbstractAsyncContextManager[Place]:
-        """Hold a place for the length of the block. While the caller waits for it, deadlines stand still.
+    def permit(self) -> contextlib.AbstractAsyncContextManager[CpuSlot]:
+        """Hold a slot for the length of the block. While the caller waits for it, deadlines do not run.
 
-        In a block of `hold` it is the place that is held already.
+        In a block of `hold` it is the slot that is held already.
         """
         return _Permit(self)
 
@@ -142,9 +142,9 @@ class Places:
             return
         self._asked = True
         with contextlib.suppress(RuntimeError):  # that loop is closed, and the sandbox with it
-            (self._loop() or asyncio.get_running_loop()).call_soon_threadsafe(self._look_out)
+            (self._loop() or asyncio.get_running_loop()).call_soon_threadsafe(self._begin_looking)
 
-    def _look_out(self) -> None:
+    def _begin_looking(self) -> None:
         if not self._closed and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._keep_looking())
 
@@ -154,26 +154,26 @@ class Places:
                 seconds = await self._look()
                 await asyncio.sleep(max(LOOK_EVERY, seconds / LOOK_SHARE))
             finally:
-                self._asked = False  # one that comes from here on, in another thread, asks anew
+                self._asked = False  # one that comes from here on, in another thread, asks again
             if not self.computing.waiting:
                 return
             self._asked = True
 
 
-class _Permit(contextlib.AbstractAsyncContextManager[Place]):
-    """See `Places.permit`. A class: as a generator it would take three times as long, in every call of a tool."""
+class _Permit(contextlib.AbstractAsyncContextManager[CpuSlot]):
+    """See `CpuSlots.permit`. A class: as a generator it would take three times as long, in every call of a tool."""
 
-    __slots__ = ("_execution", "_place", "_places")
+    __slots__ = ("_execution", "_slot", "_slots")
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, slots: CpuSlots) -> None:
+        self._slots = slots
         self._execution: Lease | None = None
-        self._place: Place | None = None
+        self._slot: CpuSlot | None = None
 
-    async def __aenter__(self) -> Place:
-        executions, computing = self._places.executions, self._places.computing
+    async def __aenter__(self) -> CpuSlot:
+        executions, computing = self._slots.executions, self._slots.computing
         held = _held.get()
-        if held is not None and held.belongs_to(computing):
+        if held is not None and held.is_held_of(computing):
             return held
         if executions is not None:
             self._execution = executions.try_acquire()
@@ -184,16 +184,16 @@ class _Permit(contextlib.AbstractAsyncContextManager[Place]):
             lease = computing.try_acquire()
             if lease is None:
                 with queueing():
-                    lease = await computing.acquire(self._places.ask_to_look)
+                    lease = await computing.acquire(self._slots.ask_to_look)
         except BaseException:
             if self._execution is not None:
                 self._execution.release()
             raise
-        self._place = Place(computing, lease)
-        return self._place
+        self._slot = CpuSlot(computing, lease)
+        return self._slot
 
     async def __aexit__(self, *_: object) -> None:
-        if self._place is not None:
-            self._place.release()
+        if self._slot is not None:
+            self._slot.release()
         if self._execution is not None:
             self._execution.release()

@@ -1,4 +1,4 @@
-"""Executions that sleep hold no processor's place, and those that compute are no more than there are places."""
+"""Executions that sleep hold no slot of a processor, and those that compute are no more than there are slots."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.base import Limits
 from toolgym.tools.sandbox.local import LocalSandbox, probe
-from toolgym.tools.sandbox.local.host import memory
-from toolgym.tools.sandbox.local.host.places import Places
+from toolgym.tools.sandbox.local.host import resources
+from toolgym.tools.sandbox.local.host.cpu_slots import CpuSlots
 
 LEVELS = [one for one in probe()["levels"] if one != "uid"]  # whose users may not enter the interpreter's folder
 
@@ -20,10 +20,10 @@ NAP = "import time\ntime.sleep({})\nprint('slept')"
 
 
 class Jobs:
-    """Executions that stay until they are told to end, in `Places` of three, two of which may compute."""
+    """Executions that stay until they are told to end, in `CpuSlots` of three, two of which may compute."""
 
     def __init__(self, executions=3, computing=2):
-        self.places = Places(executions, computing, self.look)
+        self.slots = CpuSlots(executions, computing, self.look)
         self.asleep = set()
         self.inside = {}
         self.ends = {}
@@ -32,8 +32,8 @@ class Jobs:
 
     async def look(self):
         self.looks += 1
-        for name, place in self.inside.items():
-            place.note(asleep=name in self.asleep)
+        for name, slot in self.inside.items():
+            slot.note(asleep=name in self.asleep)
         return 0.0
 
     def begin(self, *names):
@@ -42,8 +42,8 @@ class Jobs:
             self.tasks.append(asyncio.create_task(self._run(name)))
 
     async def _run(self, name):
-        async with self.places.permit() as place:
-            self.inside[name] = place
+        async with self.slots.permit() as slot:
+            self.inside[name] = slot
             await self.ends[name].wait()
             del self.inside[name]
 
@@ -53,7 +53,7 @@ class Jobs:
             while "".join(sorted(self.inside)) != names:
                 await asyncio.sleep(0.001)
         before = self.looks
-        while self.places.computing.waiting and self.looks < before + 2:
+        while self.slots.computing.waiting and self.looks < before + 2:
             await asyncio.sleep(0.001)
         assert "".join(sorted(self.inside)) == names
 
@@ -62,7 +62,7 @@ class Jobs:
             self.ends[name].set()
 
 
-async def test_one_that_sleeps_lends_its_place_and_one_that_wakes_takes_one():
+async def test_one_that_sleeps_lends_its_slot_and_one_that_wakes_takes_one():
     jobs = Jobs(executions=5)
     jobs.begin(*"abcdefg")
     await jobs.until("ab")
@@ -79,8 +79,8 @@ async def test_one_that_sleeps_lends_its_place_and_one_that_wakes_takes_one():
     await jobs.until("ef")
     jobs.end("efg")
     await asyncio.gather(*jobs.tasks)
-    assert (jobs.places.computing.in_use, jobs.places.executions.in_use) == (0, 0)
-    await jobs.places.close()
+    assert (jobs.slots.computing.in_use, jobs.slots.executions.in_use) == (0, 0)
+    await jobs.slots.close()
 
 
 async def test_one_that_is_cancelled_while_it_sleeps_gives_nothing_back_twice():
@@ -95,8 +95,8 @@ async def test_one_that_is_cancelled_while_it_sleeps_gives_nothing_back_twice():
     await jobs.until("bc")
     jobs.end("bcd")
     await asyncio.gather(*jobs.tasks[1:])
-    assert (jobs.places.computing.in_use, jobs.places.executions.in_use) == (0, 0)
-    await jobs.places.close()
+    assert (jobs.slots.computing.in_use, jobs.slots.executions.in_use) == (0, 0)
+    await jobs.slots.close()
 
 
 async def test_without_need_is_not_looked():
@@ -109,7 +109,7 @@ async def test_without_need_is_not_looked():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_programs_that_sleep_hold_no_places_of_programs_that_do_not(level):
+async def test_programs_that_sleep_hold_no_slots_of_programs_that_do_not(level):
     async with LocalSandbox(level=level, preload=(), max_computing=1) as sandbox:
         await sandbox.run("pass")
         results = await asyncio.gather(*(sandbox.run(NAP.format(0.2)) for _ in range(6)))
@@ -160,7 +160,7 @@ async def test_programs_of_sessions_sleep_too():
     ],
     ids=["in the first thread", "in another thread"],
 )
-async def test_programs_that_compute_keep_their_places_to_their_end(spin):
+async def test_programs_that_compute_keep_their_slots_to_their_end(spin):
     head = "import threading, time\nbegan = time.time()\nend = time.process_time() + 0.2\n"
     code = f"{head}{spin}\nprint(began, time.time())"
     async with LocalSandbox(preload=(), max_computing=1) as sandbox:
@@ -171,25 +171,25 @@ async def test_programs_that_compute_keep_their_places_to_their_end(spin):
 
 
 def test_how_many_there_are_follows_the_memory(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 4 << 30)
-    some = LocalSandbox(limits=Limits(memory_mb=1024)).places
-    few = LocalSandbox(limits=Limits(memory_mb=64 << 10)).places
+    monkeypatch.setattr(resources, "available_memory", lambda: 4 << 30)
+    some = LocalSandbox(limits=Limits(memory_mb=1024)).cpu_slots
+    few = LocalSandbox(limits=Limits(memory_mb=64 << 10)).cpu_slots
     assert some.executions.limit == max(some.computing.limit, min(16, 8 * some.computing.limit))
     assert few.executions.limit == few.computing.limit
-    assert LocalSandbox(max_running=3).places.executions.limit == 3
+    assert LocalSandbox(max_running=3).cpu_slots.executions.limit == 3
 
 
-async def test_a_place_that_is_held_is_that_of_everything_inside():
-    places = Jobs(executions=None, computing=1).places
-    other = Jobs(computing=1).places
-    async with places.hold():
-        assert places.full
-        async with places.permit() as first, places.permit() as second, other.permit() as third:
+async def test_a_slot_that_is_held_is_that_of_everything_inside():
+    slots = Jobs(executions=None, computing=1).slots
+    other = Jobs(computing=1).slots
+    async with slots.hold():
+        assert slots.full
+        async with slots.permit() as first, slots.permit() as second, other.permit() as third:
             assert first is second is not third
-        assert (places.computing.in_use, other.computing.in_use) == (1, 0)
-    async with places.permit() as later:
+        assert (slots.computing.in_use, other.computing.in_use) == (1, 0)
+    async with slots.permit() as later:
         assert later is not first
-    assert places.computing.in_use == 0
+    assert slots.computing.in_use == 0
 
 
 @pytest.mark.parametrize("wrong", [{"max_running": 0}, {"max_computing": 0}], ids=str)
@@ -199,11 +199,11 @@ def test_numbers_that_make_no_sense_are_refused(wrong):
 
 
 def test_memory_that_a_control_group_allows(monkeypatch, tmp_path):
-    from toolgym.tools.sandbox.local.kernel import cgroup_mounts
+    from toolgym.tools.sandbox.local.kernel import cgroup
 
     (tmp_path / "job").mkdir()
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "job/memory.max").write_text("123456789\n")
-    monkeypatch.setattr(cgroup_mounts, "own_groups", lambda: {"": "/job"})
-    monkeypatch.setattr(cgroup_mounts, "mounts", lambda kind: [("rw", "/", tmp_path)] if kind == "cgroup2" else [])
-    assert memory.available() == 123456789
+    monkeypatch.setattr(cgroup, "own_groups", lambda: {"": "/job"})
+    monkeypatch.setattr(cgroup, "mounts", lambda kind: [("rw", "/", tmp_path)] if kind == "cgroup2" else [])
+    assert resources.available_memory() == 123456789
