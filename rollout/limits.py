@@ -47,8 +47,8 @@ class EpisodeLimits:
         max_resumes: how often one turn that the engine aborted goes on from what it had, whether it got further in
             between or not; 0: never, so that an abort ends it for good.
         engine_timeout: wall seconds for one request to the engine; a turn that is resumed is several.
-        env_timeout: wall seconds for making the env, and for each `reset` and `step` of it. An env's scoring has a
-            deadline of its own (`ToolEnv.score_timeout`), and does not count.
+        env_timeout: wall seconds for making the env, a fork, and each `reset` and `step` of an env that does not
+            keep deadlines itself (`BaseEnv.keeps_deadlines`), as a `ToolEnv` does.
         context_timeout: wall seconds for one call of a context policy.
         turn_timeout: wall seconds for one turn of the policy together with the step that follows, and what it waits for
             in between; None: as long as the other deadlines allow. Scoring does not count, and neither does waiting for

@@ -1,4 +1,4 @@
-"""`EpisodeBudget`: how many tokens an episode has left."""
+"""`EpisodeBudget`: the tokens that an episode has left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolgym.tools.errors import ConfigError
 
 
 class EpisodeBudget:
-    """What the engine's context and the limits leave to an episode.
+    """The tokens that the engine's context and the limits leave to an episode.
 
     Args:
         engine: its context holds prompt and generation together.
@@ -36,7 +36,7 @@ class EpisodeBudget:
         return longest
 
     def room(self, first_prompt_tokens: int, tokens: int, response_tokens: int) -> int:
-        """How many more tokens a sequence may take.
+        """Return how many more tokens a sequence may take.
 
         Args:
             first_prompt_tokens: tokens of the episode's first prompt.
@@ -50,7 +50,7 @@ class EpisodeBudget:
 
 
 def long_prompt_error(tokens: str, most: int) -> ConfigError:
-    """The error to raise for a prompt of so many tokens, more than `most`."""
+    """Return the error to raise for a prompt of so many tokens, more than `most`."""
     return ConfigError(
         f"the prompt has {tokens} tokens, more than the {most} allowed; it is not cut, "
         "because the policy would see another task: shorten the task, or raise max_prompt_tokens"

@@ -1,4 +1,4 @@
-"""`EpisodeConfig`: how an episode is played."""
+"""`EpisodeConfig`: the settings of an episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolgym.tools.errors import ConfigError, named_fields, require_whole_number
 @named_fields
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
-    """How an episode is played.
+    """The settings of an episode.
 
     Attributes:
         sampling: how to sample each turn; `max_new_tokens` is the bound of one turn. The template's stop tokens are
@@ -29,7 +29,7 @@ class EpisodeConfig:
         training_step: the training step that the trajectories are recorded under, counted from 0. Tasks and sampling
             seeds depend on it, so count it up in training.
         validate: whether the trajectories are recorded as validation, not as training.
-        validation_sampling: what stands in for `sampling` where `validate` is set, such as a temperature of 0; None:
+        validation_sampling: in place of `sampling` if `validate` is set, such as a temperature of 0; None:
             `sampling` holds for both.
 
     Raises:
@@ -53,7 +53,7 @@ class EpisodeConfig:
             raise ConfigError(f"validation_sampling must be SamplingParams or None, got {self.validation_sampling!r}")
         for name, names in (("history", HistoryMode), ("on_truncated_turn", TruncationPolicy)):
             if getattr(self, name) not in list(names):
-                known = ", ".join(repr(one.value) for one in names)
+                known = ", ".join(repr(member.value) for member in names)
                 raise ConfigError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
         if not isinstance(self.context, ContextPolicy | Sequence):
             raise ConfigError(f"context must be a context policy or a list of them, got {self.context!r}")
@@ -64,9 +64,8 @@ class EpisodeConfig:
 
     @property
     def sampling_in_use(self) -> SamplingParams:
-        """`validation_sampling` to validate, where there is one; else `sampling`."""
-        given = self.validation_sampling
-        return given if self.validate and given is not None else self.sampling
+        """`validation_sampling` to validate, if there is one; else `sampling`."""
+        return self.validation_sampling if self.validate and self.validation_sampling is not None else self.sampling
 
     @property
     def context_policies(self) -> tuple[ContextPolicy, ...]:
@@ -76,7 +75,7 @@ class EpisodeConfig:
     @property
     def one_sequence(self) -> bool:
         """Whether each episode has one token sequence, unless its env begins the context anew."""
-        return self.history == HistoryMode.APPEND and not any(one.revises for one in self.context_policies)
+        return self.history == HistoryMode.APPEND and not any(policy.revises for policy in self.context_policies)
 
 
 def require_one_sequence(config: EpisodeConfig, trainer: str) -> None:
@@ -86,7 +85,7 @@ def require_one_sequence(config: EpisodeConfig, trainer: str) -> None:
         ConfigError: an episode may have several token sequences; names the argument.
     """
     if not config.one_sequence:
-        revising = ", ".join(one.name for one in config.context_policies if one.revises)
+        revising = ", ".join(policy.name for policy in config.context_policies if policy.revises)
         raise ConfigError(
             f"{trainer} takes one row for each episode, so config.history must be 'append' and no policy of "
             f"config.context may rewrite what was read: got history={str(config.history)!r} and "

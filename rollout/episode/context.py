@@ -1,4 +1,4 @@
-"""`EpisodeContext`: what the env answered, as the policy is to read it."""
+"""`EpisodeContext`: the env's answers, as the policy reads them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EpisodeContext:
 
 
 async def encoded_apart(encode: Callable[[], T], messages: Sequence[Message]) -> T:
-    """Call what encodes messages; in a thread where they are long, so that other episodes go on meanwhile."""
+    """Call what encodes messages; in a thread if they are long, so that other episodes go on."""
     contents = (message.get("content") for message in messages)
     if sum(len(content) for content in contents if isinstance(content, str)) < LONG:
         return encode()
@@ -89,7 +89,7 @@ async def encoded_apart(encode: Callable[[], T], messages: Sequence[Message]) ->
 
 
 def _context_of(result: StepResult) -> list[Message] | None:
-    """The conversation that a step begins anew with; None where it goes on."""
+    """Return the conversation that a step begins again with; None if it goes on."""
     context = result.info.get("context")
     if context is None:
         return None

@@ -23,13 +23,13 @@ async def fork_env(env: BaseEnv, seconds: float) -> BaseEnv:
     Raises:
         DeadlineError: it took longer. All else that `BaseEnv.fork` raises passes through.
     """
-    made: list[BaseEnv] = []
+    twins: list[BaseEnv] = []
     waited_for = True
 
     async def fork() -> None:
         twin = await env.fork()
         if waited_for:
-            made.append(twin)
+            twins.append(twin)
         else:
             await close_env(twin)
 
@@ -37,10 +37,10 @@ async def fork_env(env: BaseEnv, seconds: float) -> BaseEnv:
         await with_deadline(fork(), seconds)
     except BaseException:  # cancelled too: a twin that came at the same time has no other owner
         waited_for = False
-        for twin in made:
+        for twin in twins:
             await close_env(twin)
         raise
-    return made[0]
+    return twins[0]
 
 
 async def close_env(env: BaseEnv) -> None:

@@ -29,7 +29,7 @@ from toolgym.rollout.episode.deadline import episode_deadline
 from toolgym.rollout.episode.env_lifecycle import close_env, fork_env
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.rollout.episode.record import EpisodeRecord
-from toolgym.rollout.episode.state import Asked, CallersError, State, StoppedError
+from toolgym.rollout.episode.stage import Asked, Stage
 from toolgym.rollout.episode.turn_sampling import OpenTurn, TurnSampler
 from toolgym.rollout.job import Job, episode_scope
 from toolgym.rollout.limits import HistoryMode, TruncationPolicy
@@ -85,27 +85,25 @@ class Episode:
         observers: Sequence[EpisodeObserver] = (),
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._phase = StopReason.RESET_FAILED  # how the episode ends if something unforeseen breaks now
         self.job, self._config = job, config
         self.env, self._engine, self._make_renderer = env, engine, renderer_factory
         self._seed = step_seed(stream_seed(job.seed, validate=config.validate), config.training_step)
-        self._sampling, self._limits = config.sampling_in_use, config.limits
+        self._limits = config.limits
         self._budget = EpisodeBudget(engine, config.limits)
         self._context = EpisodeContext(config.context_policies, config.limits.context_timeout, self._budget)
         self._observers = tuple(observers)
-        self._between_turns: BetweenTurns | None = None
         self.branches_left: int | None = None
         self.id = uuid.uuid4().hex
         self._record = EpisodeRecord(job, config, self.id, env_id, settings or {})
         self._sampler = self._new_sampler(self.id)
         self._renderer: ChatRenderer | None = None
         self._conversation: Conversation | None = None
-        self._number = 0
+        self._stage = Stage.NEW
         self._open_turn: OpenTurn | None = None  # it is being sampled
-        self._to_step = False  # the last turn is over, and the env has not been stepped with it
         self._asked: Asked | None = None
-        self._state = State.NEW
         self._branches = 0
+        self._began = False  # the observers were told
+        self._started: float | None = None  # while it runs
         self._end_now: Callable[[], None] | None = None  # while it runs
         self._patience: asyncio.TimerHandle | None = None
 
@@ -117,35 +115,32 @@ class Episode:
                 What it raises ends the episode and passes through.
 
         Returns:
-            The trajectory; None where the episode was asked to stand still (`suspend`).
+            The trajectory; None if the episode was asked to stand still (`suspend`).
 
         Raises:
             EpisodeError: the episode is over, or runs already.
         """
-        if self._state in (State.RUNS, State.OVER):
-            raise EpisodeError(f"the episode {'is over' if self._is_over else 'runs already'}: run it once")
-        record, begins, self._state = self._record, self._state is State.NEW, State.RUNS
-        self._started, self._between_turns = time.monotonic(), between_turns
+        if self._stage is Stage.OVER or self._started is not None:
+            raise EpisodeError(f"the episode {'is over' if self._stage is Stage.OVER else 'runs already'}: run it once")
+        self._started = time.monotonic()
         try:
-            if begins:
-                record.started_at = record.started_at or time.time()
-                for observer in self._observers:
-                    observer.began(self.job)
-            reason, error = await self._play_guarded()
-            record.seconds = self._seconds()
-            if reason is None:
-                self._asked, self._state = None, State.STANDS_STILL
-                self._waits(Phase.SUSPENDED)
-                return None
-            self._state = State.OVER
-            self._close_open_turn()
-        except BaseException:  # cancelled, or an observer's error: it cannot go on from here
-            self._state = State.OVER
+            self._tell_began()
+            reason, failure = await self._play(between_turns)
+        except BaseException:  # cancelled, an observer's error, or that of `between_turns`: it cannot go on from here
+            self._stage = Stage.OVER
             raise
         finally:
+            self._record.seconds = self._seconds()
+            self._started = self._end_now = None
             if self._patience is not None:
                 self._patience.cancel()
-        trajectory = record.trajectory(reason, error, self._renderer, self._conversation)
+        if reason is None:
+            self._asked = None
+            self._waits(Phase.SUSPENDED)
+            return None
+        self._stage = Stage.OVER
+        self._close_open_turn()
+        trajectory = self._record.trajectory(reason, failure, self._renderer, self._conversation)
         for observer in self._observers:
             observer.ended(self.job, trajectory)
         return trajectory
@@ -158,7 +153,7 @@ class Episode:
         its next `run` returns at once. One that ends by itself meanwhile keeps its own stop reason. It may be called at
         any time, from the event loop.
         """
-        if self._is_over or self._asked is Asked.CUT:
+        if self._stage is Stage.OVER or self._asked is Asked.CUT:
             return
         self._asked = Asked.CUT
         if self._end_now is not None and not self._sampler.interrupt():
@@ -175,7 +170,7 @@ class Episode:
         Args:
             grace: wall seconds that the episode has, before it is cut.
         """
-        if self._is_over or self._asked is not None:
+        if self._stage is Stage.OVER or self._asked is not None:
             return
         self._asked = Asked.SUSPEND
         if self._end_now is not None:
@@ -200,16 +195,16 @@ class Episode:
             ForkNotSupportedError: the env, or one of its tools, cannot be forked; names it.
             DeadlineError: the fork took longer than `env_timeout`. All else that `BaseEnv.fork` raises passes through.
         """
-        if not self._is_between_turns:
+        if self._stage is not Stage.BETWEEN:
             raise EpisodeError(
-                "an episode can be forked between two turns alone: from `between_turns`, or once it is suspended"
+                "an episode can be forked between two turns only: from `between_turns`, or once it is suspended"
             )
         assert self._conversation is not None
         turns = len(self._record.turns)
         self._waits(Phase.FORK)
         env = await fork_env(self.env, self._limits.env_timeout)
         try:
-            if not self._is_between_turns or len(self._record.turns) != turns or self._asked is Asked.CUT:
+            if self._stage is not Stage.BETWEEN or len(self._record.turns) != turns or self._asked is Asked.CUT:
                 raise EpisodeError("the episode went on, or was cut, while it was forked")
             return self._branch(job() if callable(job) else job, env, self._conversation.fork())
         except BaseException:  # no branch owns the env yet
@@ -251,16 +246,16 @@ class Episode:
             observers=self._observers,
             settings=self._record.settings,
         )
-        twin._asked = self._asked  # where this one is to stand still, so is the branch
+        twin._asked = self._asked  # if this one is to stand still, so is the branch
         twin._record.go_on_from(self._record, self._seconds())
-        twin._renderer, twin._conversation = self._renderer, conversation
+        twin._renderer, twin._conversation, twin._stage = self._renderer, conversation, Stage.BETWEEN
         twin._sampler = twin._new_sampler(self._sampler.affinity)  # its prefix is in that replica's cache
         return twin
 
     def _new_sampler(self, affinity: str) -> TurnSampler:
         return TurnSampler(
             self._engine,
-            self._sampling,
+            self._config.sampling_in_use,
             self._limits,
             episode_id=self.id,
             affinity=affinity,
@@ -270,61 +265,61 @@ class Episode:
         )
 
     @property
-    def _is_between_turns(self) -> bool:
-        """Whether a turn and its observation are behind it, and the next one is not begun."""
-        return self._conversation is not None and self._open_turn is None and not self._to_step and not self._is_over
-
-    @property
-    def _is_over(self) -> bool:
-        return self._state is State.OVER
+    def _number(self) -> int:
+        """Number of the present turn, or of the last one."""
+        return self._open_turn.number if self._open_turn is not None else max(0, len(self._record.turns) - 1)
 
     def _seconds(self) -> float:
         """Wall seconds that it has run so far."""
-        return self._record.seconds + (time.monotonic() - self._started if self._state is State.RUNS else 0.0)
+        return self._record.seconds + (time.monotonic() - self._started if self._started is not None else 0.0)
+
+    def _tell_began(self) -> None:
+        if not self._began:
+            self._began = True
+            self._record.started_at = self._record.started_at or time.time()
+            for observer in self._observers:
+                observer.began(self.job)
 
     def _waits(self, phase: Phase, what: str = "") -> None:
         for observer in self._observers:
             observer.waits(self.job, phase, what)
 
-    async def _play_guarded(self) -> tuple[StopReason | None, Failure | None]:
-        """Play, and say how it ended, and what broke it off if something did; None for one that stands still."""
+    def _stops(self) -> bool:
+        """Whether it was asked to end or to stand still."""
+        return self._asked is not None
+
+    # ------------------------------------------------------------------ from stage to stage
+
+    async def _play(self, between_turns: BetweenTurns | None) -> tuple[StopReason | None, Failure | None]:
+        """Play, and return the end, and what broke the episode off if something did; no end if it stands still."""
+        reason: StopReason | None = None
+        callers_error: Exception | None = None
         try:
             with episode_scope(self.job.key):
                 async with episode_deadline(self._limits, self._record.seconds) as self._end_now:
-                    return await self._play(), None
-        except StoppedError:
-            return (StopReason.STRAGGLER if self._asked is Asked.CUT else None), None
-        except TimeoutError:  # the whole episode's; the others arrive wrapped
-            if self._asked is Asked.CUT:
-                return StopReason.STRAGGLER, None
-            message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
-            return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
+                    if self._stage is Stage.NEW and self._asked is None:
+                        await self._reset()
+                    while reason is None and self._asked is None:
+                        turn, seconds = self._turn(self.conversation), self._limits.turn_timeout
+                        reason = await (turn if seconds is None else self._in_time(turn, seconds))
+                        if between_turns is not None and reason is None and self._stage is Stage.BETWEEN:
+                            try:
+                                await between_turns(self)
+                            except Exception as error:  # noqa: BLE001  raised below: it is no failure of the episode
+                                callers_error = error
+                                break
+        except TimeoutError:  # the whole episode's; the others arrive as an `EpisodeFailedError`
+            if self._asked is not Asked.CUT:
+                message = f"the episode did not finish within {self._limits.episode_timeout:g} seconds"
+                return StopReason.EPISODE_TIMEOUT, Failure(message, self._number)
         except EpisodeFailedError as failed:
             cause = failed if failed.cause is None else failed.cause
             return failed.stop_reason, Failure(error_text(cause), self._number)
-        except CallersError as caller:
-            raise caller.error from caller.error.__cause__
         except Exception as cause:  # noqa: BLE001  what an engine or env gave could not even be read
-            return self._phase, Failure(error_text(cause), self._number)
-        finally:
-            self._end_now = None
-
-    async def _play(self) -> StopReason:
-        self._stop_if_asked()
-        renderer, conversation = self._renderer, self._conversation
-        if renderer is None or conversation is None:
-            renderer, conversation = await self._begin()
-        turn_timeout = self._limits.turn_timeout
-        while True:
-            turn = self._turn(renderer, conversation)
-            reason = await (turn if turn_timeout is None else self._in_time(turn, turn_timeout))
-            if reason is not None:
-                return reason
-            if self._between_turns is not None:
-                try:
-                    await self._between_turns(self)
-                except Exception as error:
-                    raise CallersError(error) from error
+            return self._stage.failure, Failure(error_text(cause), self._number)
+        if callers_error is not None:
+            raise callers_error
+        return (StopReason.STRAGGLER if reason is None and self._asked is Asked.CUT else reason), None
 
     async def _in_time(self, turn: Coroutine[Any, Any, StopReason | None], seconds: float) -> StopReason | None:
         try:
@@ -333,47 +328,12 @@ class Episode:
             text = f"the turn did not finish within {seconds:g} seconds"
             raise EpisodeFailedError(StopReason.TURN_TIMEOUT, text) from cause
 
-    def _stop_if_asked(self) -> None:
-        """Leave the road here if the episode was asked to end or to stand still."""
-        if self._asked is not None:
-            raise StoppedError
-
-    async def _turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
-        """Play one turn, or the rest of one, and put the env's answer behind it. Returns why the episode is over."""
-        self._stop_if_asked()
-        if not self._to_step:
-            reason = await self._policy_turn(renderer, conversation)
-            if reason is not None:
-                return await self._cut_off(conversation, reason)
-            self._to_step = True
-            self._stop_if_asked()
-        result = await self._step_env(conversation)
-        reason = reason_to_end(result)
-        if reason is not None:
-            return reason
-        self._waits(Phase.CONTEXT)
-        try:
-            observation, extension = await self._context.extended(renderer, conversation, result)
-        except TooManyTokensError:
-            return await self._cut_off(conversation, StopReason.BUDGET)  # as below, found out without encoding it
-        added = len(extension.added or ())
-        response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
-        if self._room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
-            return await self._cut_off(conversation, StopReason.BUDGET)
-        conversation.apply(extension, observation)
-        self._to_step = False
-        turns = self._record.turns
-        turns[-1] = replace_fields(turns[-1], observation_tokens=added)
-        for observer in self._observers:
-            observer.turned(self.job, turns[-1], conversation)
-        return None
-
-    async def _begin(self) -> tuple[ChatRenderer, Conversation]:
+    async def _reset(self) -> None:
         seed = None if self._seed is None else derive_seed(self._seed, *self.job.seed_parts)
         self._waits(Phase.RESET)
         with failing(StopReason.RESET_FAILED, StopReason.ENV_TIMEOUT):
             call = self.env.reset(seed=seed, options={"task": self.job.task})
-            obs, _ = await with_deadline(call, self._limits.env_timeout)
+            obs, _ = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
         self._record.messages = list(obs)
         with failing(StopReason.PROMPT_REFUSED):
             self._renderer = renderer = self._make_renderer(self.env.tool_schemas)
@@ -386,32 +346,57 @@ class Episode:
             self._conversation = conversation
             if len(conversation.context) > most:
                 raise long_prompt_error(str(len(conversation.context)), most)
-        return renderer, conversation
+        self._stage = Stage.BETWEEN
 
-    async def _step_env(self, conversation: Conversation) -> StepResult:
-        self._phase = StopReason.ENV_FAILED
+    async def _turn(self, conversation: Conversation) -> StopReason | None:
+        """Play one turn, or the rest of one, as far as the episode is not asked to stop. Returns why it is over."""
+        if self._stage is not Stage.STEPPING:
+            reason = await self._sample(conversation)
+            if reason is not None:
+                return await self._cut_off(conversation, reason)
+            if self._stops():
+                return None
         parsed = conversation.parse_turn()
-        what = ", ".join(call.name for call in parsed.calls) if self._observers else ""
-        result = await self._ask_env(partial(self.env.step, parsed), what)
+        tools = ", ".join(call.name for call in parsed.calls) if self._observers else ""
+        result = await self._ask_env(partial(self.env.step, parsed), tools)
         self._record.metrics = result.info.get("metrics", {})
         conversation.set_message(result.info.get("message") or parsed.message)
         turns = self._record.turns
         turns[-1] = replace_fields(turns[-1], tool_calls=tuple(result.info.get("tool_calls", ())))
-        return result
+        reason = reason_to_end(result)
+        if reason is not None:
+            return reason
+        self._waits(Phase.CONTEXT)
+        assert self._renderer is not None
+        try:
+            observation, extension = await self._context.extended(self._renderer, conversation, result)
+        except TooManyTokensError:
+            return await self._cut_off(conversation, StopReason.BUDGET)  # as below, found out without encoding it
+        added = len(extension.added or ())
+        response_tokens = 0 if extension.begins_sequence else conversation.response_tokens + added
+        if self._room(conversation, extension.tokens, response_tokens) < 1:  # for a turn that could read it
+            return await self._cut_off(conversation, StopReason.BUDGET)
+        conversation.apply(extension, observation)
+        turns[-1] = replace_fields(turns[-1], observation_tokens=added)
+        self._stage = Stage.BETWEEN
+        for observer in self._observers:
+            observer.turned(self.job, turns[-1], conversation)
+        return None
 
     async def _cut_off(self, conversation: Conversation, reason: StopReason) -> StopReason:
         """Have the env score the episode that a limit ends here, with the turn that it has not seen. Returns `reason`.
 
         One that does not count, since the engine aborted it, is not scored.
         """
-        if reason.in_group_statistics and self._record.turns:
-            if self._asked is Asked.CUT:
-                raise StoppedError
-            self._phase = StopReason.ENV_FAILED
-            unseen = conversation.parse_turn() if not self._to_step and self._number < len(self._record.turns) else None
-            result = await self._ask_env(partial(self.env.truncate, reason, unseen))
-            self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
-            reason_to_end(result)
+        if not reason.in_group_statistics or not self._record.turns:
+            return reason
+        if self._asked is Asked.CUT:
+            return StopReason.STRAGGLER
+        is_unseen, self._stage = self._stage is Stage.SAMPLING, Stage.SCORING
+        unseen = conversation.parse_turn() if is_unseen else None
+        result = await self._ask_env(partial(self.env.truncate, reason, unseen))
+        self._record.metrics = {**self._record.metrics, **result.info.get("metrics", {})}
+        reason_to_end(result)
         return reason
 
     async def _ask_env(self, ask: Callable[[], Coroutine[Any, Any, StepResult]], what: str = "") -> StepResult:
@@ -419,7 +404,8 @@ class Episode:
         self._waits(Phase.ENV, what)
         started = time.monotonic()
         with failing(StopReason.ENV_FAILED, StopReason.ENV_TIMEOUT):
-            result = await with_deadline(ask(), self._limits.env_timeout)
+            call = ask()  # an env that keeps its own deadlines gets none here
+            result = await (call if self.env.keeps_deadlines else with_deadline(call, self._limits.env_timeout))
         self._record.reward += finite_reward(result.reward)
         turns = self._record.turns
         reward, seconds = (turns[-1].reward or 0.0) + result.reward, turns[-1].env_seconds + time.monotonic() - started
@@ -428,25 +414,31 @@ class Episode:
 
     # ------------------------------------------------------------------ the policy's turn
 
-    async def _policy_turn(self, renderer: ChatRenderer, conversation: Conversation) -> StopReason | None:
-        """Sample the next turn, or the rest of it, and close it. Returns why the episode is over, if it is."""
-        self._phase = StopReason.ENGINE_FAILED
+    async def _sample(self, conversation: Conversation) -> StopReason | None:
+        """Sample the next turn, or the rest of it, and close it, unless the episode is asked to stop before its end.
+        Returns why the episode is over, if it is."""
         if self._open_turn is None:
-            self._number = len(self._record.turns)
             budget = self._room(conversation)
             if budget < 1:
                 return StopReason.BUDGET
-            self._open_turn = self._sampler.open(self._number, budget, len(conversation.context))
+            self._open_turn = self._sampler.open(len(self._record.turns), budget, len(conversation.context))
+            self._stage = Stage.SAMPLING
         self._waits(Phase.ENGINE)
-        self._stop_if_asked()  # an observer may ask
+        if self._stops():  # an observer may ask
+            return None
+        assert self._renderer is not None
         turn = self._open_turn
-        if not await self._sampler.sample(turn, conversation, renderer):
-            self._stop_if_asked()
+        if not await self._sampler.sample(turn, conversation, self._renderer) and self._stops():
+            return None
         self._close_open_turn()
-        return self._close_turn(renderer, conversation, turn)
+        reason = self._close_turn(self._renderer, conversation, turn)
+        if reason is None:
+            self._stage = Stage.STEPPING
+        return reason
 
     def _room(self, conversation: Conversation, tokens: int | None = None, response_tokens: int | None = None) -> int:
-        """How many more tokens the conversation's sequence may take; or one of so many, so many behind its prompt."""
+        """Return how many more tokens the conversation's sequence may take; or one with `tokens`, of which
+        `response_tokens` behind its prompt."""
         return self._budget.room(
             conversation.first_prompt_tokens,
             len(conversation.context) if tokens is None else tokens,
@@ -463,7 +455,11 @@ class Episode:
 
     def _sampling_seed(self, *parts: int) -> int | None:
         """The seed of one request: by its turn's number, and behind it that of the part if it is not the first."""
-        return self._sampling.seed if self._seed is None else derive_seed(self._seed, *self.job.seed_parts, *parts)
+        return (
+            self._config.sampling_in_use.seed
+            if self._seed is None
+            else derive_seed(self._seed, *self.job.seed_parts, *parts)
+        )
 
     def _close_turn(self, renderer: ChatRenderer, conversation: Conversation, turn: OpenTurn) -> StopReason | None:
         """See to it that the turn has an end. Returns why the episode is over, if it is. See `TruncationPolicy`."""
@@ -473,7 +469,7 @@ class Episode:
         if reason is not FinishReason.STOP and self._config.on_truncated_turn == TruncationPolicy.END:
             if reason is FinishReason.ABORT:
                 return StopReason.ABORTED
-            return StopReason.BUDGET if turn.budget < self._sampling.max_new_tokens else StopReason.LENGTH
+            return StopReason.BUDGET if turn.budget < self._config.sampling_in_use.max_new_tokens else StopReason.LENGTH
         with failing(StopReason.PROMPT_REFUSED):
             closing = conversation.missing_end()
         if self._room(conversation) < len(closing):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.StrEnum):
-    """What an episode waits for."""
+    """The thing that an episode waits for."""
 
     RESET = "reset"
     """The env's `reset`."""
@@ -48,8 +48,8 @@ class EpisodeObserver:
         """A run is over, however it ended: none of its episodes is played any more."""
 
     def began(self, job: Job) -> None:
-        """An episode begins. If it is not stopped before, the next call is `waits`, with `Phase.RESET`; for a branch
-        (`job.parent`) with that of its first turn."""
+        """An episode begins. Followed by `waits(RESET)`, unless it is stopped before; for a branch (`job.parent`) by
+        `waits` of its first turn."""
 
     def waits(self, job: Job, phase: Phase, what: str = "") -> None:
         """An episode enters a phase.
@@ -74,7 +74,7 @@ class EpisodeObserver:
 
     def turned(self, job: Job, turn: Turn, conversation: Conversation) -> None:
         """A turn is over and its observation is in the conversation: the next call of the engine is that of the next
-        turn. The last turn of an episode is followed by `ended` alone."""
+        turn. The last turn of an episode is followed by `ended` only."""
 
     def ended(self, job: Job, trajectory: Trajectory) -> None:
         """An episode is over. A cancelled one ends without this call, and so does one that stays suspended. One whose
@@ -82,7 +82,7 @@ class EpisodeObserver:
 
 
 def checked_observers(observers: Sequence[EpisodeObserver]) -> tuple[EpisodeObserver, ...]:
-    """The observers of a runner.
+    """Return the observers of a runner.
 
     Raises:
         ConfigError: they are not in a list, or one of them is no observer.
@@ -113,40 +113,15 @@ class GuardedObserver(EpisodeObserver):
     """
 
     def __init__(self, observer: EpisodeObserver, broken: Callable[[Exception], None]) -> None:
-        self._observer, self._broken = observer, broken
+        for name in ("began", "waits", "asked", "generated", "turned", "ended"):
+            setattr(self, name, _guarded(getattr(observer, name), broken))
 
-    def began(self, job: Job) -> None:
-        try:
-            self._observer.began(job)
-        except Exception as error:  # noqa: BLE001  the run raises it
-            self._broken(error)
 
-    def waits(self, job: Job, phase: Phase, what: str = "") -> None:
+def _guarded(tell: Callable[..., None], broken: Callable[[Exception], None]) -> Callable[..., None]:
+    def guarded(*event: object) -> None:
         try:
-            self._observer.waits(job, phase, what)
+            tell(*event)
         except Exception as error:  # noqa: BLE001  the run raises it
-            self._broken(error)
+            broken(error)
 
-    def asked(self, job: Job, prompt_ids: TokenIds, params: SamplingParams) -> None:
-        try:
-            self._observer.asked(job, prompt_ids, params)
-        except Exception as error:  # noqa: BLE001  the run raises it
-            self._broken(error)
-
-    def generated(self, job: Job, generation: Generation) -> None:
-        try:
-            self._observer.generated(job, generation)
-        except Exception as error:  # noqa: BLE001  the run raises it
-            self._broken(error)
-
-    def turned(self, job: Job, turn: Turn, conversation: Conversation) -> None:
-        try:
-            self._observer.turned(job, turn, conversation)
-        except Exception as error:  # noqa: BLE001  the run raises it
-            self._broken(error)
-
-    def ended(self, job: Job, trajectory: Trajectory) -> None:
-        try:
-            self._observer.ended(job, trajectory)
-        except Exception as error:  # noqa: BLE001  the run raises it
-            self._broken(error)
+    return guarded

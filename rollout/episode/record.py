@@ -1,4 +1,4 @@
-"""What an episode leaves: its trajectory."""
+"""`EpisodeRecord`: an episode so far, and its trajectory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import StopReason
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.job import Job
+from toolgym.rollout.replace_fields import replace_fields
 from toolgym.rollout.tokens.conversation import Conversation
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
@@ -20,7 +21,7 @@ from toolgym.tools.message import Message
 
 
 class EpisodeRecord:
-    """What is known of one episode so far.
+    """The facts of one episode so far.
 
     Args:
         job: the episode's.
@@ -61,7 +62,7 @@ class EpisodeRecord:
         renderer: ChatRenderer | None,
         conversation: Conversation | None,
     ) -> Trajectory:
-        """The trajectory of the episode, which ended with `reason`."""
+        """Return the trajectory of the episode, which ended with `reason`."""
         job = self.job
         messages: Sequence[Message] = self.messages
         sequences: tuple[TokenSequence, ...] = ()
@@ -108,28 +109,13 @@ class EpisodeRecord:
 
 
 def never_played(job: Job, config: EpisodeConfig, env_id: str, error: Exception) -> Trajectory:
-    """The trajectory of an episode whose env could not be made, because of `error`."""
-    return Trajectory(
-        id=f"{job.group_id}-{job.key.sample_index}-not-made",
-        env_id=env_id,
-        task_id=job.task.id,
-        source=job.task.source,
-        group_id=job.group_id,
-        task_index=job.key.task_index,
-        sample_index=job.key.sample_index,
-        messages=job.task.messages,
-        tools=(),
-        sequences=(),
-        reward=0.0,
-        stop_reason=StopReason.ENV_CREATE_FAILED,
-        ground_truth=job.task.ground_truth,
-        error=Failure(error_text(error), 0),
-        training_step=config.training_step,
-        validate=config.validate,
-    )
+    """Return the trajectory of an episode whose env could not be made, because of `error`."""
+    record = EpisodeRecord(job, config, f"{job.group_id}-{job.key.sample_index}-not-made", env_id, {})
+    trajectory = record.trajectory(StopReason.ENV_CREATE_FAILED, Failure(error_text(error), 0), None, None)
+    return replace_fields(trajectory, sampling={})
 
 
 def task_label(task: Task) -> str:
-    """A short text for what an episode begins with: the task's messages and the arguments of its tools."""
+    """Return a short text for what an episode begins with: the task's messages and the arguments of its tools."""
     text = json.dumps(plain([task.messages, task.tools_kwargs]), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
