@@ -17,11 +17,11 @@ from toolgym.tools.schema import ToolSchema
 
 
 class InvalidActionError(ToolgymError, ValueError):
-    """What the policy wrote is no action of the env. The policy reads the text."""
+    """The policy wrote no action of the env. It reads this error's text."""
 
 
 class Start(NamedTuple):
-    """How an episode begins.
+    """The beginning of an episode.
 
     Attributes:
         messages: the task's; none where the task is but a seed.
@@ -35,7 +35,7 @@ class Start(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What an env gave when an episode began.
+    """An env's answer to a reset.
 
     Attributes:
         messages: all messages so far.
@@ -49,7 +49,7 @@ class Begun(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What an env made of a turn.
+    """An env's answer to a turn.
 
     Attributes:
         messages: the new messages; one with the role `tool` for each call.

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from toolgym.envs.actions import read_action
 from toolgym.envs.base import Action, BaseEnv, StepResult
@@ -25,7 +25,7 @@ from toolgym.envs.types import EpisodeFailedError, ResetInfo, StepInfo, StopReas
 from toolgym.tools.concurrency.deadline import DeadlineError, shielded, with_deadline
 from toolgym.tools.errors import ConfigError, EpisodeError, error_text, require_seed
 from toolgym.tools.message import Message, assistant, tool, user
-from toolgym.tools.parsers import ParsedTurn, Parser
+from toolgym.tools.parsers import ParsedTurn
 from toolgym.tools.schema import CallProblem, ToolCall, ToolCallError, ToolSchema, check_call
 
 T = TypeVar("T")
@@ -33,24 +33,10 @@ T = TypeVar("T")
 _log = logging.getLogger("toolgym.envs")
 
 NO_OBSERVATION = "[no observation]"
-"""What the policy reads where an env goes on and says nothing: a chat needs a message between two turns."""
+"""Read by the policy if an env goes on and says nothing: a chat needs a message between two turns."""
 
 CLOSE_TIMEOUT = 20.0
 """Seconds that a foreign env gets to close."""
-
-
-class Settings(NamedTuple):
-    """How `ForeignEnv` plays; see `wrap`."""
-
-    options: WrapOptions
-    project: str | None
-    system_prompt: str | None
-    max_turns: int | None
-    max_obs_chars: int | None
-    timeout: float
-    queue_timeout: float
-    own_thread: bool
-    parser: Parser
 
 
 class ForeignEnv(BaseEnv):
@@ -60,8 +46,7 @@ class ForeignEnv(BaseEnv):
         env: the object of the project; None where `make` makes one.
         make: makes an object, when the first episode begins.
         takes_task: whether `make` takes the task, so that each episode has an object of its own.
-        tasks: where tasks come from; None: each is a seed.
-        settings: see `Settings`.
+        options: see `wrap`.
     """
 
     def __init__(
@@ -69,14 +54,14 @@ class ForeignEnv(BaseEnv):
         env: object | None,
         make: Callable[..., Any] | None,
         takes_task: bool,
-        tasks: TaskSource | Sequence[Task] | None,
-        settings: Settings,
+        options: WrapOptions,
     ) -> None:
+        tasks = options.tasks
         self.tasks: TaskSource = (
             SeedTasks() if tasks is None else tasks if isinstance(tasks, TaskSource) else TaskList(tasks)
         )
         self._seeds = tasks is None
-        self._make, self._takes_task, self._settings = make, takes_task, settings
+        self._make, self._takes_task, self._options = make, takes_task, options
         self._adapter: Adapter | None = None
         self._threads: EnvThreads | None = None
         self._broken = False
@@ -125,7 +110,7 @@ class ForeignEnv(BaseEnv):
         )
         adapter = await self._adapter_of(task)
         begun = await self._deadline(adapter.reset(start), StopReason.RESET_FAILED, f"reset of {adapter.name}")
-        messages = led_by(self._settings.system_prompt, self._cut(begun.messages))
+        messages = led_by(self._options.system_prompt, self._cut(begun.messages))
         if not messages:
             raise ConfigError(
                 f"{adapter.name} begins with an empty observation, and the task has no messages: give tasks=, with a "
@@ -144,8 +129,8 @@ class ForeignEnv(BaseEnv):
             raise EpisodeError(f"step was called {state}; call `await env.reset()` first")
         turn = read_action(action, self._parse, calls_seen=self._calls_seen)
         requests = self._checked(turn) if self._tools else []
-        calls = [one for one in requests if isinstance(one, ToolCall)]
-        errors = [one for one in requests if isinstance(one, ToolCallError)]
+        calls = [request for request in requests if isinstance(request, ToolCall)]
+        errors = [request for request in requests if isinstance(request, ToolCallError)]
         self._turn += 1
         self._calls_seen += len(requests)
         self._bad_calls += len(errors)
@@ -162,11 +147,11 @@ class ForeignEnv(BaseEnv):
 
     # ------------------------------------------------------------------ how an episode begins
 
-    def _choose(self, given: object, seed: int | None) -> Task:
-        if given is not None:
-            if not isinstance(given, Task):
-                raise ConfigError(f"options['task'] must be a toolgym Task, got {given!r}")
-            return given
+    def _choose(self, task: object, seed: int | None) -> Task:
+        if task is not None:
+            if not isinstance(task, Task):
+                raise ConfigError(f"options['task'] must be a toolgym Task, got {task!r}")
+            return task
         if self._seeds and seed is not None:
             return seed_task(seed)
         return require_task(self.tasks.sample(self._rng))
@@ -179,23 +164,23 @@ class ForeignEnv(BaseEnv):
 
     async def _adapter_of(self, task: Task) -> Adapter:
         """The adapter of an object that can begin an episode, made where there is none."""
-        found = self._adapter
+        adapter = self._adapter
         fresh = self._make is not None and (
-            self._takes_task or self._broken or (found is not None and found.one_episode and self._begun)
+            self._takes_task or self._broken or (adapter is not None and adapter.one_episode and self._begun)
         )
-        if found is not None and not fresh:
-            return found
+        if adapter is not None and not fresh:
+            return adapter
         try:
             await self._drop()
         except Exception as error:  # noqa: BLE001  the next episode needs nothing of the object before
             _log.warning("closing a foreign env failed: %s", error_text(error))
         assert self._make is not None
         what = f"making the env with {self._make!r}"
-        made = await self._deadline(self._made(task), StopReason.ENV_CREATE_FAILED, what)
+        inside = await self._deadline(self._made(task), StopReason.ENV_CREATE_FAILED, what)
         try:
-            self._adapter, self._broken = self._adapt(made), False
+            self._adapter, self._broken = self._adapt(inside), False
         except ConfigError:  # it is of no known project, or cannot be wrapped
-            await EnvThreads("the env").run(_close_blocking, made)
+            await EnvThreads("the env").run(_close_blocking, inside)
             raise
         return self._adapter
 
@@ -204,33 +189,33 @@ class ForeignEnv(BaseEnv):
         arguments = (task,) if self._takes_task else ()
         if inspect.iscoroutinefunction(self._make):
             return await self._make(*arguments)
-        self._threads = EnvThreads("the foreign env", own_thread=self._settings.own_thread)
-        made = await self._threads.run(self._make, *arguments, undo=_close_blocking)
-        return await made if inspect.isawaitable(made) else made
+        self._threads = EnvThreads("the foreign env", own_thread=self._options.own_thread)
+        env = await self._threads.run(self._make, *arguments, undo=_close_blocking)
+        return await env if inspect.isawaitable(env) else env
 
     def _adapt(self, env: object) -> Adapter:
         threads, self._threads = self._threads, None
-        own_thread = self._settings.own_thread or bool(getattr(env, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
+        own_thread = self._options.own_thread or bool(getattr(env, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
         if threads is None or own_thread is not threads.own:
             threads = EnvThreads("", own_thread=own_thread)
-        made = adapter_for(env, self._settings.project)(env, self._settings.options, threads)
-        threads.name = made.name
-        return made
+        adapter = adapter_for(env, self._options.project)(env, self._options, threads)
+        threads.name = adapter.name
+        return adapter
 
     # ------------------------------------------------------------------ one turn
 
     def _parse(self, text: str) -> ParsedTurn:
         if not self._tools:  # calls mean nothing to this env, so none are looked for
             return ParsedTurn(text, text, [], [])
-        return self._settings.parser(text, first_id=self._calls_seen, schemas=self._tools)
+        return self._options.parse(text, first_id=self._calls_seen, schemas=self._tools)
 
     def _checked(self, turn: ParsedTurn) -> list[ToolCall | ToolCallError]:
-        """What the turn asks for, in order, each checked against the tools and the env's limit."""
+        """The turn's requests in order, each checked against the tools and the env's limit."""
         assert self._adapter is not None
         left = self._adapter.max_calls
-        found: list[ToolCall | ToolCallError] = []
-        for one in turn.requests:
-            checked = check_call(one, self._tools) if isinstance(one, ToolCall) else one
+        requests: list[ToolCall | ToolCallError] = []
+        for request in turn.requests:
+            checked = check_call(request, self._tools) if isinstance(request, ToolCall) else request
             if isinstance(checked, ToolCall) and left is not None:
                 left -= 1
                 if left < 0:
@@ -238,8 +223,8 @@ class ForeignEnv(BaseEnv):
                     checked = ToolCallError(
                         CallProblem.TOO_MANY_CALLS, text, "", checked.id, checked.index, checked.name
                     )
-            found.append(checked)
-        return found
+            requests.append(checked)
+        return requests
 
     async def _take(self, adapter: Adapter, turn: ParsedTurn) -> Stepped:
         try:
@@ -263,7 +248,7 @@ class ForeignEnv(BaseEnv):
         reason = stepped.stop_reason
         if reason is None and (terminated or truncated):
             reason = StopReason.ANSWERED if terminated else StopReason.MAX_TURNS
-        if reason is None and self._turn == self._settings.max_turns:
+        if reason is None and self._turn == self._options.max_turns:
             reason, truncated = StopReason.MAX_TURNS, True
         if reason is not None:
             self._over = True
@@ -288,18 +273,18 @@ class ForeignEnv(BaseEnv):
         return StepResult([] if reason is not None else obs, reward, reason is not None, _step_info(info))
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
-        most = self._settings.max_obs_chars
+        most = self._options.max_obs_chars
         if most is None:
             return list(messages)
-        return [{**one, "content": cut(one["content"], most, "middle")} for one in messages]
+        return [{**message, "content": cut(message["content"], most, "middle")} for message in messages]
 
     # ------------------------------------------------------------------ failures and the end
 
     async def _deadline(self, coroutine: Coroutine[Any, Any, T], failed: StopReason, what: str) -> T:
         """Await what the env does. Whatever it raises ends the episode, with the env to blame."""
-        settings = self._settings
+        options = self._options
         try:
-            return await with_deadline(coroutine, settings.timeout, queue=settings.queue_timeout)
+            return await with_deadline(coroutine, options.timeout, queue=options.queue_timeout)
         except InvalidActionError:
             raise
         except DeadlineError as error:
@@ -334,13 +319,15 @@ def _answers(
     requests: Sequence[ToolCall | ToolCallError], messages: Sequence[Message]
 ) -> tuple[list[Message], list[Message]]:
     """Return one answer for each request, in order, and the other messages."""
-    given = {one.get("tool_call_id"): one for one in messages if one["role"] == "tool"}
+    results = {message.get("tool_call_id"): message for message in messages if message["role"] == "tool"}
     answers = []
-    for one in requests:
-        text = encodable(one.message) if isinstance(one, ToolCallError) else NO_OBSERVATION
-        found = given.pop(one.id, None)
-        answers.append(tool(found["content"] if found else text, tool_call_id=one.id, name=encodable(one.name)))
-    return answers, [one for one in messages if one["role"] != "tool" or one.get("tool_call_id") in given]
+    for request in requests:
+        text = encodable(request.message) if isinstance(request, ToolCallError) else NO_OBSERVATION
+        result = results.pop(request.id, None)
+        text = result["content"] if result else text
+        answers.append(tool(text, tool_call_id=request.id, name=encodable(request.name)))
+    others = [m for m in messages if m["role"] != "tool" or m.get("tool_call_id") in results]
+    return answers, others
 
 
 def _record(request: ToolCall | ToolCallError, text: str, stepped: Stepped, seconds: float) -> ToolCallRecord:
@@ -358,7 +345,7 @@ def _mapping(value: object, task: Task) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None):
         raise ConfigError(f"extra_info[{RESET!r}] of task {task.id!r} must map names to arguments, got {value!r}")
     # Arrow fills keys that a row does not use with None when it unites rows.
-    return {name: one for name, one in (value or {}).items() if one is not None}
+    return {name: argument for name, argument in (value or {}).items() if argument is not None}
 
 
 def _close_blocking(env: Any) -> None:

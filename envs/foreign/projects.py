@@ -9,13 +9,13 @@ from toolgym.envs.foreign.base import Adapter
 from toolgym.tools.errors import ConfigError, UnknownNameError, nearest
 
 PROJECTS = {
-    "aviary": "toolgym.envs.foreign.aviary:AviaryAdapter",
-    "gem": "toolgym.envs.foreign.gem:GemAdapter",
-    "gymnasium": "toolgym.envs.foreign.gymnasium:GymnasiumAdapter",
-    "openenv": "toolgym.envs.foreign.openenv:OpenEnvAdapter",
-    "skyrl_gym": "toolgym.envs.foreign.skyrl_gym:SkyRLGymAdapter",
-    "tau2": "toolgym.envs.foreign.tau2:Tau2Adapter",
-    "textarena": "toolgym.envs.foreign.textarena:TextArenaAdapter",
+    "aviary": "toolgym.envs.foreign.adapters.aviary:AviaryAdapter",
+    "gem": "toolgym.envs.foreign.adapters.gem:GemAdapter",
+    "gymnasium": "toolgym.envs.foreign.adapters.gymnasium:GymnasiumAdapter",
+    "openenv": "toolgym.envs.foreign.adapters.openenv:OpenEnvAdapter",
+    "skyrl_gym": "toolgym.envs.foreign.adapters.skyrl_gym:SkyRLGymAdapter",
+    "tau2": "toolgym.envs.foreign.adapters.tau2:Tau2Adapter",
+    "textarena": "toolgym.envs.foreign.adapters.textarena:TextArenaAdapter",
 }
 """The adapter of each project, by the project's import name."""
 
@@ -47,18 +47,18 @@ _REFUSED = {
 
 
 def project_of(env: object) -> str | None:
-    """Return the project that an object is an env of, by its import name; None where it is of none that is known.
+    """Return the project that an object is an env of, by its import name; None if it is of none that is known.
 
     Raises:
         ConfigError: it is of a known project, and cannot be wrapped; says why.
     """
-    found = None
-    for one in _classes(env):
-        key = (one.__module__, one.__name__)
+    project = None
+    for cls in _classes(env):
+        key = (cls.__module__, cls.__name__)
         if key in _REFUSED:
             raise ConfigError(f"{type(env).__name__} is {_REFUSED[key]}")
-        found = found or _BASES.get(key)
-    return found
+        project = project or _BASES.get(key)
+    return project
 
 
 def adapter_for(env: object, project: str | None = None) -> type[Adapter]:
@@ -72,16 +72,16 @@ def adapter_for(env: object, project: str | None = None) -> type[Adapter]:
         UnknownNameError: there is no such project; names the nearest one.
         ConfigError: the object is of none, or cannot be wrapped.
     """
-    found = project_of(env)
-    name = found if project is None else project
+    own_project = project_of(env)
+    name = own_project if project is None else project
     if name is None:
         raise ConfigError(
             f"expected an env of {', '.join(PROJECTS)}, or a function that makes one, got {env!r}; an env of another "
             "class that keeps the contract of one of them can be wrapped with project="
         )
     module, _, adapter = PROJECTS[checked_project(name)].partition(":")
-    made: type[Adapter] = getattr(importlib.import_module(module), adapter)
-    return made
+    adapter_class: type[Adapter] = getattr(importlib.import_module(module), adapter)
+    return adapter_class
 
 
 def checked_project(name: str) -> str:
@@ -100,6 +100,6 @@ def checked_project(name: str) -> str:
 def _classes(env: object) -> list[type[Any]]:
     """The classes of an object: of the env inside of wrappers first, as a Gymnasium env may be another project's."""
     inside = env
-    if any((one.__module__, one.__name__) == ("gymnasium.core", "Env") for one in type(env).__mro__):
+    if any((cls.__module__, cls.__name__) == ("gymnasium.core", "Env") for cls in type(env).__mro__):
         inside = getattr(env, "unwrapped", env)
     return [*type(inside).__mro__, *type(env).__mro__]

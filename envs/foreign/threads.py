@@ -118,8 +118,8 @@ class _Call:
     def give_up(self) -> None:
         with self._lock:
             self._given_up = True
-            made, self._made = self._made, []
-        for value in made:  # it was made, but its caller never got it
+            values, self._made = self._made, []
+        for value in values:  # they were made, but its caller never got it
             assert self._undo is not None
             thread = DaemonThread("toolgym-env")
             thread.submit(_quietly, functools.partial(self._undo, value), "undoing what came too late")

@@ -1,4 +1,4 @@
-"""What foreign envs give, as plain values: rewards, flags, messages."""
+"""Values of foreign envs as plain ones: rewards, flags, messages."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def flag_of(value: Any, what: str) -> bool:
 
 def metrics_of(info: Mapping[Any, Any]) -> dict[str, float]:
     """Return the finite numbers of an info by name, `env/` put before each."""
-    found = {}
+    metrics = {}
     for name, value in info.items():
         item = value.item() if callable(getattr(value, "item", None)) and getattr(value, "size", 0) == 1 else value
         if isinstance(item, numbers.Real) and math.isfinite(item):
-            found[f"env/{name}"] = float(item)
-    return found
+            metrics[f"env/{name}"] = float(item)
+    return metrics
 
 
 def messages_of(
@@ -77,8 +77,10 @@ def messages_of(
         return [user(encodable(observation))] if observation else []
     if isinstance(observation, Mapping) and "role" in observation:
         return [message_of(observation, what)]
-    if isinstance(observation, list | tuple) and all(isinstance(one, Mapping) and "role" in one for one in observation):
-        return [message_of(one, what) for one in observation]
+    if isinstance(observation, list | tuple) and all(
+        isinstance(message, Mapping) and "role" in message for message in observation
+    ):
+        return [message_of(message, what) for message in observation]
     raise ConfigError(
         f"the observations of {what} must be texts or chat messages, got {type(observation).__name__}: "
         f"{shorten(repr(observation))}; give to_text=, a function that makes a text of one"
@@ -132,7 +134,7 @@ def opened(before: Sequence[Message], first: Sequence[Message]) -> list[Message]
     Many chat templates refuse two messages of a user in a row, so an observation that would follow one becomes a part
     of it.
     """
-    messages = [one.copy() for one in before]
+    messages = [message.copy() for message in before]
     rest = list(first)
     if messages and rest and messages[-1]["role"] == rest[0]["role"] == "user":
         messages[-1] = user(f"{messages[-1]['content']}\n\n{rest.pop(0)['content']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
 
@@ -279,7 +280,7 @@ async def test_a_step_that_hangs_is_left_behind_and_the_env_is_closed_once_when_
     made = Hangs()
     env = wrap(made)
     await env.reset(seed=0)
-    env._settings = env._settings._replace(timeout=0.2)  # only now: a thread may take long to begin
+    env._options = dataclasses.replace(env._options, timeout=0.2)  # only now: a thread may take long to begin
     with pytest.raises(EpisodeFailedError, match=r"did not finish within 0\.2 seconds") as failed:
         await env.step("1")
     assert failed.value.stop_reason is StopReason.ENV_TIMEOUT

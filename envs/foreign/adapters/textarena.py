@@ -107,7 +107,7 @@ class TextArenaAdapter(Adapter):
         return self.read(observation)
 
     def _text(self, observation: list[tuple[int, str, Any]], player: int) -> str:
-        """What is new as text, without the player's own actions: they are turns of the conversation already."""
+        """New text, without the player's own actions: they are turns of the conversation already."""
         names = self.env.state.role_mapping
         lines = []
         for who, text, kind in observation:
@@ -122,4 +122,4 @@ class TextArenaAdapter(Adapter):
 
 def _below_history(env: Any) -> Any:
     """The env below the wrapper that tells all of the past at each step, which the runner keeps itself."""
-    return next((one.env for one in layers_of(env) if type(one).__name__ == _RESTATES), env)
+    return next((layer.env for layer in layers_of(env) if type(layer).__name__ == _RESTATES), env)

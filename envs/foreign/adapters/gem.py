@@ -35,7 +35,7 @@ class GemAdapter(Adapter):
     def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
         super().__init__(env, options, threads)
         layers = layers_of(env)
-        if any(type(one).__module__ == _RESTATES for one in layers):
+        if any(type(layer).__module__ == _RESTATES for layer in layers):
             raise ConfigError(
                 f"{self.name} is inside of GEM's ObservationWrapper, which tells the whole conversation again at each "
                 "step; the runner keeps the conversation itself: leave that wrapper out"
@@ -43,7 +43,7 @@ class GemAdapter(Adapter):
         self._random = OwnRandom(RANDOM_TIMEOUT)
         # Games draw at each step. What runs tools or checks answers does not, and may take long.
         self._draws = type(layers[-1]).__module__.startswith(_GAMES) and not any(
-            hasattr(one, "tools") for one in layers
+            hasattr(layer, "tools") for layer in layers
         )
 
     async def reset(self, start: Start) -> Begun:

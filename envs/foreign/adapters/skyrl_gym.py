@@ -57,7 +57,7 @@ class SkyRLGymAdapter(Adapter):
         output = await self.threads.run(self.env.step, action)
         messages = self.read(output["observations"])
         if call is not None:
-            text = "\n".join(one["content"] for one in messages)
+            text = "\n".join(message["content"] for message in messages)
             messages = [tool(text, tool_call_id=call.id, name=call.name)] if messages else []
         info = dict(output.get("metadata") or {})
         if output.get("postprocessed_action") is not None:  # training on it would not be on what was sampled
@@ -73,12 +73,12 @@ class SkyRLGymAdapter(Adapter):
 
 def _schemas(env: Any) -> list[ToolSchema]:
     """The tools of an env's tool groups, read from their methods."""
-    found = []
+    schemas = []
     for group in getattr(env, "tool_groups", ()):
         for name in group.get_tool_names():
             method = getattr(type(group), name)
-            found.append(_schema(name, getattr(method, "func", method)))
-    return found
+            schemas.append(_schema(name, getattr(method, "func", method)))
+    return schemas
 
 
 def _schema(name: str, method: Any) -> ToolSchema:

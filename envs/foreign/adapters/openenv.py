@@ -40,7 +40,7 @@ class OpenEnvAdapter(Adapter):
 
     def __init__(self, env: Any, options: WrapOptions, threads: EnvThreads) -> None:
         super().__init__(env, options, threads)
-        names = [one.__name__ for one in type(env).__mro__]
+        names = [cls.__name__ for cls in type(env).__mro__]
         self._client = "EnvClient" in names
         self._gives_results = self._client or "SyncEnvClient" in names
         inside = env.async_client if "SyncEnvClient" in names else env
@@ -101,11 +101,11 @@ class OpenEnvAdapter(Adapter):
             return await method(*arguments, **named)
         return await self.threads.run(getattr(self.env, name), *arguments, **named)
 
-    def _split(self, given: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+    def _split(self, answer: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
         """The observation, the reward, whether it is over, and its metadata."""
-        observation = given.observation if self._gives_results else given
-        metadata = getattr(given, "metadata", None) or _field(observation, "metadata") or {}
-        return observation, getattr(given, "reward", None), bool(getattr(given, "done", False)), dict(metadata)
+        observation = answer.observation if self._gives_results else answer
+        metadata = getattr(answer, "metadata", None) or _field(observation, "metadata") or {}
+        return observation, getattr(answer, "reward", None), bool(getattr(answer, "done", False)), dict(metadata)
 
     def _action(self, call: ToolCall) -> Any:
         """The action that a call stands for.
@@ -131,7 +131,7 @@ class OpenEnvAdapter(Adapter):
         observation, _, _, info = self._split(await self._call("step", ListToolsAction()))
         if info.get("error"):
             raise EpisodeFailedError(StopReason.RESET_FAILED, f"{self.name} could not list its tools: {info['error']}")
-        return [ToolSchema(one.name, one.description or "", one.input_schema) for one in observation.tools]
+        return [ToolSchema(tool.name, tool.description or "", tool.input_schema) for tool in observation.tools]
 
     # ------------------------------------------------------------------ observations
 
@@ -141,9 +141,9 @@ class OpenEnvAdapter(Adapter):
         return messages_of(self._shown(observation), self.name)
 
     def _answer(self, observation: Any) -> str:
-        """What the policy reads of a call."""
+        """Text of a call's result for the policy."""
         if self.options.to_text is not None:
-            return "\n".join(one["content"] for one in self.read(observation))
+            return "\n".join(message["content"] for message in self.read(observation))
         error = getattr(observation, "error", None)
         if error is not None:
             return str(getattr(error, "message", error))
@@ -182,12 +182,12 @@ class OpenEnvAdapter(Adapter):
 
 
 def _is_mcp(env: Any) -> bool:
-    return any(one.__name__ in _MCP for one in type(env).__mro__)
+    return any(cls.__name__ in _MCP for cls in type(env).__mro__)
 
 
 def _takes(function: Any, name: str) -> bool:
     parameters = inspect.signature(function).parameters.values()
-    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _field(value: Any, name: str) -> Any:
@@ -208,9 +208,9 @@ def _actions(env: Any, options: WrapOptions, what: str) -> dict[str, tuple[ToolS
     Raises:
         ConfigError: the types cannot be found out, and were not given.
     """
-    given = options.action_type
-    named = list(given) if isinstance(given, Sequence) else [given]
-    kinds = _action_types(env) if given is None else named
+    wanted = options.action_type
+    named = list(wanted) if isinstance(wanted, Sequence) else [wanted]
+    kinds = _action_types(env) if wanted is None else named
     if not kinds:
         raise ConfigError(
             f"{what} does not say of which type its actions are: give action_type=, a class of OpenEnv's actions or a "
@@ -222,18 +222,18 @@ def _actions(env: Any, options: WrapOptions, what: str) -> dict[str, tuple[ToolS
 
 def _action_types(env: Any) -> list[type]:
     """The types of action that an env's class names, as its first type argument or in the hints of its `step`."""
-    found: list[Any] = []
-    for one in type(env).__mro__:
-        for base in vars(one).get("__orig_bases__", ()):
-            found += typing.get_args(base)[:1]
+    hinted: list[Any] = []
+    for cls in type(env).__mro__:
+        for base in vars(cls).get("__orig_bases__", ()):
+            hinted += typing.get_args(base)[:1]
     step = getattr(type(env), "step", None)
     try:
         hints = typing.get_type_hints(step) if step is not None else {}
     except (NameError, TypeError):  # a hint names what only a type checker imports
         hints = {}
-    found += [hints[name] for name in ("action",) if name in hints]
-    for hint in found:
-        kinds = [one for one in (typing.get_args(hint) or (hint,)) if _is_action(one)]
+    hinted += [hints[name] for name in ("action",) if name in hints]
+    for hint in hinted:
+        kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if _is_action(kind)]
         if kinds:
             return kinds
     return []
@@ -242,7 +242,7 @@ def _action_types(env: Any) -> list[type]:
 def _is_action(kind: Any) -> bool:
     """Whether it is a type of actions with fields of its own."""
     fields = getattr(kind, "model_fields", None)
-    return isinstance(fields, Mapping) and any(one.__name__ == "Action" for one in kind.__mro__[1:])
+    return isinstance(fields, Mapping) and any(cls.__name__ == "Action" for cls in kind.__mro__[1:])
 
 
 def _schema(kind: Any, what: str) -> ToolSchema:

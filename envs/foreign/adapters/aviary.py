@@ -29,7 +29,7 @@ class AviaryAdapter(Adapter):
         if "seed" in inspect.signature(self.env.reset).parameters:
             arguments["seed"] = start.seed
         messages, tools = await self.env.reset(**arguments)
-        return Begun(opened(start.messages, self._read(messages)), [_schema(one) for one in tools])
+        return Begun(opened(start.messages, self._read(messages)), [_schema(tool) for tool in tools])
 
     async def step(self, turn: ParsedTurn) -> Stepped:
         messages, reward, done, truncated = await self.env.step(_message(turn))
@@ -45,10 +45,10 @@ class AviaryAdapter(Adapter):
         return [self._one(message) for message in messages]
 
     def _one(self, message: Any) -> Message:
-        found = {"role": message.role, "content": message.deserialized_content}
+        fields = {"role": message.role, "content": message.deserialized_content}
         for name in ("tool_call_id", "name"):
-            found[name] = getattr(message, name, None)
-        return message_of(found, self.name)
+            fields[name] = getattr(message, name, None)
+        return message_of(fields, self.name)
 
 
 def _message(turn: ParsedTurn) -> Any:

@@ -1,0 +1,1 @@
+"""One module for each project whose envs can be wrapped."""
