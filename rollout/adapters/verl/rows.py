@@ -115,10 +115,10 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
 def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
     """Numbers about an episode under the same names for every trajectory, as verl demands it.
 
-    Of a masked one `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
-    `validation.without_failures` leaves it out of verl's validation.
+    Of one that does not count `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
+    `validation.without_failures` leaves it out of verl's validation. An evaluation counts an episode without a token.
     """
-    masked = not trajectory.usable
+    masked = not trajectory.in_group_statistics
     reward = 0.0 if masked else float(trajectory.reward)
     score = trajectory.metrics.get("score", 0.0)
     return {

@@ -260,8 +260,9 @@ def test_trajectories_played_elsewhere():
     }  # fmt: skip
     assert [one.loss_fn_inputs["advantages"].tolist() for one in data[1:]] == [[0.5], [-0.5]]
     silent = dataclasses.replace(TWO, sequences=(), stop_reason=StopReason.BUDGET, reward=0.0)
-    [group] = to_groups([silent])
-    assert assemble_training_data([group], compute_advantages([group])) == ([], [])
+    assert to_groups([silent]) == []
+    [group] = to_groups([TWO, silent])
+    assert [one.error_type for one in group.rollout_errors] == ["budget"]
 
 
 def test_without_tinker_cookbook(monkeypatch):

@@ -99,7 +99,7 @@ def test_failed_episodes_stay_out_of_a_mean_of_verl_s_validation():
     info = to_data_proto(given, prompt_length=8, response_length=12, pad_token_id=0).non_tensor_batch
     infos = {name: info[name].tolist() for name in ("acc", "acc_counted")}
     means = process_validation_metrics(["sums"] * 8, info["uid"].tolist(), infos)["sums"]
-    counted = [one.reward for one in given if one.trainable and one.in_group_statistics]
+    counted = [one.reward for one in given if one.in_group_statistics]
     assert len(counted) < len(given)
     assert means["acc"]["mean@2"] < means["acc_counted"]["mean@2"]
     assert means["acc_counted"]["mean@2"] == pytest.approx(sum(counted) / len(counted))
