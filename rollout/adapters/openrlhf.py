@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import Blame, EpisodeFailedError
+from toolgym.rollout.adapters.episode_settings import run_config_of, sampling_from
+from toolgym.rollout.adapters.task_rows import labelled_task
+from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
-from toolgym.rollout.engines.callable import CallableEngine
-from toolgym.rollout.engines.model_config import read_model_config
-from toolgym.rollout.episode.config import require_one_sequence
+from toolgym.rollout.engines.base import GenerationRequest
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
 from toolgym.rollout.trajectory.failures import not_trainable_error
-from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import BatchError, ConfigError, named_keywords, require_whole_number, shorten
 
@@ -67,10 +67,7 @@ def agent_executor(
     """
     with needs("openrlhf", "An agent for OpenRLHF"):
         from openrlhf.utils.agent import AgentExecutorBase
-    if not isinstance(config, RunConfig | None):
-        raise ConfigError(f"config must be a RunConfig, got {config!r}")
-    config = config or RunConfig()
-    require_one_sequence(config, "OpenRLHF")
+    config = run_config_of(config, "OpenRLHF")
     if max_new_tokens is not None:
         require_whole_number("max_new_tokens", max_new_tokens, at_least=1)
     require_whole_number("attempts", attempts, at_least=1)
@@ -100,7 +97,7 @@ def agent_executor(
 
 
 def task_of(prompt: Any, label: Any, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """The task of a sample: its label where that is a whole row as JSON, else prompt and ground truth.
+    """Return the task of a sample: its label if that is a whole row as JSON, else prompt and ground truth.
 
     Args:
         prompt: the messages as JSON or as a list, or the text of the user's only one.
@@ -114,20 +111,20 @@ def task_of(prompt: Any, label: Any, tokenizer: PreTrainedTokenizerBase) -> Task
     if isinstance(about, Mapping) and "prompt" in about:
         return Task.from_row(about)
     messages = _json(prompt) if isinstance(prompt, str) else prompt
-    if isinstance(prompt, str) and not (messages and all(isinstance(one, Mapping) for one in messages)):
-        rendered = next((one for one in tokenizer.all_special_tokens if one in prompt), None)
+    if isinstance(prompt, str) and not (messages and all(isinstance(message, Mapping) for message in messages)):
+        rendered = next((token for token in tokenizer.all_special_tokens if token in prompt), None)
         if rendered is not None:
             raise ConfigError(
                 f"the prompt has the special token {rendered!r}: leave --data.apply_chat_template out, since the "
                 f"prompt is rendered here, with the env's tools; got {shorten(prompt)}"
             )
-        messages = [{"role": "user", "content": prompt}]
+        messages = prompt
     scored = isinstance(about, Mapping) and "ground_truth" in about
-    return Task.from_row({"prompt": messages, "reward_model": about if scored else {"ground_truth": label}})
+    return labelled_task(messages, about if scored else label)
 
 
 def _json(text: str) -> Any:
-    """What a JSON object or list stands for; None for any other text, such as a number that is a ground truth."""
+    """Parse a JSON object or list; None for any other text, such as a number that is a ground truth."""
     try:
         return json.loads(text) if text[:1] in ("{", "[") else None
     except ValueError:
@@ -136,10 +133,10 @@ def _json(text: str) -> Any:
 
 @named_keywords
 def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", logprobs: bool = True) -> dict[str, Any]:
-    """What `execute` returns for a trajectory.
+    """Return what `execute` returns for a trajectory.
 
     Args:
-        trajectory: one that counts, with one token sequence in which the policy sampled something.
+        trajectory: a usable one, with one token sequence in which the policy sampled something.
         prompt: the sample's, handed back.
         label: the sample's, handed back.
         logprobs: whether OpenRLHF asked for log-probabilities (`--algo.advantage.is_correction_level`).
@@ -151,31 +148,29 @@ def to_response(trajectory: Trajectory, *, prompt: Any = "", label: Any = "", lo
 
     Raises:
         ConfigError: something else than a trajectory was given.
-        BatchError: there is not exactly one such sequence, or the trajectory does not count.
+        BatchError: there is not exactly one such sequence, or the trajectory is not usable.
     """
-    [trajectory] = require_trajectories([trajectory])
-    sequences = [one for one in trajectory.sequences if one.policy_tokens]
-    if not trajectory.usable or len(sequences) != 1:
+    rows = TrainerRow.all_of(trajectory, "OpenRLHF", several=False)
+    if not rows:
         raise BatchError(
-            f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) has {len(sequences)} token sequences with "
-            "tokens that the policy sampled; OpenRLHF takes exactly one, of an episode that nothing broke off: play it "
-            "again, with history='append' and without a context policy that revises messages"
+            f"trajectory {trajectory.id} ({trajectory.stop_reason.value}) cannot be trained on, and OpenRLHF takes "
+            "only an episode that nothing broke off: play it again"
         )
-    [sequence] = sequences
+    [row] = rows
+    sequence = row.sequence
     ranges, end = [], len(sequence.prompt_ids)
     for segment in sequence.segments:
         start, end = end, end + len(segment)
         if segment.is_policy and len(segment):
             ranges.append((start, end))
-    context = [0.0] * len(sequence.prompt_ids)
     return {
         "prompt": prompt,
         "label": label,
         "images": None,
         "mm_train_inputs": None,
-        "observation_tokens": [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()],
+        "observation_tokens": row.token_ids.tolist(),
         "action_ranges": ranges,
-        "rollout_log_probs": [*context, *sequence.logprobs.tolist()] if logprobs else None,
+        "rollout_log_probs": row.behind_prompt(sequence.logprobs).tolist() if logprobs else None,
         "reward": float(trajectory.reward),
         "scores": float(trajectory.reward),
         "truncated": trajectory.stop_reason.truncated,
@@ -191,20 +186,16 @@ class _Player:
         self._max_new_tokens, self._attempts = max_new_tokens, attempts
 
     async def play(self, task: Task, turns: _Turns, max_length: int, tokenizer: Any) -> Trajectory:
-        """Play one episode, again where something breaks it off that may be gone the next time.
+        """Play one episode, again if something breaks it off that may be gone the next time.
 
         Raises:
             EpisodeFailedError: something broke it off in each attempt, or the policy had no room for any token.
         """
-        engine = CallableEngine(
-            turns,
-            tokenizer=tokenizer,
-            context_length=max_length,
-            vocab_size=read_model_config(tokenizer.name_or_path).vocab_size or len(tokenizer),
-        )
         config = self._bounded(turns.sampling_params, max_length)
         for attempt in range(1, self._attempts + 1):
-            trajectory = await run_episode(self._factory, task, engine, config=config)
+            trajectory = await run_episode(
+                self._factory, task, turns, tokenizer=tokenizer, context_length=max_length, config=config
+            )
             reason = trajectory.stop_reason
             if trajectory.usable:
                 return trajectory
@@ -216,31 +207,20 @@ class _Player:
             reason, f"the task {task.id or shorten(repr(task.messages))} cannot be played ({reason.value}): {why}"
         )
 
-    def _bounded(self, given: Any, max_length: int) -> RunConfig:
-        response = max_length if given.max_tokens is None else given.max_tokens
+    def _bounded(self, params: Any, max_length: int) -> RunConfig:
+        response = max_length if params.max_tokens is None else params.max_tokens
         limits = self._config.limits
         return replace(
             self._config,
-            sampling=SamplingParams(
-                max_new_tokens=min(response, self._max_new_tokens or response),
-                temperature=given.temperature,
-                top_p=given.top_p,
-                top_k=given.top_k or -1,  # vLLM's other way to say all
-                min_p=getattr(given, "min_p", 0.0),
-                stop_token_ids=tuple(given.stop_token_ids or ()),
-            ),
+            sampling=sampling_from(params, min(response, self._max_new_tokens or response)),
             limits=replace(limits, max_response_tokens=min(response, limits.max_response_tokens or response)),
         )
 
 
 class _Turns:
-    """The `generate` of an episode: OpenRLHF's actor around vLLM."""
+    """`generate` of an episode: OpenRLHF's actor around vLLM."""
 
     def __init__(self, llm_engine: Any, sampling_params: Any) -> None:
-        if sampling_params.stop:
-            raise ConfigError(
-                f"stop strings end a turn in the middle of its tokens, got {sampling_params.stop!r}: leave them out"
-            )
         self._llm_engine, self.sampling_params = llm_engine, sampling_params
 
     async def __call__(self, request: GenerationRequest) -> dict[str, Any]:
@@ -250,5 +230,5 @@ class _Turns:
         params.logprobs = 1  # of what was sampled; an episode records them whether OpenRLHF wants them or not
         answer = (await self._llm_engine.generate(list(request.prompt_ids), params)).outputs[0]
         token_ids = list(answer.token_ids)
-        logprobs = [one[token].logprob for token, one in zip(token_ids, answer.logprobs, strict=True)]
+        logprobs = [at[token].logprob for token, at in zip(token_ids, answer.logprobs, strict=True)]
         return {"token_ids": token_ids, "logprobs": logprobs, "finish_reason": answer.finish_reason}

@@ -1,20 +1,79 @@
-"""Rows for trainers whose env runs elsewhere: the whole task in one column, and the tools that the prompt shows."""
+"""Tasks of trainers' rows, and rows of tasks for trainers whose env runs elsewhere."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgym.envs.served.environments.catalog import load_env
-from toolgym.envs.tasks.row_fields import TASK_COLUMN
+from toolgym.envs.tasks.row_fields import TASK_COLUMN, mapping
 from toolgym.envs.tasks.task import Task
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
+from toolgym.tools.errors import ConfigError, shorten
 from toolgym.tools.schema import ToolSchema
 
 
+def task_of_row(row: Mapping[str, Any]) -> Task:
+    """Return the task of a row of verl's `RLHFDataset`, which SkyRL's resemble.
+
+    `raw_prompt`, `data_source`, `reward_model`, `extra_info` and `tools_kwargs` (or `extra_info.tools_kwargs`) are read
+    as `Task.from_row` reads them: objects or JSON texts, or all of it from the column `toolgym_task`. Arrow unites the
+    structs of all rows and fills up with None what a row has not, which a text is safe from. SkyRL's `reward_spec`
+    stands for `reward_model`.
+
+    Args:
+        row: the keyword arguments of verl's `AgentLoopBase.run`.
+
+    Raises:
+        ConfigError: the row has another shape; names the field.
+    """
+    index = str(row.get("index", ""))
+    if row.get(TASK_COLUMN) is not None:
+        return Task.from_row(row, id=index)
+    if "raw_prompt" not in row:
+        raise ConfigError(
+            f"expected a row of verl's with 'raw_prompt', got the fields {', '.join(sorted(row)) or 'none'}"
+        )
+    extra = dict(mapping("extra_info", row.get("extra_info")))
+    extra["tools_kwargs"] = row.get("tools_kwargs") or extra.get("tools_kwargs")
+    prompt = row["raw_prompt"]
+    for message in prompt:
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list):
+            raise ConfigError(
+                "a message of 'raw_prompt' has a list as its content, as for images: toolgym's envs play texts only; "
+                f"got {shorten(repr(message))}"
+            )
+    return Task.from_row(
+        {
+            "prompt": list(prompt),
+            "data_source": row.get("data_source"),
+            "reward_model": row.get("reward_model") or row.get("reward_spec"),
+            "extra_info": extra,
+        },
+        id=index,
+        from_arrow=True,
+    )
+
+
+def labelled_task(prompt: str | Sequence[Any], label: Any, **further: Any) -> Task:
+    """Return the task of a prompt and its label.
+
+    Args:
+        prompt: the messages, or the text of the user's only one.
+        label: the ground truth, or verl's `reward_model`, which is a mapping with a `ground_truth`.
+        further: other fields of a row in verl's shape.
+
+    Raises:
+        ConfigError: they are no task.
+    """
+    scored = isinstance(label, Mapping) and "ground_truth" in label
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return Task.from_row({"prompt": messages, "reward_model": label if scored else {"ground_truth": label}, **further})
+
+
 def tools_of(env: str, env_kwargs: Mapping[str, Any] | None) -> list[ToolSchema]:
-    """The tools of an env, which is made for that and closed.
+    """Return the tools of an env, which is made for that and closed.
 
     Raises:
         ConfigError: the env cannot be made.
@@ -27,5 +86,5 @@ def tools_of(env: str, env_kwargs: Mapping[str, Any] | None) -> list[ToolSchema]
 
 
 def task_column(task: Task) -> dict[str, str]:
-    """The column `toolgym_task` of a task's row: all of it as JSON, which keeps rows of different shapes apart."""
+    """Return the column `toolgym_task` of a row: the task as JSON, which keeps rows of different shapes apart."""
     return {TASK_COLUMN: json.dumps(task.to_row())}

@@ -15,6 +15,7 @@ from toolgym.envs.base import BaseEnv
 from toolgym.envs.tasks.task import Task
 from toolgym.rollout.engines.base import Engine
 from toolgym.rollout.engines.callable import CallableEngine, Generate
+from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.episode.config import EpisodeConfig
 from toolgym.rollout.episode.episode import Episode, RendererFactory
 from toolgym.rollout.episode.record import never_played
@@ -132,7 +133,8 @@ def _engine(
         return generate
     if tokenizer is None:
         raise ConfigError("a function that generates needs the model's tokenizer: tokenizer=load_tokenizer(...)")
-    return CallableEngine(generate, tokenizer=tokenizer, context_length=context_length)
+    vocab_size = read_model_config(getattr(tokenizer, "name_or_path", None)).vocab_size  # with its padding rows
+    return CallableEngine(generate, tokenizer=tokenizer, context_length=context_length, vocab_size=vocab_size)
 
 
 def _renderers(tokenizer: PreTrainedTokenizerBase | None, config: EpisodeConfig) -> RendererFactory:

@@ -6,25 +6,22 @@ the right, with a log-probability, a mask and a weight version at the place of e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from toolgym.rollout.trajectory.token_sequence import TokenSequence
-from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError
+import numpy as np
+
+from toolgym.rollout.adapters.trainer_row import NO_VERSION, TrainerRow
+from toolgym.rollout.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
 
-NO_VERSION = -1
-"""AReaL's version of a token that the policy did not sample."""
-
 
 def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[str, torch.Tensor] | None:
-    """What `arun_episode` returns for a trajectory; None, which AReaL leaves out, for one that cannot be trained on.
+    """Return what `arun_episode` returns for a trajectory; None, which AReaL leaves out, if it is not usable.
 
     Args:
-        trajectory: None comes of one that may not be trained on, does not count, or in which the policy sampled
-            nothing.
+        trajectory: see `Trajectory.usable`.
         several_rows: whether a trajectory with several token sequences is as many rows. AReaL normalizes rewards over
             a fixed number of rows (`group_size`), so this does not go with normalization over groups.
 
@@ -38,40 +35,24 @@ def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[st
     """
     import torch
 
-    [trajectory] = require_trajectories([trajectory])
-    if not trajectory.usable:
+    advice = ", or give several_rows=True and normalize no rewards over groups"
+    rows = TrainerRow.all_of(trajectory, "AReaL", several=several_rows, advice=advice)
+    if not rows:
         return None
-    sequences = [one for one in trajectory.sequences if one.policy_tokens]
-    if len(sequences) > 1 and not several_rows:
-        raise BatchError(
-            f"trajectory {trajectory.id} has {len(sequences)} token sequences, and AReaL normalizes rewards over a "
-            "fixed number of rows for each task: play with history='append' and without a context policy that revises "
-            "messages, or give several_rows=True and normalize no rewards over groups"
-        )
-    longest = max(len(one.prompt_ids) + one.response_tokens for one in sequences)
-    rows = [_row(trajectory, sequence, longest) for sequence in sequences]
-    kinds = {"logprobs": torch.float32, "attention_mask": torch.bool}
-    tensors = {name: torch.tensor([row[name] for row in rows], dtype=kinds.get(name, torch.int32)) for name in rows[0]}
-    return {**tensors, "rewards": torch.full((len(rows),), trajectory.reward, dtype=torch.float32)}
-
-
-def _row(trajectory: Trajectory, sequence: TokenSequence, longest: int) -> dict[str, list[Any]]:
-    context = len(sequence.prompt_ids)
-    row: dict[str, list[Any]] = {
-        "input_ids": [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()],
-        "logprobs": [0.0] * context + sequence.logprobs.tolist(),
-        "loss_mask": [0] * context + sequence.response_mask.tolist(),
-        "versions": [NO_VERSION] * context + [_version(trajectory, one) for one in sequence.weight_versions],
-        "attention_mask": [1] * (context + sequence.response_tokens),
+    shape = (len(rows), max(len(row.token_ids) for row in rows))
+    tensors = {
+        "input_ids": np.zeros(shape, np.int32),
+        "logprobs": np.zeros(shape, np.float32),
+        "loss_mask": np.zeros(shape, np.int32),
+        "versions": np.full(shape, NO_VERSION, np.int32),
+        "attention_mask": np.zeros(shape, np.bool_),
     }
-    fillers = {"versions": NO_VERSION}
-    return {name: values + [fillers.get(name, 0)] * (longest - len(values)) for name, values in row.items()}
-
-
-def _version(trajectory: Trajectory, version: str | None) -> int:
-    try:
-        return NO_VERSION if version is None else int(version)
-    except ValueError:
-        raise BatchError(
-            f"field versions: trajectory {trajectory.id} has the weight version {version!r}; AReaL's are whole numbers"
-        ) from None
+    for number, row in enumerate(rows):
+        prompt, end = len(row.sequence.prompt_ids), len(row.token_ids)
+        tensors["input_ids"][number, :end] = row.token_ids
+        tensors["attention_mask"][number, :end] = True
+        values = {"logprobs": row.sequence.logprobs, "loss_mask": row.sequence.response_mask, "versions": row.versions}
+        for name, of_response in values.items():
+            tensors[name][number, prompt:end] = of_response
+    rewards = np.full(len(rows), trajectory.reward, np.float32)
+    return {name: torch.from_numpy(array) for name, array in {**tensors, "rewards": rewards}.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from toolgym.envs.tasks.task import Task
 from toolgym.envs.types import EpisodeFailedError
 from toolgym.rollout.adapters.areal.tensors import to_tensors
+from toolgym.rollout.adapters.episode_settings import run_config_of, sampling_from
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
-from toolgym.rollout.engines.callable import CallableEngine
-from toolgym.rollout.engines.model_config import read_model_config
-from toolgym.rollout.episode.config import require_one_sequence
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
 from toolgym.rollout.models.tokenizer import load_tokenizer
 from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
@@ -25,6 +25,7 @@ from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, named_keywords, shorten
 
 with needs("areal", "A workflow of AReaL"):
+    from areal import workflow_context
     from areal.api.io_struct import ModelRequest
     from areal.api.workflow_api import RolloutWorkflow
 
@@ -33,17 +34,14 @@ if TYPE_CHECKING:
     from areal.api.engine_api import InferenceEngine
     from transformers import PreTrainedTokenizerBase
 
-_ALL_TOKENS = 10**8
-"""From this on AReaL's `top_k` keeps all tokens."""
-
 
 class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no types
     """Plays one episode of an env with AReaL's engine, tokens in and tokens out.
 
     What AReaL interrupts to change the weights goes on under the new ones, and each token has its own version. An
-    episode that something broke off takes its group with it, and AReaL plays another group: it normalizes rewards over
-    `group_size` rows at a time, so a missing row would shift all groups behind it. With `several_rows`, or if
-    `gconfig.n_samples` is 1, only the episode is left out.
+    episode that something broke off takes its group with it, whose others end too, and AReaL plays another group: it
+    normalizes rewards over `group_size` rows at a time, so a missing row would shift all groups behind it. With
+    `several_rows`, or if `gconfig.n_samples` is 1, only the episode is left out.
 
     Args:
         env: an env id, or a function that makes an env.
@@ -69,8 +67,7 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         config: RunConfig | None = None,
         several_rows: bool = False,
     ) -> None:
-        if not isinstance(config, RunConfig | None):
-            raise ConfigError(f"config must be a RunConfig, got {config!r}")
+        self._config = run_config_of(config, None if several_rows else "AReaL without several_rows")
         for name in ("stop", "use_beam_search", "ignore_eos"):
             if getattr(gconfig, name):
                 raise ConfigError(
@@ -79,10 +76,8 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
         self._factory = EnvFactory.of(env, env_kwargs)
         self._gconfig = gconfig
         self._tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self._config = config or RunConfig()
-        if not several_rows:
-            require_one_sequence(self._config, "AReaL without several_rows")
         self._several_rows = several_rows
+        self._groups: defaultdict[Any, set[asyncio.Task[Any]]] = defaultdict(set)
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:
         """Play one episode. AReaL calls it.
@@ -100,25 +95,46 @@ class ToolgymWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no ty
             ConfigError: the row is no task.
             BatchError: see `to_tensors`.
         """
-        task = _task(data)
-        generate = CallableEngine(
-            _Turns(engine, self._gconfig, self._tokenizer),
+        members = self._groups[group := workflow_context.get()]  # equal in all episodes of a group
+        current = asyncio.current_task()
+        assert current is not None
+        members.add(current)
+        try:
+            return await self._play(engine, _task(data))
+        except EpisodeFailedError:
+            if group.task_id is not None:
+                for member in members - {current}:  # once AReaL has this error, it waits for none of them
+                    asyncio.get_running_loop().call_soon(member.cancel)
+            raise
+        finally:
+            members.discard(current)
+            if not members:
+                self._groups.pop(group, None)
+
+    async def _play(self, engine: InferenceEngine, task: Task) -> dict[str, Any] | None:
+        gconfig = self._gconfig
+        sampling = sampling_from(gconfig, gconfig.max_new_tokens)
+        if gconfig.greedy:
+            sampling = replace(sampling, temperature=0.0)
+        trajectory = await run_episode(
+            self._factory,
+            task,
+            _Turns(engine, gconfig, self._tokenizer),
             tokenizer=self._tokenizer,
-            context_length=self._gconfig.max_tokens,
-            vocab_size=read_model_config(self._tokenizer.name_or_path).vocab_size or len(self._tokenizer),
+            context_length=gconfig.max_tokens,
+            config=replace(self._config, sampling=sampling),
         )
-        trajectory = await run_episode(self._factory, task, generate, config=_config(self._config, self._gconfig))
         _log(trajectory)
         # the lists of a long trajectory are not to hold up the engine's answers
         rows = await in_thread(to_tensors, trajectory, several_rows=self._several_rows)
-        if rows is None and self._gconfig.n_samples > 1 and not self._several_rows:
+        if rows is None and gconfig.n_samples > 1 and not self._several_rows:
             failure = not_trainable_error(trajectory)
             raise EpisodeFailedError(failure.stop_reason, f"a group is left out, because of one episode: {failure}")
         return rows
 
 
 class _Turns:
-    """The `generate` of one episode. One `rid` for all turns keeps them on one server, for its prefix cache."""
+    """`generate` of one episode. One `rid` for all turns keeps them on one server, for its prefix cache."""
 
     def __init__(self, engine: InferenceEngine, gconfig: GenerationHyperparameters, tokenizer: Any) -> None:
         self._engine, self._gconfig, self._tokenizer = engine, gconfig, tokenizer
@@ -145,19 +161,6 @@ class _Turns:
         )
 
 
-def _config(config: RunConfig, gconfig: GenerationHyperparameters) -> RunConfig:
-    return replace(
-        config,
-        sampling=SamplingParams(
-            max_new_tokens=gconfig.max_new_tokens,
-            temperature=0.0 if gconfig.greedy else gconfig.temperature,
-            top_p=gconfig.top_p,
-            top_k=-1 if gconfig.top_k >= _ALL_TOKENS else gconfig.top_k,
-            stop_token_ids=tuple(gconfig.stop_token_ids),
-        ),
-    )
-
-
 def _task(data: Mapping[str, Any]) -> Task:
     if not isinstance(data, Mapping):
         raise ConfigError(f"a row of AReaL's data set must be a mapping, got {shorten(repr(data))}")
@@ -170,8 +173,7 @@ def _task(data: Mapping[str, Any]) -> Task:
 
 
 def _log(trajectory: Trajectory) -> None:
-    """Tell AReaL's statistics what became of the episode."""
-    from areal import workflow_context
+    """Put the episode into AReaL's statistics."""
     from areal.utils import stats_tracker
 
     tracker = stats_tracker.get(workflow_context.stat_scope())

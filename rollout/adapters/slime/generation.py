@@ -10,12 +10,17 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from toolgym.rollout.adapters.episode_settings import EpisodeSettings
 from toolgym.rollout.adapters.slime.payloads import Payloads
 from toolgym.rollout.adapters.slime.samples import fill, missing_slime
-from toolgym.rollout.adapters.slime.settings import Settings, require_same_shape, require_usable, task_of
+from toolgym.rollout.adapters.slime.settings import (
+    require_same_shape,
+    require_usable,
+    run_config,
+    settings_of,
+    task_of,
+)
 from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
-from toolgym.rollout.engines.callable import CallableEngine
-from toolgym.rollout.engines.model_config import read_model_config
 from toolgym.rollout.engines.sglang.messages import read_generation
 from toolgym.rollout.episode.env_lifecycle import close_env
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
@@ -38,12 +43,13 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Play one episode, and return its sample.
 
-    Where episodes may have several token sequences, each gives a list of samples, also where it has one: slime looks at
-    the first element of all to see what the others are. Those of an episode share one `rollout_id`. Elsewhere none
-    is a list, for slime's own filters and its partial rollouts look into samples alone.
+    If episodes may have several token sequences, each gives a list of samples, one of them too: slime looks at the
+    first element to see what all are. Those of an episode share one `rollout_id`. Otherwise none is a list, for slime's
+    own filters and its partial rollouts look only into samples.
 
-    The env is `args.toolgym` (see `Settings`). A sample that the infrastructure broke off, or that slime aborted, comes
-    back masked, with status `ABORTED`; the next call plays it from its beginning, for an env has no half episodes.
+    The env is `args.toolgym` (see `settings_of`). A sample that the infrastructure broke off, or that slime aborted,
+    comes back masked, with status `ABORTED`; the next call plays it from its beginning, for an env has no half
+    episodes.
 
     Args:
         args: slime's.
@@ -61,8 +67,8 @@ async def generate(
     except ImportError as error:
         raise missing_slime(error) from error
     require_usable(args, evaluation)
-    settings = Settings.of(args, sample)
-    config = settings.run_config(args, sampling_params, evaluation)
+    settings = settings_of(args, sample)
+    config = run_config(settings, args, sampling_params, evaluation)
     task = task_of(args, sample)
     factory = EnvFactory.of(settings.env, settings.env_kwargs)
     several = not config.one_sequence or await _replaces_context(factory, settings)
@@ -70,16 +76,12 @@ async def generate(
         require_same_shape(args, several, settings.env)
     state = GenerateState(args)
     router = _Router(args, state, sample, sampling_params)
-    engine = CallableEngine(
-        router,
-        tokenizer=state.tokenizer,
-        context_length=_context_length(args, evaluation),
-        vocab_size=read_model_config(args.hf_checkpoint).vocab_size or len(state.tokenizer),
-    )
     trajectory = await run_episode(
         factory,
         task,
-        engine,
+        router,
+        tokenizer=state.tokenizer,
+        context_length=_context_length(args, evaluation),
         config=config,
         task_index=sample.group_index or 0,
         sample_index=sample.index or 0,
@@ -98,12 +100,7 @@ async def generate(
 
 
 class _Router:
-    """Generates by slime's router: the `generate` of an episode.
-
-    Attributes:
-        payloads: what came beside the tokens.
-        metas: the counters of each answer that ended by itself.
-    """
+    """Generates an episode's turns by slime's router, and keeps the payloads and the counters of each answer."""
 
     def __init__(self, args: Namespace, state: Any, sample: Sample, sampling_params: dict[str, Any]) -> None:
         self._state = state
@@ -154,12 +151,12 @@ class _Router:
 
 def _context_length(args: Namespace, evaluation: bool) -> int | None:
     """The most tokens of prompt and response that slime says; None: the tokenizer says it."""
-    own = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
-    given = [one for one in (own, getattr(args, "sglang_context_length", None)) if one is not None]
-    return min(given, default=None)
+    name = "eval_max_context_len" if evaluation else "rollout_max_context_len"
+    bounds = [getattr(args, name, None), getattr(args, "sglang_context_length", None)]
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
-async def _replaces_context(factory: EnvFactory, settings: Settings) -> bool:
+async def _replaces_context(factory: EnvFactory, settings: EpisodeSettings) -> bool:
     """Whether the env may begin the context anew.
 
     One is made to see it, once, so that an error in its arguments stops slime; later ones are those of their episodes.

@@ -1,4 +1,4 @@
-"""What slime replays in training beside the tokens: the experts that a router chose, and the ids that top-p kept.
+"""Payloads that slime replays in training: the experts that a router chose, and the ids that top-p kept.
 
 slime's formats (`slime/utils/types.py`, August 2026): `rollout_routed_experts` int32 `[tokens - 1, layers, experts per
 token]`, a row for each token of prompt and response but the last; `rollout_top_p_token_ids` int32 `[kept]` and
@@ -30,7 +30,7 @@ _TOP_P_OFFSETS = ("top_p_token_offsets", "top_p_kept_token_offsets")
 
 @dataclass
 class Payloads:
-    """What slime's SGLang sent beside the tokens of one episode.
+    """Payloads that slime's SGLang sent beside the tokens of one episode.
 
     Attributes:
         routing_shape: layers, and experts per token; None where routing is not replayed.
@@ -99,7 +99,7 @@ def top_p_of(sequence: TokenSequence, payloads: Payloads | None) -> tuple[Ints, 
         BatchError: some turns have them, and some have not.
     """
     live = payloads is not None and payloads.top_p
-    masks = [SAMPLING_MASK in one.aligned for one in sequence.policy_segments]
+    masks = [SAMPLING_MASK in segment.aligned for segment in sequence.policy_segments]
     if not live and not any(masks):
         return None
     if not live and not all(masks):

@@ -11,13 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from toolgym.rollout.adapters.slime.payloads import Payloads, top_p_of
+from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS
-from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.tools.errors import BatchError, named_keywords, require_whole_number
+from toolgym.tools.errors import BatchError, MissingExtraError, named_keywords, require_whole_number
 
 if TYPE_CHECKING:
     from slime.utils.types import Sample
@@ -35,10 +33,10 @@ def to_samples(
     first_group: int = 0,
     first_index: int = 0,
 ) -> list[list[list[Sample]]]:
-    """The samples of trajectories, a list for each group, as slime's `RolloutFnTrainOutput.samples` has them.
+    """Return the samples of trajectories, a list for each group, as slime's `RolloutFnTrainOutput.samples` has them.
 
     Each trajectory is a list, of one sample or of several with one `rollout_id`: slime looks at the first element of
-    all to see what the others are. One that may not be trained on, or in which the policy sampled nothing, keeps its
+    all to see what the others are. One that is not usable keeps its
     place as a masked sample (`remove_sample`, status `ABORTED`, reward 0, which `post_process_rewards` keeps out of its
     group).
 
@@ -79,24 +77,24 @@ def fill(
     Raises:
         BatchError: the samples would not be consistent.
     """
-    sequences = [one for one in trajectory.sequences if one.policy_tokens] if trajectory.usable else []
-    samples = [base, *(copy.deepcopy(base) for _ in sequences[1:])]
+    rows = TrainerRow.all_of(trajectory, "slime", several=True)
+    samples = [base, *(copy.deepcopy(base) for _ in rows[1:])]
     for sample in samples:
         sample.metadata = {**(sample.metadata or {}), METADATA: _about(trajectory)}
-        sample.remove_sample = not sequences
+        sample.remove_sample = not rows
         if len(samples) > 1 and sample.rollout_id is None:
             sample.rollout_id = sample.index
-    if not sequences:
+    if not rows:
         _mask(base, tokenizer, payloads)
-    for sample, sequence in zip(samples, sequences, strict=False):
-        _fill_one(sample, sequence, trajectory, tokenizer, payloads)
+    for sample, row in zip(samples, rows, strict=False):
+        _fill_one(sample, row, tokenizer, payloads)
     base.non_generation_time = trajectory.env_seconds
     check_samples(samples, siblings=True)
     return samples
 
 
 def sample_class() -> Any:
-    """slime's class `Sample`.
+    """Return slime's class `Sample`.
 
     Raises:
         MissingExtraError: slime is not installed.
@@ -109,56 +107,41 @@ def sample_class() -> Any:
 
 
 def missing_slime(error: ImportError) -> Exception:
-    """The error for a machine without slime, which no index has."""
-    from toolgym.tools.errors import MissingExtraError
-
+    """Return the error for a machine without slime, which no index has."""
     return MissingExtraError(
         f"samples for slime need slime itself (github.com/THUDM/slime), which cannot be imported: {error}"
     )
 
 
-def _fill_one(
-    sample: Sample,
-    sequence: TokenSequence,
-    trajectory: Trajectory,
-    tokenizer: PreTrainedTokenizerBase,
-    payloads: Payloads | None,
-) -> None:
+def _fill_one(sample: Sample, row: TrainerRow, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
     import torch
 
-    Status = type(sample).Status
+    trajectory = row.trajectory
     routed = payloads is not None and payloads.routing_shape is not None
-    if not routed and any(ROUTED_EXPERTS in one.aligned for one in sequence.policy_segments):
+    if not routed and any(ROUTED_EXPERTS in segment.aligned for segment in row.sequence.policy_segments):
         raise BatchError(
             f"field rollout_routed_experts: trajectory {trajectory.id} has the routing of its sampled tokens, and "
             "slime replays that of every token: play with `generate` and --use-rollout-routing-replay"
         )
     if routed:  # there is no routing of what the env put behind the last sampled token, and nothing to learn there
-        sequence = _without_tail(sequence)
+        row = row.without_tail()
+    sequence = row.sequence
     response = sequence.response_ids.tolist()
-    sample.tokens = [*sequence.prompt_ids.tolist(), *response]
+    sample.tokens = row.token_ids.tolist()
     sample.response = str(tokenizer.decode(response, skip_special_tokens=False))
     sample.response_length = len(response)
     sample.loss_mask = sequence.response_mask.tolist()
     sample.rollout_log_probs = sequence.logprobs.tolist()
-    sample.weight_versions = [name for one in sequence.policy_segments for name, _ in one.version_runs]
-    sample.reward = float(trajectory.reward)
-    sample.status = Status.TRUNCATED if trajectory.stop_reason.truncated else Status.COMPLETED
+    sample.weight_versions = [name for segment in sequence.policy_segments for name, _ in segment.version_runs]
+    sample.reward = row.reward
+    status = type(sample).Status
+    sample.status = status.TRUNCATED if trajectory.stop_reason.truncated else status.COMPLETED
+    sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = sample.rollout_routed_experts = None
     kept = top_p_of(sequence, payloads)
     if kept is not None:
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = map(torch.from_numpy, kept)
-    else:
-        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
-    sample.rollout_routed_experts = None
-    if routed:
-        assert payloads is not None
-        experts = payloads.routed_experts(np.array(sample.tokens, np.int32))
-        sample.rollout_routed_experts = torch.from_numpy(experts.copy())
-
-
-def _without_tail(sequence: TokenSequence) -> TokenSequence:
-    last = max(number for number, one in enumerate(sequence.segments) if one.is_policy and len(one))
-    return TokenSequence(sequence.prompt_ids, sequence.segments[: last + 1], sequence.start_reason)
+    if payloads is not None and routed:
+        sample.rollout_routed_experts = torch.from_numpy(payloads.routed_experts(row.token_ids).copy())
 
 
 def _mask(sample: Sample, tokenizer: PreTrainedTokenizerBase, payloads: Payloads | None) -> None:
@@ -224,16 +207,16 @@ def _check_tokens(sample: Sample, row: int) -> None:
     length = sample.response_length
     if not 0 < length < len(sample.tokens):
         raise BatchError(f"response_length of row {row} is {length}, and tokens has {len(sample.tokens)} ids")
-    if not all(isinstance(one, int) and one >= 0 for one in sample.tokens):
+    if not all(isinstance(token, int) and token >= 0 for token in sample.tokens):
         raise BatchError(f"tokens of row {row} holds something else than token ids")
     for name in ("loss_mask", "rollout_log_probs"):
         values = getattr(sample, name)
         if values is None or len(values) != length:
-            found = "none" if values is None else len(values)
-            raise BatchError(f"{name} of row {row} has {found} values for {length} ids of the response")
+            count = "none" if values is None else len(values)
+            raise BatchError(f"{name} of row {row} has {count} values for {length} ids of the response")
     assert sample.loss_mask is not None
     assert sample.rollout_log_probs is not None
-    if any(one not in (0, 1) for one in sample.loss_mask):
+    if any(value not in (0, 1) for value in sample.loss_mask):
         raise BatchError(f"loss_mask of row {row} must hold 0 (the env's) and 1 (the policy's)")
     for place, (trained, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
         if not isinstance(logprob, float | int) or not math.isfinite(logprob) or (not trained and logprob):

@@ -58,6 +58,12 @@ class RolloutWorkflow(abc.ABC):
         """Play one episode."""
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkflowContext:
+    is_eval: bool = False
+    task_id: int | None = None
+
+
 class Tracker:
     """Keeps what it is told."""
 
@@ -76,7 +82,13 @@ class Tracker:
 def install(monkeypatch):
     """Make `import areal` find the stand-in."""
     tracker = Tracker()
-    context = types.SimpleNamespace(stat_scope=lambda: "rollout")
+    current = [WorkflowContext()]
+    context = types.SimpleNamespace(
+        stat_scope=lambda: "rollout",
+        get=lambda: current[-1],
+        set=current.append,
+        WorkflowContext=WorkflowContext,
+    )
     stats = types.SimpleNamespace(get=lambda scope: tracker, export_all=tracker.export_all)
     made = {
         "areal": {"workflow_context": context},

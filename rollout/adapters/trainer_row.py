@@ -1,0 +1,116 @@
+"""`TrainerRow`: what a trainer trains on, of one token sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
+from toolgym.tools.errors import BatchError
+
+NO_VERSION = -1
+"""The weight version of a token that the policy did not sample."""
+
+
+@dataclass(frozen=True)
+class TrainerRow:
+    """One token sequence as a row of a trainer, without padding.
+
+    Attributes:
+        trajectory: the whole episode.
+        sequence: the row's tokens; in a masked row all behind the prompt are the env's.
+    """
+
+    trajectory: Trajectory
+    sequence: TokenSequence
+
+    @classmethod
+    def all_of(cls, trajectory: Trajectory, trainer: str, *, several: bool, advice: str = "") -> list[TrainerRow]:
+        """Return a row for each sequence in which the policy sampled; none of a trajectory that is not usable.
+
+        Args:
+            trajectory: the trajectory.
+            trainer: its name, for the error.
+            several: whether the trainer takes several rows of a trajectory.
+            advice: what else the user can do about several sequences.
+
+        Raises:
+            ConfigError: something else than a trajectory was given.
+            BatchError: there are several sequences, and the trainer takes one.
+        """
+        [trajectory] = require_trajectories([trajectory])
+        if not trajectory.usable:
+            return []
+        rows = [cls(trajectory, sequence) for sequence in trajectory.sequences if sequence.policy_tokens]
+        if len(rows) > 1 and not several:
+            raise BatchError(
+                f"trajectory {trajectory.id} has {len(rows)} token sequences, and {trainer} takes one row for each "
+                "episode: play with history='append' and without a context policy that revises messages" + advice
+            )
+        return rows
+
+    @classmethod
+    def masked(cls, trajectory: Trajectory, filler_id: int, *, keep_tokens: bool = False) -> TrainerRow:
+        """Return the row that keeps a trajectory's place and trains nothing.
+
+        Args:
+            trajectory: one that is not usable.
+            filler_id: the one token of an empty prompt or response.
+            keep_tokens: whether it has the tokens of the last sequence.
+        """
+        filler = np.array([filler_id], np.int32)
+        prompt, response = filler, filler
+        if keep_tokens and trajectory.sequences:
+            last = trajectory.sequences[-1]
+            prompt = last.prompt_ids if len(last.prompt_ids) else filler
+            response = last.response_ids if last.response_tokens else filler
+        return cls(trajectory, TokenSequence(prompt, (Segment.env(response),)))
+
+    def without_tail(self) -> TrainerRow:
+        """Return the row without what the env put behind the last sampled token, where nothing is learned."""
+        segments = self.sequence.segments
+        last = max(number for number, part in enumerate(segments) if part.is_policy and len(part))
+        return replace(self, sequence=replace(self.sequence, segments=segments[: last + 1]))
+
+    @property
+    def reward(self) -> float:
+        """The episode's; 0 in a masked row."""
+        return float(self.trajectory.reward) if self.trajectory.usable else 0.0
+
+    @cached_property
+    def token_ids(self) -> NDArray[np.int32]:
+        """int32 `[prompt + response]`."""
+        return np.concatenate([self.sequence.prompt_ids, self.sequence.response_ids])
+
+    def behind_prompt(self, values: NDArray[Any], filler: int = 0) -> NDArray[Any]:
+        """Values `[response]` as values `[prompt + response]`, with the filler at the prompt."""
+        return np.concatenate([np.full(len(self.sequence.prompt_ids), filler, values.dtype), values])
+
+    @cached_property
+    def versions(self) -> NDArray[np.int64]:
+        """int64 `[response]`, the weight version of each token, `NO_VERSION` for the env's.
+
+        Raises:
+            BatchError: one is no whole number.
+        """
+        parts = []
+        for segment in self.sequence.segments:
+            try:
+                runs = [(int(name), count) for name, count in segment.version_runs] or [(NO_VERSION, len(segment))]
+            except ValueError:
+                names = ", ".join(repr(name) for name, _ in segment.version_runs)
+                raise BatchError(
+                    f"trajectory {self.trajectory.id} has the weight version {names}; the trainer's are whole numbers"
+                ) from None
+            parts += [np.full(count, number, np.int64) for number, count in runs]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    @property
+    def oldest_version(self) -> int:
+        """The least version that sampled a token; see `versions`."""
+        return int(self.versions[self.sequence.response_mask.astype(bool)].min(initial=2**62))
