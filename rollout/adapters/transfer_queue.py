@@ -43,7 +43,7 @@ class QueueRow(NamedTuple):
     tag: Mapping[str, Any]
 
 
-class Group:
+class QueueGroup:
     """A group of trajectories while it is written; `TransferQueueWriter.group` makes it.
 
     Attributes:
@@ -108,7 +108,7 @@ class TransferQueueWriter:
         self._tag = dict(tag or {})
 
     @contextlib.asynccontextmanager
-    async def group(self, group_id: str) -> AsyncIterator[Group]:
+    async def group(self, group_id: str) -> AsyncIterator[QueueGroup]:
         """Write a group: `running` now; at the end of the block `finished`, or `failure` where no row was put or the
         block raised.
 
@@ -143,12 +143,12 @@ class TransferQueueWriter:
 
         Raises:
             ConfigError: a group's id is no key, or more trajectories than `group_size` came of one.
-            BatchError: see `Group.put`.
+            BatchError: see `QueueGroup.put`.
         """
         require_whole_number("group_size", group_size, at_least=1)
         seen: Counter[str] = Counter()
         keys: list[str] = []
-        groups: dict[str, Group] = {}
+        groups: dict[str, QueueGroup] = {}
         try:
             async for trajectory in trajectories:
                 name = trajectory.group_id
@@ -165,13 +165,13 @@ class TransferQueueWriter:
                 await self._end(group, whole=False)
         return keys
 
-    async def _begin(self, group_id: str) -> Group:
+    async def _begin(self, group_id: str) -> QueueGroup:
         if not isinstance(group_id, str) or not group_id or "_" in group_id:
             raise ConfigError(f"a group's id begins its rows' keys, so it must be a text without '_'; got {group_id!r}")
         await self._status(group_id, "running")
-        return Group(self, group_id)
+        return QueueGroup(self, group_id)
 
-    async def _end(self, group: Group, *, whole: bool) -> None:
+    async def _end(self, group: QueueGroup, *, whole: bool) -> None:
         await shielded(self._status(group.id, "finished" if whole and group.keys else "failure"))
 
     async def _status(self, group_id: str, status: str) -> None:
@@ -191,8 +191,8 @@ def to_tensordict(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
 
 
 def _column(values: Sequence[Any]) -> Any:
-    if not all(isinstance(one, torch.Tensor) for one in values):
+    if not all(isinstance(value, torch.Tensor) for value in values):
         return NonTensorStack(*values)
-    if all(one.shape == values[0].shape for one in values):
+    if all(value.shape == values[0].shape for value in values):
         return torch.stack(list(values))
     return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)

@@ -78,13 +78,13 @@ def make_batch(
         _width("response", rows, [len(row.response_ids) for row in rows], max_response_length),
     )
     batch = Batch(
-        **{item.name: _tensor(item, rows, widths, pad_token_id) for item in FIELDS},
+        **{item.name: padded(item, rows, widths, pad_token_id) for item in FIELDS},
         pad_token_id=pad_token_id,
         ids=tuple(row.id for row in rows),
         groups=groups,
         dropped=tuple(dropped),
         version_numbers=numbers,
-        aligned={name: _tensor(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
+        aligned={name: padded(item, rows, widths, 0) for name, item in _payloads(rows, aligned).items()},
         reward_placement=reward_placement,
     )
     check_rows(batch, rows)
@@ -168,8 +168,8 @@ def _payloads(rows: Sequence[Row], names: Sequence[str] | None) -> dict[str, Fie
     return found
 
 
-def _tensor(item: Field, rows: Sequence[Row], widths: tuple[int, int], pad_token_id: int) -> Tensor:
-    """A field of all rows, each written to its place at once."""
+def padded(item: Field, rows: Sequence[Row], widths: tuple[int, int], pad_token_id: int) -> Tensor:
+    """Return a field of all rows, each written to its place at once; `widths` are those of prompts and responses."""
     prompt_width, response_width = widths
     first = item.values(rows[0])
     width = {"prompt": (prompt_width,), "tokens": (prompt_width + response_width,), "row": ()}

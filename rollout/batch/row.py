@@ -54,7 +54,7 @@ class Row:
     @functools.cached_property
     def logprobs(self) -> NDArray[np.float64]:
         """float64, the log-probabilities of the policy's tokens alone."""
-        return np.concatenate([segment.logprobs for segment in self.sequence.policy_segments])
+        return np.concatenate([np.zeros(0), *(segment.logprobs for segment in self.sequence.policy_segments)])
 
     @functools.cached_property
     def weight_versions(self) -> NDArray[np.int64]:

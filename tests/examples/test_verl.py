@@ -23,9 +23,9 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 import toolgym
 from toolgym.rollout import load_tokenizer, tiny_policy_path
+from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.verl import ToolgymAgentLoop
 from toolgym.rollout.adapters.verl.options import LoopOptions
-from toolgym.rollout.adapters.verl_rows import task_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "verl"
 SCRIPT = FOLDER / "run_gsm8k_fsdp_sglang_code_interpreter.sh"
@@ -86,14 +86,14 @@ def test_its_advantage_and_its_agent_loop_exist(config):
     plain = OmegaConf.to_container(entry)
     options = LoopOptions(**{name: value for name, value in plain.items() if name not in ("name", "_target_")})
     assert toolgym.make(options.env, **options.env_kwargs).max_turns == 6
-    assert options.max_turn_tokens < config.actor_rollout_ref.rollout.response_length
+    assert options.max_new_tokens < config.actor_rollout_ref.rollout.response_length
 
 
 def test_its_rows_are_tasks_after_verl_s_own_data_set_has_read_them(config):
     data = RLHFDataset(config.data.train_files, load_tokenizer(tiny_policy_path()), config.data)
     read = [data[number] for number in range(len(data))]
     assert {one["agent_name"] for one in read} == {"gsm8k_code"}
-    tasks = [task_of(one) for one in read]
+    tasks = [task_of_row(one) for one in read]
     assert [task.ground_truth for task in tasks] == ["42", "42", "1500000"]
     assert [task.id for task in tasks] == ["0", "1", "2"]
     assert tasks[0].messages[1]["content"] == "What is 40+2?"

@@ -92,8 +92,8 @@ def _train(cfg: ToolgymTrainConfig) -> None:
 
 def main() -> None:
     """Train with the settings of the command line. SkyRL's own `main` calls it."""
-    given = [one for one in sys.argv[1:] if not one.startswith("trainer.override_entrypoint=")]  # no field of SkyRL's
-    cfg = ToolgymTrainConfig.from_cli_overrides(given)
+    name = "trainer.override_entrypoint="  # no field of SkyRL's
+    cfg = ToolgymTrainConfig.from_cli_overrides([setting for setting in sys.argv[1:] if not setting.startswith(name)])
     validate_cfg(cfg)
     initialize_ray(cfg)
     ray.get(_train.remote(cfg))

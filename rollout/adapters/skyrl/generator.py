@@ -8,31 +8,27 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from toolgym.envs.base import require_growing_context
+from toolgym.rollout.adapters.episode_settings import EpisodeSettings, sampling_from
 from toolgym.rollout.adapters.skyrl.output import BROKEN_OFF, to_generator_output
-from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest, SamplingParams
-from toolgym.rollout.engines.callable import CallableEngine
-from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.rollout.engines.base import FinishReason, Generation, GenerationRequest
 from toolgym.rollout.engines.sglang.aligned import SAMPLING_MASK
 from toolgym.rollout.episode.config import require_one_sequence
 from toolgym.rollout.episode.env_lifecycle import close_env
-from toolgym.rollout.limits import EpisodeLimits
-from toolgym.rollout.runner.config import RunConfig
 from toolgym.rollout.runner.envs.env_factory import EnvFactory
 from toolgym.rollout.runner.run_episode import run_episode
-from toolgym.rollout.tokens.context_policies import read_context
 from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.context_routing import ContextRouting
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.concurrency.deadline import with_deadline
-from toolgym.tools.errors import ConfigError, EngineError, named_keywords, shorten
+from toolgym.tools.errors import ConfigError, EngineError, shorten
 
 with needs("skyrl", "A generator of SkyRL"):
     from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
@@ -50,8 +46,6 @@ if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorInput, GeneratorOutput
     from transformers import PreTrainedTokenizerBase
 
-    from toolgym.tools.schema import ToolSchema
-
 log = logging.getLogger("toolgym.rollout.adapters.skyrl")
 """Gets one warning for each episode that something broke off."""
 
@@ -59,48 +53,41 @@ FINISH_TIMEOUT = 30.0
 """Seconds that SkyRL's router gets to note that an episode is over."""
 
 
-class Score(NamedTuple):
-    """What an episode of an evaluation was worth.
+class EvaluationScore(NamedTuple):
+    """The worth of an episode of an evaluation.
 
     Attributes:
         uid: SkyRL's name of the prompt.
         source: the row's `data_source`.
         rewards: of each token of the last response.
-        counts: whether nothing broke it off.
+        usable: whether nothing broke it off.
     """
 
     uid: str
     source: str | None
     rewards: list[float]
-    counts: bool
+    usable: bool
 
 
 class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has no types
     """Plays the episodes of a batch with SkyRL's inference engines, tokens in and tokens out.
 
-    `env_class` of a row is an env id, and the row's further columns are the task's (see `task_of` in
-    `toolgym.rollout.adapters.verl_rows`; `reward_spec` stands for `reward_model`). `generator.sampling_params` holds
-    for each turn, `generator.max_input_length` and `max_generate_length` together bound prompt and response, and
-    `generator.max_turns`, where it is above 1, is the env's.
+    `env_class` of a row is an env id, and the row's further columns are the task's (see `task_of_row`).
+    `generator.sampling_params` holds for each turn, `generator.max_input_length` and `max_generate_length` together
+    bound prompt and response, and `generator.max_turns`, if it is above 1, is the env's.
 
     Args:
         generator_cfg: SkyRL's `cfg.generator`.
         inference_engine_client: SkyRL's; samples.
         tokenizer: the model's.
         policy_model_name: by which the engine knows the policy; None: the client's own name.
-        env_kwargs: for `toolgym.make`.
-        history: what the policy sees of its earlier turns, `append` or `template`; see `HistoryMode`. `template` may
-            give a trajectory several sequences, and so needs `generator.step_wise_trajectories`.
-        context: context policies, see `read_context`; one that rewrites what was read needs it, too.
-        on_truncated_turn: what becomes of a turn that was cut, `end` or `close`; see `TruncationPolicy`.
-        limits: further `EpisodeLimits`, by name.
-        parser: how the model writes tool calls; None: what the chat template shows.
+        settings: see `EpisodeSettings`; `env` and `max_new_tokens` are not used. What may give a trajectory several
+            sequences needs `generator.step_wise_trajectories`.
 
     Raises:
         ConfigError: `generator_cfg` asks for what does not go with exact tokens, or an argument is of the wrong kind.
     """
 
-    @named_keywords
     def __init__(
         self,
         generator_cfg: GeneratorConfig,
@@ -108,32 +95,19 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         tokenizer: PreTrainedTokenizerBase,
         *,
         policy_model_name: str | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        history: Literal["append", "template"] = "append",
-        context: Any = (),
-        on_truncated_turn: Literal["end", "close"] = "end",
-        limits: Mapping[str, Any] | None = None,
-        parser: str | None = None,
+        **settings: Any,
     ) -> None:
         _require_usable(generator_cfg)
         turns = {"max_turns": generator_cfg.max_turns} if generator_cfg.max_turns > 1 else {}
-        self._env_kwargs = {**turns, **(env_kwargs or {})}
+        episode = EpisodeSettings(**settings)
+        self._env_kwargs = {**turns, **episode.env_kwargs}
         self._cfg, self._client, self._tokenizer = generator_cfg, inference_engine_client, tokenizer
         self._model = policy_model_name
-        self._config = RunConfig(
-            history=history,
-            context=read_context(context),
-            on_truncated_turn=on_truncated_turn,
-            limits=EpisodeLimits(**(limits or {})),
-            template_kwargs=generator_cfg.chat_template_kwargs,
-            parser=parser,
-        )
+        self._config = episode.run_config(template_kwargs=generator_cfg.chat_template_kwargs)
         if not generator_cfg.step_wise_trajectories:
             require_one_sequence(self._config, "SkyRL without generator.step_wise_trajectories")
         self._factories: dict[str, EnvFactory] = {}
-        self._renderers: dict[tuple[str, ...], ChatRenderer] = {}
-        self._scores: list[Score] | None = None
-        self._vocab_size = read_model_config(tokenizer.name_or_path).vocab_size or len(tokenizer)
+        self._scores: list[EvaluationScore] | None = None
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         """Play a batch. SkyRL calls it.
@@ -147,32 +121,27 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         sampling = input_batch.get("sampling_params") or get_sampling_params_for_backend(
             self._cfg.inference_engine.backend, self._cfg.sampling_params
         )
-        if sampling.get("stop"):
-            raise ConfigError(
-                f"stop strings end a turn in the middle of its tokens, got {sampling['stop']!r}: leave "
-                "sampling_params.stop out"
-            )
         names = input_batch.get("trajectory_ids") or [TrajectoryID(uuid.uuid4().hex, 0) for _ in prompts]
         extras = input_batch.get("env_extras") or [{}] * len(prompts)
         batch = _Batch(self, input_batch, sampling)
         factories = [await self._factory(env_class) for env_class in input_batch["env_classes"]]
-        tasks = [task_of(_row(prompt, extra)) for prompt, extra in zip(prompts, extras, strict=True)]
+        tasks = [task_of_row({**extra, "raw_prompt": prompt}) for prompt, extra in zip(prompts, extras, strict=True)]
         async with asyncio.TaskGroup() as group:
             played = [
                 group.create_task(batch.play(factory, task, name))
                 for factory, task, name in zip(factories, tasks, names, strict=True)
             ]
-        results = [one.result() for one in played]
+        results = [episode.result() for episode in played]
         output = await in_thread(self._output, results, names)  # the event loop has other answers to read
         if self._scores is not None:
             sources = [extra.get("data_source") for extra in extras]
-            self._scores += _scores(output, dict(zip([one.to_string() for one in names], sources, strict=True)))
+            self._scores += _scores(output, dict(zip([name.to_string() for name in names], sources, strict=True)))
         return output
 
     @contextmanager
-    def scores(self) -> Iterator[list[Score]]:
-        """What the episodes were worth that are played meanwhile, also of those that do not count."""
-        scores: list[Score] = []
+    def scores(self) -> Iterator[list[EvaluationScore]]:
+        """Collect the worth of the episodes that are played in the block, of unusable ones too."""
+        scores: list[EvaluationScore] = []
         self._scores = scores
         try:
             yield scores
@@ -203,32 +172,25 @@ class ToolgymGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL has n
         """The env's factory. The first one makes an env, so that an error in its arguments stops SkyRL; later ones are
         those of their episodes."""
         if env_class not in self._factories:
-            made = EnvFactory.of(env_class, self._env_kwargs)
-            env = made()
+            factory = EnvFactory.of(env_class, self._env_kwargs)
+            env = factory()
             try:
                 if not self._cfg.step_wise_trajectories:
                     require_growing_context(env, "SkyRL without generator.step_wise_trajectories")
-                self._renderer(env.tool_schemas)
+                template_kwargs, parser = self._config.template_kwargs, self._config.parser
+                ChatRenderer(self._tokenizer, env.tool_schemas, template_kwargs, parser=parser).require_parser()
             finally:
                 await close_env(env)
-            self._factories[env_class] = made
+            self._factories[env_class] = factory
         return self._factories[env_class]
-
-    def _renderer(self, tools: Sequence[ToolSchema]) -> ChatRenderer:
-        key = tuple(schema.canonical_json for schema in tools)
-        if key not in self._renderers:
-            made = ChatRenderer(self._tokenizer, tools, self._config.template_kwargs, parser=self._config.parser)
-            made.require_parser()
-            self._renderers[key] = made
-        return self._renderers[key]
 
 
 class _Batch:
-    """What the episodes of one call of `generate` have in common."""
+    """Common facts of the episodes of one call of `generate`."""
 
-    def __init__(self, generator: ToolgymGenerator, given: GeneratorInput, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, generator: ToolgymGenerator, input_batch: GeneratorInput, sampling: Mapping[str, Any]) -> None:
         self._generator, self.sampling = generator, dict(sampling)
-        cfg, client, metadata = generator._cfg, generator._client, given.get("batch_metadata")
+        cfg, client, metadata = generator._cfg, generator._client, input_batch.get("batch_metadata")
         evaluation = metadata is not None and metadata.training_phase == "eval"
         engine = cfg.inference_engine
         self.routed = engine.enable_return_routed_experts and not evaluation
@@ -237,19 +199,13 @@ class _Batch:
         salted = cfg.use_cache_salt and version is not None
         self.salt = build_vllm_cache_salt(version, generator._model) if salted else None
         self._group = f"{'eval' if evaluation else 'train'}-{(metadata and metadata.global_step) or 0}"
-        most = [self.sampling["max_tokens"] + cfg.max_input_length] if cfg.max_input_length is not None else []
-        most += [one for one in [engine.engine_init_kwargs.get("max_model_len")] if one is not None]
-        self._context_length = min(most, default=None)
+        bounds = [engine.engine_init_kwargs.get("max_model_len")]
+        if cfg.max_input_length is not None:
+            bounds.append(self.sampling["max_tokens"] + cfg.max_input_length)
+        self._context_length = min((bound for bound in bounds if bound is not None), default=None)
         self._config = replace(
             generator._config,
-            sampling=SamplingParams(
-                max_new_tokens=self.sampling["max_tokens"],
-                temperature=self.sampling.get("temperature", 1.0),
-                top_p=self.sampling.get("top_p", 1.0),
-                top_k=self.sampling.get("top_k") or -1,
-                min_p=self.sampling.get("min_p") or 0.0,
-                stop_token_ids=tuple(self.sampling.get("stop_token_ids") or ()),
-            ),
+            sampling=sampling_from(self.sampling, self.sampling["max_tokens"]),
             training_step=(metadata and metadata.global_step) or 0,
             validate=evaluation,
         )
@@ -260,18 +216,13 @@ class _Batch:
         """Play one episode, whatever breaks on the way."""
         generator = self._generator
         turns = _Turns(self, generator, name.to_string())
-        engine = CallableEngine(
-            turns,
-            tokenizer=generator._tokenizer,
-            context_length=self._context_length,
-            vocab_size=generator._vocab_size,
-        )
         try:
             trajectory = await run_episode(
                 factory,
                 task,
-                engine,
-                renderer=generator._renderer,
+                turns,
+                tokenizer=generator._tokenizer,
+                context_length=self._context_length,
                 config=self._config,
                 task_index=int(name.instance_id) if name.instance_id.isdecimal() else 0,
                 sample_index=name.repetition_id,
@@ -287,7 +238,7 @@ class _Batch:
 
 
 class _Turns:
-    """The `generate` of one episode. One session for all turns keeps them on one server, for its prefix cache."""
+    """`generate` of one episode. One session for all turns keeps them on one server, for its prefix cache."""
 
     def __init__(self, batch: _Batch, generator: ToolgymGenerator, session: str) -> None:
         self._batch, self._client, self._model, self._session = batch, generator._client, generator._model, session
@@ -337,24 +288,17 @@ def _sent(answer: Mapping[str, Any], name: str) -> Any:
     return values[0]
 
 
-def _row(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
-    row = {**extras, "raw_prompt": prompt}
-    if row.get("reward_model") is None and "reward_spec" in row:
-        row["reward_model"] = row["reward_spec"]
-    return row
-
-
-def _scores(output: GeneratorOutput, sources: Mapping[str, str | None]) -> list[Score]:
+def _scores(output: GeneratorOutput, sources: Mapping[str, str | None]) -> list[EvaluationScore]:
     last = output["is_last_step"] or [True] * len(output["response_ids"])
     return [
-        Score(name.instance_id, sources[name.to_string()], output["rewards"][row], reason != BROKEN_OFF)
+        EvaluationScore(name.instance_id, sources[name.to_string()], output["rewards"][row], reason != BROKEN_OFF)
         for row, (name, reason) in enumerate(zip(output["trajectory_ids"], output["stop_reasons"], strict=True))
         if last[row]
     ]
 
 
 def _rollout_metrics(output: GeneratorOutput) -> dict[str, Any]:
-    """SkyRL's own metrics of the episodes that count, and ours; SkyRL adds up over batches what has no "mean" in it."""
+    """SkyRL's own metrics of the usable episodes, and ours; SkyRL adds up over batches what has no "mean" in it."""
     reasons, last = output["stop_reasons"], output["is_last_step"] or [True] * len(output["response_ids"])
     broken = reasons.count(BROKEN_OFF)
     kept = [row for row, reason in enumerate(reasons) if reason != BROKEN_OFF]

@@ -8,18 +8,18 @@ with a value for each token of the response, which ends with a token that the po
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toolgym.envs.types import StopReason
+from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.advantages.reward_placement import token_rewards
 from toolgym.rollout.engines.sglang.aligned import ROUTED_EXPERTS, SAMPLING_MASK
 from toolgym.rollout.trajectory.context_routing import ContextRouting
-from toolgym.rollout.trajectory.token_sequence import TokenSequence, joined_payload
+from toolgym.rollout.trajectory.token_sequence import joined_payload
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
 from toolgym.tools.errors import BatchError, named_keywords
 
@@ -30,20 +30,14 @@ BROKEN_OFF = "abort"
 """The `stop_reason` of a row whose episode something broke off: it is masked, and its reward says nothing."""
 
 
-@dataclass
-class _Row:
-    """One sequence as SkyRL has it. `None` in `sequence`: a masked row of one token."""
+class _OutputRow(NamedTuple):
+    """A row of the output, without what the env said last: it trains nothing, and SkyRL leaves it out too."""
 
-    trajectory: Trajectory
+    row: TrainerRow
     trajectory_id: TrajectoryID
-    last: bool
-    sequence: TokenSequence | None
+    is_last: bool
     rewards: NDArray[np.float64]
     routing: ContextRouting | None
-
-    def __post_init__(self) -> None:
-        sampled = np.flatnonzero(self.sequence.response_mask) if self.sequence is not None else [0]
-        self.length = int(sampled[-1]) + 1  # what the env said last trains nothing, and SkyRL leaves it out too
 
 
 @named_keywords
@@ -55,10 +49,10 @@ def to_generator_output(
     trajectory_ids: Sequence[TrajectoryID] | None = None,
     routing: Sequence[ContextRouting] | None = None,
 ) -> GeneratorOutput:
-    """What a generator returns for these trajectories, in their order.
+    """Return what a generator returns for these trajectories, in their order.
 
-    One that may not be trained on, does not count, or in which the policy sampled nothing, is a masked row of one token
-    with the reward 0 and the `stop_reason` "abort" (see `CountedEpisodes`).
+    One that is not usable is a masked row of one token with the reward 0 and the `stop_reason` "abort" (see
+    `CountedEpisodes`).
 
     Args:
         trajectories: of one batch.
@@ -79,85 +73,76 @@ def to_generator_output(
             `step_wise`, or some turns lack a payload that others have; names the field and the row.
         MissingExtraError: SkyRL is not installed, or too old.
     """
-    given = require_trajectories(trajectories)
+    episodes = require_trajectories(trajectories)
     with needs("skyrl", "A generator's output for SkyRL"):
         from skyrl.train.generators.base import TrajectoryID
-    ids = trajectory_ids or [TrajectoryID(one.group_id, one.sample_index) for one in given]
-    if not given or len(ids) != len(given) or (routing is not None and len(routing) != len(given)):
-        raise BatchError(f"got {len(given)} trajectories, {len(ids)} ids and {len(routing or given)} routings")
-    routings: Sequence[ContextRouting | None] = routing or [None] * len(given)
+    ids = trajectory_ids or [TrajectoryID(trajectory.group_id, trajectory.sample_index) for trajectory in episodes]
+    if not episodes or len(ids) != len(episodes) or (routing is not None and len(routing) != len(episodes)):
+        raise BatchError(f"got {len(episodes)} trajectories, {len(ids)} ids and {len(routing or episodes)} routings")
     rows = [
         row
-        for one, name, its_routing in zip(given, ids, routings, strict=True)
-        for row in _rows(one, name, its_routing, step_wise)
+        for trajectory, name, its_routing in zip(episodes, ids, routing or [None] * len(episodes), strict=True)
+        for row in _rows(trajectory, name, its_routing, step_wise, filler_id)
     ]
+    sequences = [row.row.sequence for row in rows]
+    episodes = [row.row.trajectory for row in rows]
     return {
-        "prompt_token_ids": [_prompt(row, filler_id) for row in rows],
-        "response_ids": [
-            row.sequence.response_ids[: row.length].tolist() if row.sequence else [filler_id] for row in rows
-        ],
-        "rewards": [_finite("rewards", number, row.rewards[: row.length]) for number, row in enumerate(rows)],
-        "loss_masks": [row.sequence.response_mask[: row.length].tolist() if row.sequence else [0] for row in rows],
-        "stop_reasons": [stop_reason(row.trajectory) for row in rows],
+        "prompt_token_ids": [sequence.prompt_ids.tolist() for sequence in sequences],
+        "response_ids": [sequence.response_ids.tolist() for sequence in sequences],
+        "rewards": _finite("rewards", [row.rewards for row in rows]),
+        "loss_masks": [sequence.response_mask.tolist() for sequence in sequences],
+        "stop_reasons": [stop_reason(trajectory) for trajectory in episodes],
         "rollout_metrics": None,
-        "rollout_logprobs": [
-            _finite("rollout_logprobs", number, row.sequence.logprobs[: row.length] if row.sequence else np.zeros(1))
-            for number, row in enumerate(rows)
-        ],
+        "rollout_logprobs": _finite("rollout_logprobs", [sequence.logprobs for sequence in sequences]),
         "trajectory_ids": [row.trajectory_id for row in rows],
-        "trajectory_generation_times": [row.trajectory.seconds for row in rows],
+        "trajectory_generation_times": [trajectory.seconds for trajectory in episodes],
         "trajectory_time_splits": {
-            "llm": [row.trajectory.engine_seconds for row in rows],
-            "env": [row.trajectory.env_seconds for row in rows],
+            "llm": [trajectory.engine_seconds for trajectory in episodes],
+            "env": [trajectory.env_seconds for trajectory in episodes],
         },
         "rollout_expert_indices": _expert_indices(rows),
-        "rollout_sample_support": _sample_support(rows),
-        "is_last_step": [row.last for row in rows] if step_wise else None,
-        "env_metrics": [_metrics(row.trajectory) for row in rows],
+        "rollout_sample_support": _sample_support([row.row for row in rows]),
+        "is_last_step": [row.is_last for row in rows] if step_wise else None,
+        "env_metrics": [_metrics(trajectory) for trajectory in episodes],
     }
 
 
 def stop_reason(trajectory: Trajectory) -> str:
-    """SkyRL's word for how it ended: "stop", "length" where it was cut by a number of tokens, or "abort"."""
+    """Return SkyRL's word for its end: "stop", "length" if a number of tokens cut it, or "abort"."""
     if not trajectory.usable:
         return BROKEN_OFF
     return "length" if trajectory.stop_reason in (StopReason.LENGTH, StopReason.BUDGET) else "stop"
 
 
-def _rows(trajectory: Trajectory, name: TrajectoryID, routing: ContextRouting | None, step_wise: bool) -> list[_Row]:
-    if not trajectory.usable:
-        return [_Row(trajectory, name, True, None, np.zeros(1), None)]
+def _rows(
+    trajectory: Trajectory, name: TrajectoryID, routing: ContextRouting | None, step_wise: bool, filler_id: int
+) -> list[_OutputRow]:
+    advice = ", or set generator.step_wise_trajectories=true"
+    rows = TrainerRow.all_of(trajectory, "SkyRL", several=step_wise, advice=advice)
+    if not rows:
+        return [_OutputRow(TrainerRow.masked(trajectory, filler_id), name, True, np.zeros(1), None)]
     placed = token_rewards(trajectory, "outcome" if step_wise else "turns")
-    made = [
-        _Row(trajectory, name, False, one, rewards, routing)
-        for one, rewards in zip(trajectory.sequences, placed, strict=True)
-        if one.policy_tokens
-    ]
-    if len(made) > 1 and not step_wise:
-        raise BatchError(
-            f"trajectory {trajectory.id} has {len(made)} token sequences: set generator.step_wise_trajectories=true, "
-            "or play with history='append' and without a context policy that revises messages"
-        )
-    made[-1].last = True
-    return made
+    rewards = [part for part, sequence in zip(placed, trajectory.sequences, strict=True) if sequence.policy_tokens]
+    trimmed = []
+    for number, (row, earned) in enumerate(zip(rows, rewards, strict=True), start=1):
+        row = row.without_tail()
+        trimmed.append(_OutputRow(row, name, number == len(rows), earned[: row.sequence.response_tokens], routing))
+    return trimmed
 
 
-def _prompt(row: _Row, filler_id: int) -> list[int]:
-    ids: list[int] = row.sequence.prompt_ids.tolist() if row.sequence is not None else [filler_id]
-    return ids
+def _finite(field: str, rows: Sequence[NDArray[np.float64]]) -> list[list[float]]:
+    for number, values in enumerate(rows):
+        if not np.isfinite(values).all():
+            wrong = values[~np.isfinite(values)][0]
+            raise BatchError(f"field {field}: row {number} holds {wrong}, which is not finite")
+    return [values.tolist() for values in rows]
 
 
-def _finite(field: str, number: int, values: NDArray[np.float64]) -> list[float]:
-    if not np.isfinite(values).all():
-        raise BatchError(f"field {field}: row {number} holds {values[~np.isfinite(values)][0]}, which is not finite")
-    listed: list[float] = values.tolist()
-    return listed
-
-
-def _expert_indices(rows: Sequence[_Row]) -> list[NDArray[Any]] | None:
+def _expert_indices(rows: Sequence[_OutputRow]) -> list[NDArray[Any]] | None:
     """Rows for every token but the last, in SkyRL's smallest type; a masked row has one of other experts' numbers."""
     for number, row in enumerate(rows):
-        if row.routing is None and row.sequence and any(ROUTED_EXPERTS in one.aligned for one in row.sequence.segments):
+        segments = row.row.sequence.segments
+        if row.routing is None and any(ROUTED_EXPERTS in segment.aligned for segment in segments):
             raise BatchError(
                 f"field rollout_expert_indices: row {number} has the routed experts of sampled tokens, and SkyRL "
                 "replays those of the prompt too: play with ToolgymGenerator, or without that payload"
@@ -166,42 +151,39 @@ def _expert_indices(rows: Sequence[_Row]) -> list[NDArray[Any]] | None:
         return None
     from skyrl.backends.skyrl_train.utils.routed_experts import compact_routed_expert_indices
 
-    made: list[NDArray[Any] | None] = [None] * len(rows)
-    for number, row in enumerate(rows):
-        if row.routing is not None and row.sequence is not None:
-            whole = np.concatenate([row.sequence.prompt_ids, row.sequence.response_ids[: row.length]])
-            made[number] = compact_routed_expert_indices(row.routing.rows(whole))
-    layers, count = next(one.shape[1:] for one in made if one is not None)
-    filler = np.tile(np.arange(count, dtype=np.uint8), (1, layers, 1))
-    return [filler.copy() if one is None else one for one in made]
-
-
-def _sample_support(rows: Sequence[_Row]) -> list[NDArray[np.int32]] | None:
-    """The ids among which each token was sampled, `[response, most ids]`; -1 for the env's tokens and as filling."""
-    segments = [
-        (number, one) for number, row in enumerate(rows) if row.sequence for one in row.sequence.policy_segments
+    indices = [
+        None if row.routing is None else compact_routed_expert_indices(row.routing.rows(row.row.token_ids))
+        for row in rows
     ]
-    if not any(SAMPLING_MASK in one.aligned for _, one in segments):
+    layers, count = next(array.shape[1:] for array in indices if array is not None)
+    filler = np.tile(np.arange(count, dtype=np.uint8), (1, layers, 1))
+    return [filler.copy() if array is None else array for array in indices]
+
+
+def _sample_support(rows: Sequence[TrainerRow]) -> list[NDArray[np.int32]] | None:
+    """The ids among which each token was sampled, `[response, most ids]`; -1 for the env's tokens and as filling."""
+    segments = [(number, segment) for number, row in enumerate(rows) for segment in row.sequence.policy_segments]
+    if not any(SAMPLING_MASK in segment.aligned for _, segment in segments):
         return None
-    for number, one in segments:
-        if SAMPLING_MASK not in one.aligned:
+    for number, segment in segments:
+        if SAMPLING_MASK not in segment.aligned:
             raise BatchError(f"field rollout_sample_support: a turn of row {number} has no payload {SAMPLING_MASK!r}")
-    width = max(one.aligned[SAMPLING_MASK].shape[1] for _, one in segments)
-    made = []
+    width = max(segment.aligned[SAMPLING_MASK].shape[1] for _, segment in segments)
+    supports = []
     for row in rows:
-        support = np.full((row.length, width), -1, np.int32)
-        if row.sequence is not None:
-            mask = row.sequence.response_mask[: row.length].astype(bool)
+        mask = row.sequence.response_mask.astype(bool)
+        support = np.full((len(mask), width), -1, np.int32)
+        if mask.any():
             support[mask] = joined_payload(SAMPLING_MASK, row.sequence.policy_segments, width)
-        made.append(support)
-    return made
+        supports.append(support)
+    return supports
 
 
 def _metrics(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "turns": len(trajectory.turns),
         "tool_calls": len(trajectory.tool_calls),
-        "tool_errors": sum(one.status != "ok" for one in trajectory.tool_calls),
+        "tool_errors": sum(record.status != "ok" for record in trajectory.tool_calls),
         "broken_off": not trajectory.usable,
         "ended_with": trajectory.stop_reason.value,
         "error": trajectory.error.message if trajectory.error is not None else None,

@@ -13,7 +13,7 @@ from typing import Any
 from toolgym.envs.base import require_growing_context
 from toolgym.envs.registry import make, spec
 from toolgym.envs.types import EpisodeFailedError
-from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.versions import needs
 from toolgym.tools.concurrency.event_loop_thread import EventLoopThread
 from toolgym.tools.errors import ConfigError, named_keywords
@@ -39,8 +39,8 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         env_id: the env's id.
         env_kwargs: for `toolgym.make`.
         env_config: skyrl-gym's settings of the env; there are none.
-        extras: the row's further columns; see `task_of` in `toolgym.rollout.adapters.verl_rows`. `reward_spec` stands
-            for `reward_model`. SkyRL adds its `generator.max_turns`, which is the env's where it is above 1.
+        extras: the row's further columns, see `task_of_row`. SkyRL adds its `generator.max_turns`, which is the env's
+            if it is above 1.
 
     Raises:
         UnknownNameError: no env has that id; names the nearest one.
@@ -67,10 +67,8 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
             ConfigError: the row is no task.
             EpisodeFailedError: the episode cannot begin.
         """
-        row = {**self._row, "raw_prompt": prompt}
-        if row.get("reward_model") is None and "reward_spec" in row:
-            row["reward_model"] = row["reward_spec"]
-        messages, _ = _loop().run(self._env.reset(options={"task": task_of(row)}), TIMEOUT)
+        task = task_of_row({**self._row, "raw_prompt": prompt})
+        messages, _ = _loop().run(self._env.reset(options={"task": task}), TIMEOUT)
         return [dict(message) for message in messages], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
@@ -87,7 +85,7 @@ class ToolgymTextEnv(BaseTextEnv):  # type: ignore[misc]  # skyrl-gym has no typ
         calls = result.info.get("tool_calls") or []
         self._metrics["turns"] += 1
         self._metrics["tool_calls"] += len(calls)
-        self._metrics["tool_errors"] += sum(one.status != "ok" for one in calls)
+        self._metrics["tool_errors"] += sum(record.status != "ok" for record in calls)
         return BaseTextEnvStepOutput(
             observations=[dict(message) for message in result.obs],
             reward=float(result.reward),

@@ -46,32 +46,32 @@ class CountedEpisodes:
         )
 
     def convert_to_training_input(self, generator_output: GeneratorOutput, uids: list[str]) -> TrainingInputBatch:
-        made = super().convert_to_training_input(generator_output, uids)  # type: ignore[misc]
+        batch = super().convert_to_training_input(generator_output, uids)  # type: ignore[misc]
         reasons = generator_output["stop_reasons"]
-        made.metadata[_METADATA] = [row for row, reason in enumerate(reasons) if reason == BROKEN_OFF]
-        return made
+        batch.metadata[_METADATA] = [row for row, reason in enumerate(reasons) if reason == BROKEN_OFF]
+        return batch
 
     def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
         uids, broken = data.metadata["uids"], set(data.metadata.pop(_METADATA))
-        data.metadata["uids"] = [f"{one} {row}" if row in broken else one for row, one in enumerate(uids)]
-        made = super().compute_advantages_and_returns(data)  # type: ignore[misc]
-        made.metadata["uids"] = uids
+        data.metadata["uids"] = [f"{uid} {row}" if row in broken else uid for row, uid in enumerate(uids)]
+        batch = super().compute_advantages_and_returns(data)  # type: ignore[misc]
+        batch.metadata["uids"] = uids
         if broken:
-            self._count_final_rewards(made, broken)
+            self._count_final_rewards(batch, broken)
         if self.cfg.trainer.algorithm.advantage_estimator not in _UNGROUPED:  # type: ignore[attr-defined]
             alone = _alone(uids, broken, data.metadata.get("is_last_step"))
             for name in ("advantages", "returns"):
-                made[name][alone] = 0.0
-        return made
+                batch[name][alone] = 0.0
+        return batch
 
-    def _count_final_rewards(self, made: TrainingInputBatch, broken: Set[int]) -> None:
+    def _count_final_rewards(self, batch: TrainingInputBatch, broken: Set[int]) -> None:
         """Let `loss/avg_final_rewards`, which SkyRL takes over all rows, be that of the episodes that count."""
-        last = made.metadata.get("is_last_step")
-        rows = range(len(made["rewards"]) - made.metadata.get("pad_size", 0))
+        last = batch.metadata.get("is_last_step")
+        rows = range(len(batch["rewards"]) - batch.metadata.get("pad_size", 0))
         counted = [row for row in rows if row not in broken and (last is None or last[row])]
         if counted:
-            mean = made["rewards"][counted].sum(dim=-1).mean().item()
-            made.metadata["metrics"]["avg_final_rewards"] = mean
+            mean = batch["rewards"][counted].sum(dim=-1).mean().item()
+            batch.metadata["metrics"]["avg_final_rewards"] = mean
             self.all_metrics["loss/avg_final_rewards"] = mean  # type: ignore[attr-defined]
 
     async def eval(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -80,16 +80,16 @@ class CountedEpisodes:
 
         with self.generator.scores() as scores:  # type: ignore[attr-defined]
             metrics: dict[str, float] = await super().eval(*args, **kwargs)  # type: ignore[misc]
-        counted = [one for one in scores if one.in_group_statistics]
+        counted = [score for score in scores if score.usable]
         if len(counted) == len(scores):
             return metrics
         count = self.cfg.generator.eval_n_samples_per_prompt  # type: ignore[attr-defined]
         names = ("avg_score", "mean_positive_reward", f"pass_at_{count}")
         metrics = {name: value for name, value in metrics.items() if name.rsplit("/", 1)[-1] not in names}
         if counted:
-            rewards = {"rewards": [one.rewards for one in counted]}
-            uids = [one.uid for one in counted]
-            metrics.update(calculate_per_dataset_metrics(rewards, uids, [one.source for one in counted], count))
+            rewards = {"rewards": [score.rewards for score in counted]}
+            uids = [score.uid for score in counted]
+            metrics.update(calculate_per_dataset_metrics(rewards, uids, [score.source for score in counted], count))
             overall = get_metrics_from_generator_output(rewards, uids)
             metrics |= {
                 "eval/all/avg_score": overall["avg_score"],

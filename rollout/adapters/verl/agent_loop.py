@@ -1,33 +1,22 @@
-"""`ToolgymAgentLoop`: verl's agent loop that plays any env of toolgym's, with verl's LLM servers as its engine.
-
-verl makes an object for each trajectory. What is worth keeping (how a chat template renders a set of tools) is kept for
-the process.
-"""
+"""`ToolgymAgentLoop`: verl's agent loop that plays any env of toolgym's, with verl's LLM servers as its engine."""
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
+from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.verl.generation import VerlGenerate
 from toolgym.rollout.adapters.verl.options import LoopOptions
 from toolgym.rollout.adapters.verl.plugin import ADVANTAGE_NAME
-from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
-from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of
 from toolgym.rollout.adapters.versions import needs
-from toolgym.rollout.engines.base import SamplingParams
-from toolgym.rollout.episode.config import EpisodeConfig
-from toolgym.rollout.episode.episode import RendererFactory
-from toolgym.rollout.limits import EpisodeLimits, HistoryMode, TruncationPolicy
 from toolgym.rollout.runner.run_episode import run_episode
-from toolgym.rollout.tokens.renderer import ChatRenderer
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
-from toolgym.tools.schema import ToolSchema
 
 with needs("verl", "An agent loop of verl"):
     from omegaconf import OmegaConf
@@ -68,18 +57,18 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         pad = tokenizer.pad_token_id
         self.pad_token_id: int = tokenizer.eos_token_id if pad is None else pad
         data = data_config.config if data_config is not None else {}
-        given = {name: value for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
+        options = {name: _plain(value) for name, value in options.items() if name not in (*_VERLS, "tools", "name")}
         custom = _plain(self.rollout_config.get("custom") or {}).get("toolgym") or {}
-        self.options = LoopOptions(**{**custom, **{name: _plain(value) for name, value in given.items()}})
+        self.options = LoopOptions(**{**custom, **options})
         _warn(self.config.algorithm.adv_estimator, self.options.failed, self.options.several_sequences)
-        self._template_kwargs = {**_plain(data.get("apply_chat_template_kwargs") or {}), **self.options.template_kwargs}
+        self._template_kwargs = _plain(data.get("apply_chat_template_kwargs") or {})
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Play one row.
 
         Args:
             sampling_params: verl's.
-            row: see `task_of`; besides, `uid`, `session_id`, `index`, `global_steps` and `priority` where verl has
+            row: see `task_of_row`; besides, `uid`, `session_id`, `index`, `global_steps` and `priority` where verl has
                 them.
 
         Returns:
@@ -112,15 +101,19 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
     async def play(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Trajectory, VerlGenerate]:
         """Play one row, see `run`, and return its trajectory and what generated its turns. Logs a failure."""
         options, rollout = self.options, self.rollout_config
-        task = task_of(row)
         generate = VerlGenerate(self.server_manager, sampling_params, self._request_id(row), _priority(row))
         trajectory = await run_episode(
             options.env,
-            task,
+            task_of_row(row),
             generate,
             tokenizer=self.tokenizer,
-            renderer=_renderers(self.tokenizer, json.dumps(self._template_kwargs, sort_keys=True), options.parser),
-            config=self._episode(sampling_params, row),
+            config=options.run_config(
+                sampling_params,
+                response_tokens=rollout.response_length,
+                limits={"max_prompt_tokens": rollout.prompt_length},
+                template_kwargs=self._template_kwargs,
+                training_step=_count(row.get("global_steps")),
+            ),
             env_kwargs=options.env_kwargs,
             context_length=rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length,
             task_index=_count(row.get("index")),
@@ -138,47 +131,32 @@ class ToolgymAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             )
         return trajectory, generate
 
-    def _episode(self, sampling: Mapping[str, Any], row: Mapping[str, Any]) -> EpisodeConfig:
-        rollout, options = self.rollout_config, self.options
-        limits = EpisodeLimits(
-            max_prompt_tokens=rollout.prompt_length, max_response_tokens=rollout.response_length, **options.limits
-        )
-        return EpisodeConfig(
-            sampling=SamplingParams(
-                max_new_tokens=options.max_turn_tokens or rollout.response_length,
-                temperature=sampling.get("temperature", 1.0),
-                top_p=sampling.get("top_p", 1.0),
-                top_k=sampling.get("top_k") or -1,
-            ),
-            limits=limits,
-            history=HistoryMode(options.history),
-            context=options.context,
-            on_truncated_turn=TruncationPolicy(options.on_truncated_turn),
-            training_step=_count(row.get("global_steps")),
-        )
-
     def _request_id(self, row: Mapping[str, Any]) -> str:
         """The same for all turns; under `full_determinism` also in the next run, as in verl's own loops."""
         return f"det-{row.get('priority', 0)}" if self.rollout_config.get("full_determinism") else uuid4().hex
 
-    def _outputs(self, trajectory: Trajectory, generate: VerlGenerate, row: Mapping[str, Any]) -> list[AgentLoopOutput]:
+    def _outputs(
+        self, trajectory: Trajectory, generate: VerlGenerate, columns: Mapping[str, Any]
+    ) -> list[AgentLoopOutput]:
         rollout = self.rollout_config
         rows = rows_of(
             trajectory,
-            prompt_length=None if "session_id" in row else rollout.prompt_length,
+            prompt_length=None if "session_id" in columns else rollout.prompt_length,
             response_length=rollout.response_length,
             pad_token_id=self.pad_token_id,
-            global_steps=generate.steps(row.get("global_steps")),
+            global_steps=generate.steps(columns.get("global_steps")),
         )
-        given = AgentLoopMetrics(**metrics(trajectory, generate.num_preempted))
+        loop_metrics = AgentLoopMetrics(**metrics(trajectory, generate.num_preempted))
         experts = generate.routed_experts if len(rows) == 1 else None
-        return [to_output(one, given, logprobs=bool(rollout.calculate_log_probs), experts=experts) for one in rows]
+        return [
+            to_output(row, loop_metrics, logprobs=bool(rollout.calculate_log_probs), experts=experts) for row in rows
+        ]
 
 
 def to_output(
-    row: Row, metrics: AgentLoopMetrics | None = None, *, logprobs: bool = True, experts: Any = None
+    row: VerlRow, metrics: AgentLoopMetrics | None = None, *, logprobs: bool = True, experts: Any = None
 ) -> AgentLoopOutput:
-    """A row as verl's `AgentLoopOutput`.
+    """Return a row as verl's `AgentLoopOutput`.
 
     Args:
         row: the row.
@@ -186,33 +164,19 @@ def to_output(
         logprobs: whether to hand the log-probs over. verl wants them of all rows of a batch, or of none.
         experts: routed experts, `[tokens, layers, experts]`, from the prompt's first token on.
     """
-    tokens = len(row.prompt_ids) + len(row.response_ids)
+    sequence = row.sequence
+    tokens = len(sequence.prompt_ids) + sequence.response_tokens
     return AgentLoopOutput(
-        prompt_ids=row.prompt_ids.tolist(),
-        response_ids=row.response_ids.tolist(),
-        response_mask=row.response_mask.tolist(),
-        response_logprobs=row.logprobs.tolist() if logprobs else None,
+        prompt_ids=sequence.prompt_ids.tolist(),
+        response_ids=sequence.response_ids.tolist(),
+        response_mask=sequence.response_mask.tolist(),
+        response_logprobs=sequence.logprobs.tolist() if logprobs else None,
         routed_experts=None if experts is None else experts[:tokens],
         reward_score=row.reward,
         num_turns=row.num_turns,
         metrics=metrics or AgentLoopMetrics(),
         extra_fields=row.extra_fields,
     )
-
-
-@functools.lru_cache(maxsize=16)
-def _renderers(tokenizer: Any, template_kwargs: str, parser: str | None) -> RendererFactory:
-    """Makes and keeps the renderers of a tokenizer, one for each set of tools."""
-    made: dict[tuple[str, ...], ChatRenderer] = {}
-
-    def renderer(tools: Sequence[ToolSchema]) -> ChatRenderer:
-        key = tuple(schema.canonical_json for schema in tools)
-        if key not in made:
-            made[key] = ChatRenderer(tokenizer, tools, json.loads(template_kwargs), parser=parser)
-            made[key].require_parser()
-        return made[key]
-
-    return renderer
 
 
 @functools.cache

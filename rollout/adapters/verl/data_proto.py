@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of
+from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of
 from toolgym.rollout.adapters.versions import needs
+from toolgym.rollout.batch.fields import FIELDS
+from toolgym.rollout.batch.make import padded
+from toolgym.rollout.batch.row import Row
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError, require_whole_number
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 _ALWAYS = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps", "extras")
 """Fields that verl's own batches always have (`AgentLoopWorker._postprocess`)."""
+
+_TENSORS = ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "rollout_log_probs")
+"""The fields of our batches that verl's have, too, by the same names."""
 
 
 def to_data_proto(
@@ -29,7 +35,7 @@ def to_data_proto(
     pad_token_id: int,
     logprobs: bool = True,
 ) -> DataProto:
-    """A batch for verl's V0 trainer, recipes and losses, in order; its tensors equal those that verl makes, to the bit.
+    """Return a batch for verl's V0 trainer, recipes and losses, in order; its tensors equal verl's own to the bit.
 
     Failed episodes are rows whose mask is 0; give `algorithm.adv_estimator=toolgym_grpo` to leave them out of their
     group's statistics. `uid` is the trajectory's `group_id`, by which verl groups.
@@ -59,18 +65,29 @@ def to_data_proto(
         raise ConfigError("expected trajectories, got none: verl has no empty batch")
     rows = []
     for trajectory in trajectories:
-        found = rows_of(
+        parts = rows_of(
             trajectory, prompt_length=prompt_length, response_length=response_length, pad_token_id=pad_token_id
         )
-        if len(found) > 1:
+        if len(parts) > 1:
             raise ConfigError(
-                f"trajectory {trajectory.id} (task {trajectory.task_id!r}) has {len(found)} token sequences, and a "
+                f"trajectory {trajectory.id} (task {trajectory.task_id!r}) has {len(parts)} token sequences, and a "
                 "row of verl's batch holds one: roll out with history='append' and no context policy that rewrites"
             )
-        rows += found
+        rows += parts
+    batch_rows = [
+        Row(trajectory, row.sequence, trajectory.id, number, 0, {}, np.zeros(0))
+        for number, (trajectory, row) in enumerate(zip(trajectories, rows, strict=True))
+    ]
+    widths = (prompt_length, response_length)
+    names = _TENSORS if logprobs else _TENSORS[:-1]
+    tensors = {field.name: padded(field, batch_rows, widths, pad_token_id) for field in FIELDS if field.name in names}
+    tensors["position_ids"] = (tensors["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)  # verl's go on in the padding
+    scores = torch.zeros((len(rows), response_length))
+    for number, row in enumerate(rows):
+        scores[number, row.sequence.response_tokens - 1] = row.reward
     return DataProto.from_dict(
-        tensors=_tensors(rows, prompt_length, response_length, pad_token_id, logprobs),
-        non_tensors=_non_tensors(rows, [one.group_id for one in trajectories]),
+        tensors={**tensors, "rm_scores": scores},
+        non_tensors=_non_tensors(rows, [trajectory.group_id for trajectory in trajectories]),
         meta_info={
             "metrics": [metrics(trajectory) for trajectory in trajectories],
             "reward_extra_keys": list(rows[0].extra_fields["reward_extra_info"]),
@@ -78,42 +95,7 @@ def to_data_proto(
     )
 
 
-def _tensors(
-    rows: Sequence[Row], prompt_length: int, response_length: int, pad: int, logprobs: bool
-) -> dict[str, torch.Tensor]:
-    prompts, prompt_mask = _padded([row.prompt_ids for row in rows], prompt_length, pad, left=True)
-    responses, attended = _padded([row.response_ids for row in rows], response_length, pad)
-    response_mask, _ = _padded([row.response_mask for row in rows], response_length, 0)
-    attention_mask = np.concatenate([prompt_mask, attended], axis=1)
-    scores = np.zeros(responses.shape, np.float32)
-    scores[np.arange(len(rows)), attended.sum(axis=1) - 1] = [row.reward for row in rows]
-    tensors = {
-        "prompts": prompts,
-        "responses": responses,
-        "response_mask": response_mask,
-        "input_ids": np.concatenate([prompts, responses], axis=1),
-        "attention_mask": attention_mask,
-        "position_ids": np.clip(attention_mask.cumsum(axis=1) - 1, 0, None),
-        "rm_scores": scores,
-    }
-    if logprobs:
-        tensors["rollout_log_probs"], _ = _padded([row.logprobs for row in rows], response_length, 0, np.float32)
-    return {name: torch.from_numpy(array) for name, array in tensors.items()}
-
-
-def _padded(
-    rows: Sequence[NDArray[Any]], width: int, value: int, dtype: Any = np.int64, *, left: bool = False
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The rows as one array `[rows, width]`, and 1 wherever one of them has a value."""
-    array = np.full((len(rows), width), value, dtype)
-    there = np.zeros((len(rows), width), np.int64)
-    for number, row in enumerate(rows):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
-        array[number, place], there[number, place] = row, 1
-    return array, there
-
-
-def _non_tensors(rows: Sequence[Row], group_ids: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _non_tensors(rows: Sequence[VerlRow], group_ids: Sequence[str]) -> dict[str, NDArray[Any]]:
     fields: dict[str, NDArray[Any]] = {
         "__num_turns__": np.array([row.num_turns for row in rows], np.int32),
         "uid": _objects(group_ids),

@@ -81,11 +81,10 @@ class VerlGenerate:
         return otherwise if first is None else first, otherwise if last is None else last
 
     @staticmethod
-    def _reason(said: str | None, ids: list[int], most: int) -> FinishReason | None:
-        reason = _REASONS.get(said or "")
-        return (
-            FinishReason.LENGTH if reason is FinishReason.STOP and said == "completed" and len(ids) >= most else reason
-        )
+    def _reason(stop_reason: str | None, ids: list[int], most: int) -> FinishReason | None:
+        if stop_reason == "completed" and len(ids) >= most:
+            return FinishReason.LENGTH
+        return _REASONS.get(stop_reason or "")
 
     def _note(self, output: Any) -> None:
         fields = output.extra_fields

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from toolgym.rollout.adapters.transfer_queue import Group, TransferQueueWriter
+from toolgym.rollout.adapters.transfer_queue import QueueGroup, TransferQueueWriter
 from toolgym.rollout.adapters.verl.agent_loop import ToolgymAgentLoop
 from toolgym.rollout.adapters.verl.options import ManagerOptions
 from toolgym.rollout.adapters.verl.trainer_queue import queue_rows
@@ -66,16 +66,16 @@ class ToolgymManager:
         if teacher_client is not None:
             raise ConfigError("ToolgymManager has no distillation: set distillation.enabled=False")
         options = manager_options(config)
-        nodes = [one["NodeID"] for one in ray.nodes() if one["Alive"] and one["Resources"].get("CPU", 0) > 0]
-        worker = ray.remote(Worker)
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+        worker_class = ray.remote(ManagerWorker)
         place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         workers = [
-            worker.options(scheduling_strategy=place(node_id=node, soft=True)).remote(config, llm_client)
+            worker_class.options(scheduling_strategy=place(node_id=node, soft=True)).remote(config, llm_client)
             for _ in range(options.workers_per_node)
             for node in nodes
         ]
         async with asyncio.timeout(START_TIMEOUT):
-            await asyncio.gather(*(one.ready.remote() for one in workers))
+            await asyncio.gather(*(worker.ready.remote() for worker in workers))
         return cls(workers)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
@@ -86,7 +86,7 @@ class ToolgymManager:
 
         Raises:
             ConfigError: it is the batch of verl's V0 trainer; or one of the prompts before had another shape than
-                `task_of` reads, or named a loop that is none of ours.
+                `task_of_row` reads, or named a loop that is none of ours.
         """
         if not isinstance(prompts, TensorDict):
             raise ConfigError(
@@ -99,7 +99,7 @@ class ToolgymManager:
         self._running += [next(self._workers).play.remote(row) for row in rows_of_batch(prompts)]
 
 
-class Worker:
+class ManagerWorker:
     """Plays groups in a process of Ray's."""
 
     def __init__(self, config: Any, llm_client: Any) -> None:
@@ -142,7 +142,7 @@ class Worker:
                 raise errors.exceptions[0] from errors
 
     async def _episode(
-        self, loop: ToolgymAgentLoop, sampling: Mapping[str, Any], row: dict[str, Any], group: Group
+        self, loop: ToolgymAgentLoop, sampling: Mapping[str, Any], row: dict[str, Any], group: QueueGroup
     ) -> None:
         async with self._turns:
             for _ in range(self._options.attempts):
@@ -151,7 +151,7 @@ class Worker:
                     break
         if not trajectory.usable and loop.options.failed == "drop":
             return
-        made = queue_rows(
+        rows = queue_rows(
             trajectory,
             response_length=self._rollout.response_length,
             pad_token_id=loop.pad_token_id,
@@ -162,7 +162,7 @@ class Worker:
             routed_experts=generate.routed_experts,
             logprobs=bool(self._rollout.calculate_log_probs),
         )
-        await group.put(made)
+        await group.put(rows)
 
     def _loop(self, name: str) -> ToolgymAgentLoop:
         """The loop of a name; one serves all episodes, since it keeps nothing of them."""
@@ -187,14 +187,16 @@ class Worker:
 
 
 def manager_options(config: Any) -> ManagerOptions:
-    """The manager's options in verl's configuration; see `ManagerOptions` for errors."""
+    """Read the manager's options in verl's configuration; see `ManagerOptions` for errors."""
     custom = config.actor_rollout_ref.rollout.get("custom") or {}
-    given = custom.get("toolgym_manager") or {}
-    return ManagerOptions(**(OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given))
+    options = custom.get("toolgym_manager") or {}
+    if OmegaConf.is_config(options):
+        options = OmegaConf.to_container(options, resolve=True)
+    return ManagerOptions(**options)
 
 
 def rows_of_batch(batch: TensorDict) -> list[dict[str, Any]]:
-    """The rows of a batch as verl submits it; what stands once for the batch is in all of them."""
+    """Return the rows of a batch as verl submits it; what stands once for the batch is in all of them."""
     rows: list[dict[str, Any]] = [{} for _ in range(len(batch))]
     for name, values in batch.items():
         for number, row in enumerate(rows):

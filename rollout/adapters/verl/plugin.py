@@ -55,7 +55,7 @@ def _name_successors(module: ModuleType) -> None:
     def get_tool_class(cls_name: str) -> Any:
         home, _, name = cls_name.rpartition(".")
         gone = cls_name in former and importlib.util.find_spec(home) is None
-        return theirs(f"{_PACKAGE}.tools.{name}" if gone else cls_name)
+        return theirs(f"{_PACKAGE}.tools.Verl{name}" if gone else cls_name)
 
     module.get_tool_class = get_tool_class  # type: ignore[attr-defined]
 

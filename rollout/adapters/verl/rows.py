@@ -1,38 +1,30 @@
-"""What verl trains on, of one trajectory: the same ids, mask, log-probs and fields for its loop and for its batches."""
+"""Rows of verl, of one trajectory: the same ids, mask, log-probs and fields for its loop and for its batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from toolgym.rollout.adapters.trainer_row import TrainerRow
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Row:
+class VerlRow:
     """One sequence as a row of verl's, without padding.
 
     Attributes:
-        prompt_ids: int32 `[prompt]`, at least one.
-        response_ids: int32 `[response]`, at least one: verl has no row without a response (its reward would land in
-            another row's place), so where nothing was sampled this is one padding token, masked.
-        response_mask: int8 `[response]`, 1 for each id that the policy sampled and that may be trained on.
-        logprobs: float64 `[response]`, 0.0 for the env's.
-        reward: of the whole episode; 0 where it does not count.
+        sequence: with at least one token in prompt and response: verl has no row without a response (its reward would
+            land in another row's place). The response of a masked row is the env's.
+        reward: of the whole episode; 0 if it is not usable.
         num_turns: messages as verl counts them: the policy's turns, the observations, and the prompt.
         extra_fields: see `extra_fields`.
     """
 
-    prompt_ids: NDArray[np.int32]
-    response_ids: NDArray[np.int32]
-    response_mask: NDArray[np.int8]
-    logprobs: NDArray[np.float64]
+    sequence: TokenSequence
     reward: float
     num_turns: int
     extra_fields: dict[str, Any]
@@ -45,30 +37,27 @@ def rows_of(
     pad_token_id: int,
     prompt_length: int | None = None,
     global_steps: tuple[int | None, int | None] | None = None,
-) -> list[Row]:
-    """The rows of a trajectory, one for each sequence with tokens of the policy, and at least one.
+) -> list[VerlRow]:
+    """Return the rows of a trajectory, one for each sequence with tokens of the policy, and at least one.
 
-    An episode that is not usable (see `Trajectory.usable`) is one row whose mask is 0 throughout.
+    An episode that is not usable is one row whose mask is 0 throughout.
 
     Args:
         trajectory: the trajectory.
         response_length: tokens of a response that are kept; what the runner's own limits allow is never more.
         pad_token_id: what a missing prompt or response is filled with.
         prompt_length: most tokens of a prompt; None: any number.
-        global_steps: the first and last version of the weights; None: as the tokens' weight versions say, where they
-            are numbers.
+        global_steps: the first and last version of the weights; None: as the tokens' weight versions say, if they are
+            numbers.
 
     Raises:
         ConfigError: the prompt of a sequence is too long; names the trajectory.
     """
-    masked = not trajectory.usable
-    sequences: Sequence[TokenSequence] = [one for one in trajectory.sequences if one.policy_tokens]
-    if masked or not sequences:
-        sequences = trajectory.sequences[-1:]
-    filler = np.array([pad_token_id], np.int32)
-    rows = []
-    for sequence in sequences or [TokenSequence(filler, ())]:
-        prompt, response = sequence.prompt_ids, sequence.response_ids[:response_length]
+    rows = TrainerRow.all_of(trajectory, "verl", several=True)
+    masked = not rows
+    verl_rows = []
+    for row in rows or [TrainerRow.masked(trajectory, pad_token_id, keep_tokens=True)]:
+        prompt = row.sequence.prompt_ids
         if prompt_length is not None and len(prompt) > prompt_length:
             if not masked:
                 raise ConfigError(
@@ -76,24 +65,23 @@ def rows_of(
                     f"and prompt_length allows {prompt_length}: shorten the task, or raise prompt_length"
                 )
             prompt = prompt[-prompt_length:]
-        empty = not len(response)
-        mask = sequence.response_mask[:response_length]
-        rows.append(
-            Row(
-                prompt_ids=prompt if len(prompt) else filler,
-                response_ids=filler if empty else response,
-                response_mask=np.zeros(1, np.int8) if empty else mask * (not masked),
-                logprobs=np.zeros(1) if empty else sequence.logprobs[:response_length],
-                reward=0.0 if masked else float(trajectory.reward),
+        segments, left = [], response_length
+        for segment in row.sequence.segments:
+            segments.append(segment[:left])
+            left -= len(segments[-1])
+        verl_rows.append(
+            VerlRow(
+                sequence=TokenSequence(prompt, tuple(segments)),
+                reward=row.reward,
                 num_turns=max(2 * len(trajectory.turns), 1),
                 extra_fields=extra_fields(trajectory, global_steps),
             )
         )
-    return rows
+    return verl_rows
 
 
 def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | None] | None = None) -> dict[str, Any]:
-    """Further fields of a row, with the same keys for every trajectory.
+    """Return further fields of a row, with the same keys for every trajectory.
 
     `turn_scores` and `tool_rewards` are where verl keeps the rewards of turns and of tool calls, `reward_extra_info` is
     what it logs of validation, and `min_global_steps` and `max_global_steps` are how stale the row is.
@@ -113,7 +101,7 @@ def extra_fields(trajectory: Trajectory, global_steps: tuple[int | None, int | N
 
 
 def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
-    """Numbers about an episode under the same names for every trajectory, as verl demands it.
+    """Return numbers about an episode under the same names for every trajectory, as verl demands it.
 
     Of one that does not count `acc` is 0, since DAPO's filter needs a number, and `acc_counted` is None, by which
     `validation.without_failures` leaves it out of verl's validation. An evaluation counts an episode without a token.
@@ -134,7 +122,7 @@ def reward_extra_info(trajectory: Trajectory) -> Mapping[str, float | None]:
 
 
 def metrics(trajectory: Trajectory, num_preempted: int = -1) -> dict[str, float]:
-    """verl's `AgentLoopMetrics` of one trajectory; -1 preemptions: not known."""
+    """Return verl's `AgentLoopMetrics` of one trajectory; -1 preemptions: not known."""
     return {
         "generate_sequences": trajectory.engine_seconds,
         "tool_calls": trajectory.env_seconds,
@@ -144,13 +132,13 @@ def metrics(trajectory: Trajectory, num_preempted: int = -1) -> dict[str, float]
 
 
 def versions_of(trajectory: Trajectory) -> tuple[int | None, int | None]:
-    """The lowest and highest weight version of a trajectory's tokens; None where they are no numbers."""
-    found = {
+    """Return the lowest and highest weight version of a trajectory's tokens; None if they are no numbers."""
+    versions = {
         version
         for sequence in trajectory.sequences
         for segment in sequence.policy_segments
         for version, _ in segment.version_runs
     }
-    if not found or not all(version.isdecimal() for version in found):
+    if not versions or not all(version.isdecimal() for version in versions):
         return None, None
-    return min(map(int, found)), max(map(int, found))
+    return min(map(int, versions)), max(map(int, versions))

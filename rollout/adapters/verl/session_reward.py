@@ -36,6 +36,14 @@ OnFailure = Literal["raise", "mark"]
 
 
 def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **options: Any
+) -> dict[str, float]:
+    """Return an episode's worth as its session server has it, see `compute_score_async`; verl calls it in a thread."""
+    call = compute_score_async(data_source, solution_str, ground_truth, extra_info, **options)
+    return _thread(os.getpid()).run(call)
+
+
+async def compute_score_async(
     data_source: str,
     solution_str: str,
     ground_truth: Any,
@@ -48,7 +56,7 @@ def compute_score(
     patience: float = 120.0,
     **further: Any,
 ) -> dict[str, float]:
-    """Return what a session server says that an episode is worth. verl calls it in a thread.
+    """Return what a session server says that an episode is worth. verl's managers await it: it is a coroutine function.
 
     Args:
         data_source: not used; nor are the next two.
@@ -71,34 +79,6 @@ def compute_score(
         ConfigError: an argument cannot be used, or `extra_info` holds no id.
         RemoteSessionError: no server answered properly in time, or knows the session; with `on_failure="raise"`.
     """
-    call = compute_score_async(
-        data_source,
-        solution_str,
-        ground_truth,
-        extra_info,
-        base_url=base_url,
-        token=token,
-        on_failure=on_failure,
-        timeout=timeout,
-        patience=patience,
-    )
-    return _thread(os.getpid()).run(call)
-
-
-async def compute_score_async(
-    data_source: str,
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Mapping[str, Any] | None = None,
-    *,
-    base_url: str | Sequence[str] | None = None,
-    token: str | None = None,
-    on_failure: OnFailure = "raise",
-    timeout: float = 300.0,
-    patience: float = 120.0,
-    **further: Any,
-) -> dict[str, float]:
-    """As `compute_score`, for verl's managers that await it: they do for a coroutine function."""
     if on_failure not in ("raise", "mark"):
         raise ConfigError(f"on_failure must be 'raise' or 'mark', got {on_failure!r}")
     sid = session_id(extra_info or {})
@@ -147,23 +127,23 @@ def session_id(extra_info: Mapping[str, Any]) -> int:
         ConfigError: there is none.
     """
     for name in ("sid", "sids"):
-        found: Any = extra_info.get(name)
-        if hasattr(found, "tolist"):  # of NumPy or torch
-            found = found.tolist()
-        if isinstance(found, list | tuple) and found:
-            found = found[-1]
+        value: Any = extra_info.get(name)
+        if hasattr(value, "tolist"):  # of NumPy or torch
+            value = value.tolist()
+        if isinstance(value, list | tuple) and value:
+            value = value[-1]
         try:
-            if found is not None:
-                return int(found) if isinstance(found, str) else operator.index(found)
+            if value is not None:
+                return int(value) if isinstance(value, str) else operator.index(value)
         except (TypeError, ValueError):
-            raise ConfigError(f"extra_info[{name!r}] must be a session's id, got {shorten(repr(found))}") from None
+            raise ConfigError(f"extra_info[{name!r}] must be a session's id, got {shorten(repr(value))}") from None
     raise ConfigError(
         f"extra_info needs 'sid' or 'sids', the id of the episode's session; it has {sorted(map(str, extra_info))}"
     )
 
 
 def _client(base_url: str | Sequence[str] | None, token: str | None, timeout: float, patience: float) -> SessionClient:
-    urls = base_url if base_url is not None else [one for one in os.environ.get(URL_VARIABLE, "").split(",") if one]
+    urls = base_url if base_url is not None else [url for url in os.environ.get(URL_VARIABLE, "").split(",") if url]
     if not urls:
         raise ConfigError(f"give base_url in reward_kwargs, or set the environment variable {URL_VARIABLE}")
     if not isinstance(urls, str):

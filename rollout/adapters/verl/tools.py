@@ -1,4 +1,4 @@
-"""`SandboxFusionTool`, `SearchTool`, `Gsm8kTool`: for verl's own tool loop, in place of those that it no longer has.
+"""Tools for verl's own tool loop, in place of those that it no longer has.
 
 They are for verl's `tool_agent` and its `multi_turn.tool_config_path`, where `class_name` names one of them. That loop
 makes and frees an instance around every call, so nothing lives from call to call but what hangs on the trajectory's
@@ -25,7 +25,7 @@ with needs("verl", "A tool of verl"):
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 WORSE = -0.05
-"""Reward of a call of `Gsm8kTool` whose answer is no better than the trajectory's best."""
+"""Reward of a call of `VerlGsm8kTool` whose answer is no better than the trajectory's best."""
 
 _GSM8K = Gsm8kRewardTool.default_schema
 
@@ -33,7 +33,7 @@ Answer = tuple[ToolResponse, float, dict[str, Any]]
 """What verl's loop wants of a call: the response, its reward, its metrics."""
 
 
-class _OneOfOurs(BaseTool):  # type: ignore[misc]  # verl has no types
+class _WrappedTool(BaseTool):  # type: ignore[misc]  # verl has no types
     """A tool of toolgym's as one of verl's.
 
     Args:
@@ -47,8 +47,8 @@ class _OneOfOurs(BaseTool):  # type: ignore[misc]  # verl has no types
     _kind: ClassVar[Callable[[dict[str, Any], dict[str, Any] | None], tools.BaseTool]]
 
     def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
-        given = None if tool_schema is None else tool_schema.model_dump(exclude_none=True)
-        self._tool = type(self)._kind(dict(config), given)
+        schema = None if tool_schema is None else tool_schema.model_dump(exclude_none=True)
+        self._tool = type(self)._kind(dict(config), schema)
         shown = tool_schema or OpenAIFunctionToolSchema.model_validate(self._tool.tool_schema.to_openai())
         super().__init__(dict(config), shown)
 
@@ -64,7 +64,7 @@ class _OneOfOurs(BaseTool):  # type: ignore[misc]  # verl has no types
         if isinstance(checked, ToolCallError):
             return ToolResponse(text=checked.message), 0.0, {"status": checked.problem.value}
         result = await self._tool.execute(instance_id, checked.arguments)
-        return ToolResponse(text=self._said(result.text)), float(result.reward), dict(result.metrics)
+        return ToolResponse(text=self._shown(result.text)), float(result.reward), dict(result.metrics)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """Free the instance."""
@@ -75,12 +75,12 @@ class _OneOfOurs(BaseTool):  # type: ignore[misc]  # verl has no types
         await self._tool.close()
 
     @staticmethod
-    def _said(text: str) -> str:
-        """What the model reads, of what the tool says."""
+    def _shown(text: str) -> str:
+        """Return what the model reads of a tool's text."""
         return text
 
 
-class SandboxFusionTool(_OneOfOurs):
+class VerlSandboxFusionTool(_WrappedTool):
     """Runs the model's programs with `CodeInterpreterTool`, on this machine or on a server.
 
     See `CodeInterpreterConfig` for the options, whose names are those of verl's former tool.
@@ -89,7 +89,7 @@ class SandboxFusionTool(_OneOfOurs):
     _kind = tools.CodeInterpreterTool
 
 
-class SearchTool(_OneOfOurs):
+class VerlSearchTool(_WrappedTool):
     """Searches with `toolgym.tools.SearchTool`, on a retrieval server.
 
     See `SearchConfig` for the options, whose names are those of verl's former tool. The model reads what it read then:
@@ -99,11 +99,11 @@ class SearchTool(_OneOfOurs):
     _kind = tools.SearchTool
 
     @staticmethod
-    def _said(text: str) -> str:
+    def _shown(text: str) -> str:
         return json.dumps({"result": text}, ensure_ascii=False)
 
 
-class Gsm8kTool(BaseTool):  # type: ignore[misc]
+class VerlGsm8kTool(BaseTool):  # type: ignore[misc]
     """Tells the model what its answer to a problem of GSM8K would earn; asking again without a better one costs.
 
     A row's `create_kwargs` hold `ground_truth`. The reward of a trajectory's first call is 0; that of a later one is 0
@@ -128,9 +128,9 @@ class Gsm8kTool(BaseTool):  # type: ignore[misc]
         **further: Any,
     ) -> tuple[str, ToolResponse]:
         """Open an instance for a problem with this ground truth."""
-        made = instance_id or uuid.uuid4().hex
-        self._truths[made] = (create_kwargs or {}).get("ground_truth", ground_truth)
-        return made, ToolResponse()
+        instance_id = instance_id or uuid.uuid4().hex
+        self._truths[instance_id] = (create_kwargs or {}).get("ground_truth", ground_truth)
+        return instance_id, ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], agent_data: Any = None, **kwargs: Any
@@ -150,7 +150,7 @@ class Gsm8kTool(BaseTool):  # type: ignore[misc]
         return ToolResponse(text=f"The answer {answer!r} earns {score:g}."), reward, {"status": "ok", "score": score}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """What the best answer of the instance, or of its trajectory, earns."""
+        """Return what the best answer of the instance, or of its trajectory, earns."""
         return self._best.get(instance_id, 0.0)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
@@ -160,5 +160,5 @@ class Gsm8kTool(BaseTool):  # type: ignore[misc]
 
 
 def _checked(parameters: Any, schema: ToolSchema) -> ToolCall | ToolCallError:
-    """The call with its defaults filled in, or what is wrong with it, as toolgym's envs tell the model."""
+    """Return the call with its defaults filled in, or what is wrong with it, as toolgym's envs tell the model."""
     return check_call(ToolCall(id="", name=schema.name, arguments=parameters), {schema.name: schema})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from toolgym.rollout.adapters.transfer_queue import QueueRow
-from toolgym.rollout.adapters.verl.rows import Row, metrics, rows_of, versions_of
+from toolgym.rollout.adapters.verl.rows import VerlRow, metrics, rows_of, versions_of
 from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
@@ -24,14 +24,14 @@ def queue_rows(
     routed_experts: Any = None,
     logprobs: bool = True,
 ) -> list[QueueRow]:
-    """The rows of a trajectory, with the fields, keys and tags that verl's own worker gives them.
+    """Return the rows of a trajectory, with the fields, keys and tags that verl's own worker gives them.
 
     The keys are `{uid}_{session}_{number}`, where the uid is the trajectory's `group_id` and the session its
     `sample_index`. (Source: `AgentLoopWorkerTQ._agent_loop_postprocess`, verl 0.9.1,
     `verl/trainer/ppo/v1/agent_loop_tq.py`.)
 
     Args:
-        trajectory: the trajectory. One that failed is a row whose mask is 0.
+        trajectory: the trajectory. One that is not usable is a row whose mask is 0.
         response_length: tokens of a response that are kept.
         pad_token_id: what a missing prompt or response is filled with.
         global_steps: the training step that the prompt belongs to.
@@ -50,7 +50,7 @@ def queue_rows(
     uid, session = trajectory.group_id, trajectory.sample_index
     if columns is None:
         columns = {"data_source": trajectory.source, "index": trajectory.task_index}
-    given = {**columns, "uid": uid, "session_id": session, "global_steps": global_steps}
+    columns = {**columns, "uid": uid, "session_id": session, "global_steps": global_steps}
     first, last = versions or versions_of(trajectory)
     rows = rows_of(
         trajectory,
@@ -58,19 +58,21 @@ def queue_rows(
         pad_token_id=pad_token_id,
         global_steps=(global_steps if first is None else first, global_steps if last is None else last),
     )
-    made = []
+    queued = []
     for number, row in enumerate(rows):
         fields = _fields(row, logprobs)
         if routed_experts is not None and len(rows) == 1:
             fields["routed_experts"] = _of_all_tokens(routed_experts, len(fields["input_ids"]))
         fields["metrics"] = metrics(trajectory, num_preempted)
-        made.append(QueueRow(f"{uid}_{session}_{number}", {**fields, **given}, _tag(row, global_steps)))
-    return made
+        queued.append(QueueRow(f"{uid}_{session}_{number}", {**fields, **columns}, _tag(row, global_steps)))
+    return queued
 
 
-def _fields(row: Row, logprobs: bool) -> dict[str, Any]:
+def _fields(row: VerlRow, logprobs: bool) -> dict[str, Any]:
+    sequence = row.sequence
     prompts, responses, response_mask = (
-        torch.tensor(one, dtype=torch.int64) for one in (row.prompt_ids, row.response_ids, row.response_mask)
+        torch.tensor(values, dtype=torch.int64)
+        for values in (sequence.prompt_ids, sequence.response_ids, sequence.response_mask)
     )
     rm_scores = torch.zeros(len(responses), dtype=torch.float32)
     rm_scores[-1] = row.reward
@@ -87,7 +89,7 @@ def _fields(row: Row, logprobs: bool) -> dict[str, Any]:
         "multi_modal_inputs": {},
     }
     if logprobs:
-        fields["rollout_log_probs"] = torch.tensor(row.logprobs, dtype=torch.float32)
+        fields["rollout_log_probs"] = torch.tensor(sequence.logprobs, dtype=torch.float32)
     return fields
 
 
@@ -99,8 +101,8 @@ def _of_all_tokens(experts: Any, tokens: int) -> torch.Tensor:
     return padded
 
 
-def _tag(row: Row, global_steps: int) -> dict[str, Any]:
-    prompt, response = len(row.prompt_ids), len(row.response_ids)
+def _tag(row: VerlRow, global_steps: int) -> dict[str, Any]:
+    prompt, response = len(row.sequence.prompt_ids), row.sequence.response_tokens
     first, last = row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]
     return {
         "status": "success",

@@ -20,23 +20,23 @@ def without_failures(process: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(process)
     def processed(
-        data_sources: Sequence[Any], sample_uids: Sequence[Any], infos_dict: Mapping[str, Sequence[Any]], **given: Any
+        data_sources: Sequence[Any], sample_uids: Sequence[Any], infos_dict: Mapping[str, Sequence[Any]], **options: Any
     ) -> Any:
         # Both are in every row of ours, and verl says None for a row that lacks them.
         counted, ours = infos_dict.get("acc_counted"), infos_dict.get("policy_turns")
         if counted is None or ours is None:
-            return process(data_sources, sample_uids, infos_dict, **given)
-        failed = [one is not None and acc is None for one, acc in zip(ours, counted, strict=True)]
+            return process(data_sources, sample_uids, infos_dict, **options)
+        failed = [turns is not None and acc is None for turns, acc in zip(ours, counted, strict=True)]
         infos = {
             name: [None if out else value for out, value in zip(failed, values, strict=True)]
             if name in _OF_REWARD
             else values
             for name, values in infos_dict.items()
         }
-        if given.get("expected_acc_counts"):
-            played = {str(source) for source, one in zip(data_sources, ours, strict=True) if one is not None}
-            expected = given["expected_acc_counts"].items()
-            given["expected_acc_counts"] = {key: number for key, number in expected if key[0] not in played}
-        return process(data_sources, sample_uids, infos, **given)
+        if options.get("expected_acc_counts"):
+            played = {str(source) for source, turns in zip(data_sources, ours, strict=True) if turns is not None}
+            expected = options["expected_acc_counts"].items()
+            options["expected_acc_counts"] = {key: number for key, number in expected if key[0] not in played}
+        return process(data_sources, sample_uids, infos, **options)
 
     return processed

@@ -53,6 +53,11 @@ def response_row(prompt: Any, response: Any, mask: Any, logprobs: Any, reward: A
     return Row(tokens=prompt + _plain(response), reward=float(reward), **whole)
 
 
+def sequence_row(sequence: TokenSequence, reward: Any) -> Row:
+    """A row of a trainer that takes a token sequence as it is."""
+    return response_row(sequence.prompt_ids, sequence.response_ids, sequence.response_mask, sequence.logprobs, reward)
+
+
 def whole_row(tokens: Any, mask: Any, logprobs: Any, reward: Any, **per_token: Any) -> Row:
     """A row of a trainer whose values stand at the tokens of prompt and response."""
     further = {name: _plain(values) for name, values in per_token.items()}

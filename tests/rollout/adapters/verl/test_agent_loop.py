@@ -215,7 +215,7 @@ def test_an_estimator_that_mistakes_our_rows_is_warned_of_once(loop, caplog, est
 
 
 async def test_what_verl_says_of_order_and_sampling_is_passed_on(loop):
-    made = loop(None, max_turn_tokens=40)
+    made = loop(None, max_new_tokens=40)
     await made.run(SAMPLING, **ROW, priority=3)
     for _, _, sampling, further in made.server_manager.requests:
         assert further == {"priority": 3}
@@ -226,8 +226,8 @@ async def test_what_verl_says_of_order_and_sampling_is_passed_on(loop):
 
 
 async def test_a_mistake_in_the_configuration_is_an_error_that_names_it(loop):
-    with pytest.raises(hydra.errors.InstantiationException, match=r"max_turn_token.*max_turn_tokens") as caught:
-        loop(max_turn_token=3)
+    with pytest.raises(hydra.errors.InstantiationException, match=r"max_new_token.*max_new_tokens") as caught:
+        loop(max_new_token=3)
     assert isinstance(caught.value.__cause__, UnknownArgumentError)
     with pytest.raises(hydra.errors.InstantiationException, match="rollout.prompt_length"):
         loop(limits={"max_prompt_tokens": 3})

@@ -9,7 +9,7 @@ import pytest
 from tests.envs.tasks.test_write_tasks import ALIKE, DIFFERENT
 from toolgym.envs import Task, write_tasks
 from toolgym.envs.tasks.prepare.recipes import Preparation
-from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.task_rows import task_of_row
 
 pytest.importorskip("verl")
 
@@ -36,7 +36,7 @@ def verl_rows(tokenizer, tmp_path, monkeypatch):
 def test_each_task_arrives_as_it_was_written(tmp_path, verl_rows, given):
     tasks = [Task.from_row(row, id="0") for row in given]  # verl's index of a row that has none
     write_tasks(tmp_path / "tasks.parquet", tasks)
-    assert [task_of(row) for row in verl_rows(tmp_path / "tasks.parquet")] == tasks
+    assert [task_of_row(row) for row in verl_rows(tmp_path / "tasks.parquet")] == tasks
 
 
 def test_verl_reads_all_of_its_fields_in_rows_that_are_alike(tmp_path, verl_rows):
@@ -51,7 +51,7 @@ def test_verl_reads_all_of_its_fields_in_rows_that_are_alike(tmp_path, verl_rows
 
 def test_json_lines_too(tmp_path, verl_rows):
     write_tasks(tmp_path / "tasks.jsonl", map(Task.from_row, ALIKE))
-    assert [task_of(row) for row in verl_rows(tmp_path / "tasks.jsonl")] == [Task.from_row(row) for row in ALIKE]
+    assert [task_of_row(row) for row in verl_rows(tmp_path / "tasks.jsonl")] == [Task.from_row(row) for row in ALIKE]
 
 
 def test_a_prepared_data_set_is_scored_by_verl_s_own_function(tmp_path, verl_rows):
@@ -64,4 +64,4 @@ def test_a_prepared_data_set_is_scored_by_verl_s_own_function(tmp_path, verl_row
     truth = row["reward_model"]["ground_truth"]
     assert default_compute_score(row["data_source"], "So it is\n#### 12", truth) == 1.0
     assert default_compute_score(row["data_source"], "So it is\n#### 13", truth) == 0.0
-    assert task_of(row).tools_kwargs == {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "12"}}}
+    assert task_of_row(row).tools_kwargs == {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "12"}}}

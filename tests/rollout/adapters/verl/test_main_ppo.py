@@ -51,7 +51,7 @@ SETTINGS = {
         "agent.num_workers": 1,
         "agent.default_agent_loop": "toolgym_agent",
         "+custom.toolgym.env": "CodeInterpreter-v0",
-        "+custom.toolgym.max_turn_tokens": 64,
+        "+custom.toolgym.max_new_tokens": 64,
     },
     "actor_rollout_ref.actor": {
         "strategy": "fsdp2",

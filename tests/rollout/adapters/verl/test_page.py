@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from tests.rollout.adapters.golden import golden
+from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.rollout.adapters.verl.options import LoopOptions, ManagerOptions
 from toolgym.rollout.adapters.verl.rows import extra_fields
-from toolgym.rollout.adapters.verl_rows import task_of
 from toolgym.rollout.limits import EpisodeLimits
 
 PAGE = (Path(__file__).parents[4] / "docs" / "verl.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_its_row_is_a_task():
     names = {}
     exec(text, names)
     row = names["row"]
-    task = task_of({**row, "raw_prompt": row["prompt"], "tools_kwargs": row["extra_info"]["tools_kwargs"]})
+    task = task_of_row({**row, "raw_prompt": row["prompt"], "tools_kwargs": row["extra_info"]["tools_kwargs"]})
     assert (task.ground_truth, task.id) == ("42", "0")
     assert task.tools_kwargs == {"code_interpreter": {"create_kwargs": {}}}
 

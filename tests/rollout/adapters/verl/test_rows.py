@@ -11,7 +11,7 @@ from tests.rollout.adapters.golden import (
     env,
     golden,
     policy,
-    response_row,
+    sequence_row,
     trajectory,
 )
 from toolgym.envs.types import StopReason
@@ -29,13 +29,7 @@ def row_of(one, **bounds):
 
 def test_the_golden_set():
     def read(trajectories):
-        return [
-            [
-                response_row(row.prompt_ids, row.response_ids, row.response_mask, row.logprobs, row.reward)
-                for row in rows_of(one, **BOUNDS)
-            ]
-            for one in trajectories
-        ]
+        return [[sequence_row(row.sequence, row.reward) for row in rows_of(one, **BOUNDS)] for one in trajectories]
 
     assert_golden(read)
 
@@ -43,11 +37,11 @@ def test_the_golden_set():
 def test_ids_mask_and_log_probs_are_the_trajectory_s():
     one = golden()[0]
     row = row_of(one)
-    assert row.prompt_ids.tolist() == [5, 6, 7]
-    assert row.response_ids.tolist() == [10, 11, 12, 30, 31, 13, 14]
-    assert row.response_mask.tolist() == [1, 1, 1, 0, 0, 1, 1]
-    assert row.logprobs.tolist() == one.logprobs.tolist()
-    assert row.logprobs[3:5].tolist() == [0.0, 0.0]
+    assert row.sequence.prompt_ids.tolist() == [5, 6, 7]
+    assert row.sequence.response_ids.tolist() == [10, 11, 12, 30, 31, 13, 14]
+    assert row.sequence.response_mask.tolist() == [1, 1, 1, 0, 0, 1, 1]
+    assert row.sequence.logprobs.tolist() == one.logprobs.tolist()
+    assert row.sequence.logprobs[3:5].tolist() == [0.0, 0.0]
     assert (row.reward, row.num_turns) == (1.0, 4)
 
 
@@ -69,7 +63,7 @@ def test_rewards_of_turns_and_calls_are_where_verl_reads_them():
 @pytest.mark.parametrize("number", [4, 5])
 def test_a_failed_episode_is_masked_and_not_scored(number):
     row = row_of(golden()[number])
-    assert row.response_mask.sum() == 0
+    assert row.sequence.response_mask.sum() == 0
     assert row.reward == 0.0
     assert row.extra_fields["stop_reason"] == "engine_failed"
     assert row.extra_fields["error"] == "EngineError: gone"
@@ -80,21 +74,22 @@ def test_a_failed_episode_is_masked_and_not_scored(number):
 
 def test_an_episode_that_does_not_count_is_masked_too():
     row = row_of(trajectory(policy(1, 2), stop_reason=StopReason.ABORTED))
-    assert (row.response_mask.tolist(), row.reward) == ([0, 0], 0.0)
+    assert (row.sequence.response_mask.tolist(), row.reward) == ([0, 0], 0.0)
 
 
 def test_no_prompt_and_no_response_is_ever_empty():
     for number in (3, 5):
-        row = row_of(golden()[number])
-        assert len(row.prompt_ids) >= 1
-        assert (row.response_ids.tolist(), row.response_mask.tolist(), row.logprobs.tolist()) == ([99], [0], [0.0])
-    assert row.prompt_ids.tolist() == [99]
+        sequence = row_of(golden()[number]).sequence
+        assert len(sequence.prompt_ids) >= 1
+        masked = (sequence.response_ids.tolist(), sequence.response_mask.tolist(), sequence.logprobs.tolist())
+        assert masked == ([99], [0], [0.0])
+    assert sequence.prompt_ids.tolist() == [99]
 
 
 def test_a_response_is_cut_to_its_length_with_all_that_goes_with_it():
     row = row_of(golden()[0], response_length=4)
-    assert (row.response_ids.tolist(), row.response_mask.tolist()) == ([10, 11, 12, 30], [1, 1, 1, 0])
-    assert len(row.logprobs) == 4
+    assert (row.sequence.response_ids.tolist(), row.sequence.response_mask.tolist()) == ([10, 11, 12, 30], [1, 1, 1, 0])
+    assert len(row.sequence.logprobs) == 4
 
 
 def test_weight_versions_say_how_stale_a_row_is():
@@ -110,8 +105,8 @@ def test_a_long_prompt_is_refused_by_name_and_never_cut():
     one = trajectory(policy(1), prompt=tuple(range(1, 10)))
     with pytest.raises(ConfigError, match=r"trajectory t0 \(task '0'\): prompt_ids has 9 tokens"):
         rows_of(one, **BOUNDS)
-    assert len(row_of(one, prompt_length=None).prompt_ids) == 9
-    assert len(row_of(trajectory(policy(1), prompt=tuple(range(1, 10)), **BROKEN)).prompt_ids) == 8
+    assert len(row_of(one, prompt_length=None).sequence.prompt_ids) == 9
+    assert len(row_of(trajectory(policy(1), prompt=tuple(range(1, 10)), **BROKEN)).sequence.prompt_ids) == 8
 
 
 def test_each_sequence_that_the_policy_wrote_in_is_a_row():
@@ -121,7 +116,7 @@ def test_each_sequence_that_the_policy_wrote_in_is_a_row():
         TokenSequence(np.array([7, 8]), (policy(3), env(30), policy(4)), "template"),
     )
     first, second = rows_of(trajectory(policy(1, 2), sequences=sequences), **BOUNDS)
-    assert (first.prompt_ids.tolist(), first.response_ids.tolist()) == ([5], [1, 2])
-    assert (second.prompt_ids.tolist(), second.response_ids.tolist()) == ([7, 8], [3, 30, 4])
+    assert (first.sequence.prompt_ids.tolist(), first.sequence.response_ids.tolist()) == ([5], [1, 2])
+    assert (second.sequence.prompt_ids.tolist(), second.sequence.response_ids.tolist()) == ([7, 8], [3, 30, 4])
     assert first.extra_fields == second.extra_fields
     assert first.extra_fields is not second.extra_fields  # verl takes some out

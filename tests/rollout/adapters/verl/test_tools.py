@@ -70,12 +70,12 @@ FORMER = {
 def test_a_tool_file_of_verl_0_8_loads_ours(loop, name):
     call = loop({"class_name": f"verl.tools.{name}", "config": {"type": "native", **FORMER[name]}})
     [tool] = call.tools.values()
-    assert f"{type(tool).__module__}.{type(tool).__name__}" == f"{MODULE}.{name.partition('.')[2]}"
+    assert f"{type(tool).__module__}.{type(tool).__name__}" == f"{MODULE}.Verl{name.partition('.')[2]}"
 
 
 async def test_programs_run_by_a_tool_file_of_verl_s(loop):
     config = {"type": "native", "num_workers": 2, "rate_limit": 2, "default_timeout": 20}
-    entry = {"class_name": f"{MODULE}.SandboxFusionTool", "config": config, "tool_schema": SCHEMA}
+    entry = {"class_name": f"{MODULE}.VerlSandboxFusionTool", "config": config, "tool_schema": SCHEMA}
     call = loop(entry)
     response, reward, metrics = await call("python", {"code": "print(6 * 7)"})
     assert (response.text, reward, metrics["status"]) == ("42", 0.0, "ok")
@@ -112,7 +112,11 @@ async def test_queries_are_searched_for_by_a_tool_file_of_verl_s(loop):
 
     async with serving({"POST /retrieve": retrieve}) as url:
         config = {"retrieval_service_url": f"{url}/retrieve", "num_workers": 120, "rate_limit": 120, "timeout": 30}
-        entry = {"class_name": f"{MODULE}.SearchTool", "config": {**config, "type": "native"}, "tool_schema": SEARCH}
+        entry = {
+            "class_name": f"{MODULE}.VerlSearchTool",
+            "config": {**config, "type": "native"},
+            "tool_schema": SEARCH,
+        }
         call = loop(entry)
         response, reward, metrics = await call("search", {"query_list": ["a", "b"]})
         one = 'Doc 1 (Title: "Title")\ntext'  # verl's former tool gave the model this very text
@@ -127,18 +131,18 @@ async def test_queries_are_searched_for_by_a_tool_file_of_verl_s(loop):
 
 
 async def test_without_a_schema_the_tool_has_its_own(loop):
-    call = loop({"class_name": f"{MODULE}.SandboxFusionTool", "config": {"type": "native"}})
+    call = loop({"class_name": f"{MODULE}.VerlSandboxFusionTool", "config": {"type": "native"}})
     response, _, _ = await call("python", {"code": "1"})
     assert response.text == "Unknown function 'python'. Available tools: ['code_interpreter']"
 
 
 def test_an_unknown_option_is_refused(loop):
     with pytest.raises(ConfigError, match="default_timeout"):
-        loop({"class_name": f"{MODULE}.SandboxFusionTool", "config": {"type": "native", "default_timout": 3}})
+        loop({"class_name": f"{MODULE}.VerlSandboxFusionTool", "config": {"type": "native", "default_timout": 3}})
 
 
 async def test_answers_are_scored_against_the_row_s_truth_for_a_whole_trajectory(loop):
-    call = loop({"class_name": f"{MODULE}.Gsm8kTool", "config": {"type": "native"}})
+    call = loop({"class_name": f"{MODULE}.VerlGsm8kTool", "config": {"type": "native"}})
     truth, one = {"ground_truth": "42"}, Trajectory()
     answers = [("41", 0.0), ("41", -0.05), ("#### 42", 0.0), ("42.0", -0.05)]
     for answer, expected in answers:
@@ -151,16 +155,16 @@ async def test_answers_are_scored_against_the_row_s_truth_for_a_whole_trajectory
 
 
 async def test_an_answer_of_another_kind_is_told_to_the_model(loop):
-    call = loop({"class_name": f"{MODULE}.Gsm8kTool", "config": {"type": "native"}})
+    call = loop({"class_name": f"{MODULE}.VerlGsm8kTool", "config": {"type": "native"}})
     response, reward, _ = await call("calc_gsm8k_reward", {"answer": 42}, {"ground_truth": "42"}, Trajectory())
     assert "Wrong arguments" in response.text
     assert reward == -0.05
 
 
 async def test_the_four_calls_of_the_life_of_a_tool(loop):
-    from toolgym.rollout.adapters.verl.tools import Gsm8kTool
+    from toolgym.rollout.adapters.verl.tools import VerlGsm8kTool
 
-    tool = Gsm8kTool({"type": "native"})
+    tool = VerlGsm8kTool({"type": "native"})
     instance, _ = await tool.create(ground_truth="7")
     await tool.execute(instance, {"answer": "8"})
     assert await tool.calc_reward(instance) == 0.0

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.rollout.adapters.verl.fakes import ROW
-from toolgym.rollout.adapters.verl_rows import task_of
+from toolgym.rollout.adapters.task_rows import task_of_row
 from toolgym.tools.errors import ConfigError
 
 KWARGS = {"code_interpreter": {"create_kwargs": {"packages": ["a"], "limit": 3}}}
@@ -25,28 +25,28 @@ FORMS = {
 @pytest.mark.parametrize("where", ["column", "extra_info", "extra_info as text"])
 def test_tools_kwargs_in_every_form_are_the_same(given, where):
     if where == "column":
-        task = task_of({**ROW, "tools_kwargs": given})
+        task = task_of_row({**ROW, "tools_kwargs": given})
     else:
         extra = {"index": 4, "tools_kwargs": given}
         row = {name: value for name, value in ROW.items() if name != "tools_kwargs"}
-        task = task_of({**row, "extra_info": extra if where == "extra_info" else json.dumps(extra)})
+        task = task_of_row({**row, "extra_info": extra if where == "extra_info" else json.dumps(extra)})
     assert task.tools_kwargs == KWARGS
 
 
 def test_the_row_is_the_task():
-    task = task_of({**ROW, "uid": "u", "agent_name": "toolgym_agent"})
+    task = task_of_row({**ROW, "uid": "u", "agent_name": "toolgym_agent"})
     assert task.messages == ({"role": "user", "content": "What is 2*3?"},)
     assert (task.ground_truth, task.source, task.id) == ("6", "sums", "4")
 
 
 def test_ground_truths_of_several_types_survive_as_text():
     for truth in ("6", 6, [1, {"a": None}], None):
-        assert task_of({**ROW, "reward_model": json.dumps({"ground_truth": truth})}).ground_truth == truth
+        assert task_of_row({**ROW, "reward_model": json.dumps({"ground_truth": truth})}).ground_truth == truth
 
 
 def test_empty_tools_kwargs_are_none():
     for empty in (None, "", "{}", "null", {}):
-        assert task_of({**ROW, "tools_kwargs": empty}).tools_kwargs == {}
+        assert task_of_row({**ROW, "tools_kwargs": empty}).tools_kwargs == {}
 
 
 def test_a_table_of_arrow_with_rows_of_several_tools_arrives_whole():
@@ -54,7 +54,7 @@ def test_a_table_of_arrow_with_rows_of_several_tools_arrives_whole():
     given = [KWARGS, {"search": {"create_kwargs": {"top": 1}}}, {}]
     table = arrow.Table.from_pylist([{"extra_info": {"tools_kwargs": json.dumps(one)}} for one in given])
     rows = [{**ROW, **row, "tools_kwargs": row["extra_info"]["tools_kwargs"]} for row in table.to_pylist()]
-    assert [task_of(row).tools_kwargs for row in rows] == given
+    assert [task_of_row(row).tools_kwargs for row in rows] == given
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_table_of_arrow_with_rows_of_several_tools_arrives_whole():
 )
 def test_a_row_of_another_shape_is_refused_by_the_name_of_its_field(change, message):
     with pytest.raises(ConfigError, match=message):
-        task_of({**ROW, **change})
+        task_of_row({**ROW, **change})
 
 
 def test_a_row_without_a_prompt_says_what_it_has():
     with pytest.raises(ConfigError, match="'raw_prompt', got the fields data_source"):
-        task_of({"data_source": "x"})
+        task_of_row({"data_source": "x"})
