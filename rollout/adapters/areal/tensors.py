@@ -51,8 +51,8 @@ def to_tensors(trajectory: Trajectory, *, several_rows: bool = False) -> dict[st
         prompt, end = len(row.sequence.prompt_ids), len(row.token_ids)
         tensors["input_ids"][number, :end] = row.token_ids
         tensors["attention_mask"][number, :end] = True
-        values = {"logprobs": row.sequence.logprobs, "loss_mask": row.sequence.response_mask, "versions": row.versions}
-        for name, of_response in values.items():
-            tensors[name][number, prompt:end] = of_response
+        tensors["logprobs"][number, prompt:end] = row.sequence.logprobs
+        tensors["loss_mask"][number, prompt:end] = row.sequence.response_mask
+        tensors["versions"][number, prompt:end] = row.versions
     rewards = np.full(len(rows), trajectory.reward, np.float32)
     return {name: torch.from_numpy(array) for name, array in {**tensors, "rewards": rewards}.items()}

@@ -79,9 +79,10 @@ def to_generator_output(
     ids = trajectory_ids or [TrajectoryID(trajectory.group_id, trajectory.sample_index) for trajectory in episodes]
     if not episodes or len(ids) != len(episodes) or (routing is not None and len(routing) != len(episodes)):
         raise BatchError(f"got {len(episodes)} trajectories, {len(ids)} ids and {len(routing or episodes)} routings")
+    routings: Sequence[ContextRouting | None] = routing or [None] * len(episodes)
     rows = [
         row
-        for trajectory, name, its_routing in zip(episodes, ids, routing or [None] * len(episodes), strict=True)
+        for trajectory, name, its_routing in zip(episodes, ids, routings, strict=True)
         for row in _rows(trajectory, name, its_routing, step_wise, filler_id)
     ]
     sequences = [row.row.sequence for row in rows]
