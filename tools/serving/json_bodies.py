@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -129,8 +131,14 @@ def _mended(value: Any, depth: int) -> Any:
         return value if math.isfinite(value) else None
     if depth == 0:
         return "..."
+    if isinstance(value, pydantic.RootModel):
+        return _mended(value.root, depth)
     if isinstance(value, BaseModel):
         return {name: _mended(getattr(value, name), depth - 1) for name in type(value).model_fields}
+    if dataclasses.is_dataclass(value):
+        return {field.name: _mended(getattr(value, field.name), depth - 1) for field in dataclasses.fields(value)}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return {_mended(str(key), depth): _mended(item, depth - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):

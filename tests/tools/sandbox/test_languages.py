@@ -10,7 +10,7 @@ from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox import ExecutionStatus, LocalSandbox, SharedSandbox
 from toolgym.tools.sandbox.local.host import languages
 from toolgym.tools.sandbox.local.host.languages import LANGUAGES
-from toolgym.tools.sandbox.protocol.messages import COMPILED
+from toolgym.tools.sandbox.protocol.fusion import COMPILED
 
 HELLO = {
     "bash": 'read x; echo "hello $x"',

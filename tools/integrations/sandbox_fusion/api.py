@@ -22,7 +22,7 @@ from toolgym.tools.integrations.sandbox_fusion.messages import (
     GetPromptByIdRequest,
     GetPromptsRequest,
     Ids,
-    Metrics,
+    MetricValues,
     Names,
     Prompt,
     Prompts,
@@ -71,7 +71,9 @@ class EvaluationApi:
             "/get_prompts": Operation(self._get_prompts, "Get the prompts of a data set", GetPromptsRequest, Prompts),
             "/get_prompt_by_id": Operation(self._get_prompt, "Get one prompt", GetPromptByIdRequest, Prompt),
             "/submit": Operation(self._submit, "Judge what a model answered", SubmitRequest, EvalResult),
-            "/get_metrics": Operation(self._metrics, "Sum up the results of a data set", GetMetricsRequest, Metrics),
+            "/get_metrics": Operation(
+                self._metrics, "Sum up the results of a data set", GetMetricsRequest, MetricValues
+            ),
             "/get_metrics_function": Operation(
                 self._metrics_function,
                 "Get the source of the function that sums up",
@@ -122,7 +124,7 @@ class EvaluationApi:
     async def _metrics(self, call: Call) -> web.Response:
         asked = parse(GetMetricsRequest, call.body)
         self._format(asked.dataset, asked.config)
-        return answer(Metrics(get_metrics([{"accepted": one.accepted} for one in asked.results])))
+        return answer(MetricValues(get_metrics([{"accepted": one.accepted} for one in asked.results])))
 
     async def _metrics_function(self, call: Call) -> web.Response:
         asked = parse(GetMetricsFunctionRequest, call.body)

@@ -37,7 +37,7 @@ from toolgym.tools.judge.extraction import Extracted, extract_program
 from toolgym.tools.judge.judge import Judge
 from toolgym.tools.judge.rows import mbpp_tests, prompt_helpers
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox
-from toolgym.tools.sandbox.protocol.conversions import run_code_response
+from toolgym.tools.sandbox.protocol.fusion import RunCodeResponse
 from toolgym.tools.serving.transport import RequestRefusedError
 
 TIMEOUT = 20.0
@@ -259,7 +259,7 @@ async def _judged(
         full_code=program,
         test_code=test_code,
         tests=[
-            EvalTestCase(passed=one.passed, exec_info=run_code_response(_shown(one, test)), test_info=_info(test))
+            EvalTestCase(passed=one.passed, exec_info=RunCodeResponse.of(_shown(one, test)), test_info=_info(test))
             for one, test in judged
         ],
         extracted_type=found.kind,
@@ -303,7 +303,7 @@ async def _exit_status(
     timeouts = {"timeout": request.config.run_timeout or TIMEOUT, "compile_timeout": request.config.compile_timeout}
     run = await sandbox.run(full, language=language, files=files or {}, **timeouts)  # type: ignore[arg-type]
     passed = run.ok and word in run.stdout
-    info = run_code_response(replace(run, stdout=run.stdout.replace(f"{word}\n", "") if word else run.stdout))
+    info = RunCodeResponse.of(replace(run, stdout=run.stdout.replace(f"{word}\n", "") if word else run.stdout))
     return EvalResult(
         id=request.id,
         accepted=passed,

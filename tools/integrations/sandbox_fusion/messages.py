@@ -5,25 +5,22 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pydantic
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
-from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Language, RunCodeResponse
-
-
-class _Message(BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", ser_json_inf_nan="null")
+from toolgym.tools.sandbox.protocol.fusion import Language, RunCodeResponse
+from toolgym.tools.sandbox.protocol.messages import MAX_ITEMS, Message
 
 
-class Prompt(_Message):
-    """What a model is asked."""
+class Prompt(Message):
+    """The question for a model."""
 
     id: int | str
     prompt: str
-    labels: dict[str, Any] = {}
+    labels: dict[str, Any] = Field({})
 
 
-class EvaluationConfig(_Message):
-    """How a data set is read and a program judged; SandboxFusion's `TestConfig`."""
+class EvaluationConfig(Message):
+    """Options for reading a data set and judging a program; SandboxFusion's `TestConfig`."""
 
     dataset_type: str | None = Field(None, description="the format, for a data set that the server does not have")
     language: Language | None = Field(None, description="the language of programs, for CommonOJDataset")
@@ -37,10 +34,10 @@ class EvaluationConfig(_Message):
     provided_data: list[dict[str, Any]] | dict[str, Any] | None = Field(
         None, description="rows instead of the server's own: a list, or one row where one is asked for"
     )
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = Field({})
 
 
-class GetPromptsRequest(_Message):
+class GetPromptsRequest(Message):
     """Body of `/list_ids` and `/get_prompts`."""
 
     dataset: str
@@ -49,7 +46,7 @@ class GetPromptsRequest(_Message):
     limit: int = Field(1_000_000, ge=0)
 
 
-class GetPromptByIdRequest(_Message):
+class GetPromptByIdRequest(Message):
     """Body of `/get_prompt_by_id`."""
 
     dataset: str
@@ -57,7 +54,7 @@ class GetPromptByIdRequest(_Message):
     id: int | str
 
 
-class SubmitRequest(_Message):
+class SubmitRequest(Message):
     """Body of `/submit`."""
 
     dataset: str
@@ -66,15 +63,15 @@ class SubmitRequest(_Message):
     config: EvaluationConfig
 
 
-class EvalTestCase(_Message):
-    """What became of one test."""
+class EvalTestCase(Message):
+    """The outcome of one test."""
 
     passed: bool
     exec_info: RunCodeResponse
     test_info: dict[str, Any] | None = None
 
 
-class EvalResult(_Message):
+class EvalResult(Message):
     """Answer of `/submit`."""
 
     id: int | str
@@ -87,7 +84,7 @@ class EvalResult(_Message):
     extra: dict[str, Any] | None = None
 
 
-class GetMetricsRequest(_Message):
+class GetMetricsRequest(Message):
     """Body of `/get_metrics`."""
 
     dataset: str
@@ -95,14 +92,14 @@ class GetMetricsRequest(_Message):
     results: list[EvalResult]
 
 
-class GetMetricsFunctionRequest(_Message):
+class GetMetricsFunctionRequest(Message):
     """Body of `/get_metrics_function`."""
 
     dataset: str
     config: EvaluationConfig
 
 
-class GetMetricsFunctionResult(_Message):
+class GetMetricsFunctionResult(Message):
     """Answer of `/get_metrics_function`."""
 
     function: str | None = Field(description="source of a function `get_metrics(results)`")
@@ -120,5 +117,5 @@ class Prompts(pydantic.RootModel[list[Prompt]]):
     """Answer of `/get_prompts`."""
 
 
-class Metrics(pydantic.RootModel[dict[str, float]]):
+class MetricValues(pydantic.RootModel[dict[str, float]]):
     """Answer of `/get_metrics`."""

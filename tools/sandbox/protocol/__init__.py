@@ -1,1 +1,1 @@
-"""What client and server of a sandbox share: `messages`, their fields, and `conversions` between them and results."""
+"""Messages between client and server of a sandbox: `messages` of sessions, `fusion` as SandboxFusion has them."""

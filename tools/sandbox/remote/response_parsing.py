@@ -1,7 +1,7 @@
 """Results from servers' answers, which may hold any bytes.
 
-Each reader takes a `Reply` and returns its result, or raises `GarbledError` (it makes no sense), `CallError` (the
-server failed) or `ConfigError` (the server says that the caller made a mistake).
+A reader raises `GarbledError` for an answer that makes no sense, `CallError` if the server failed, and `ConfigError` if
+the server says that the caller made a mistake.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pydantic
 from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.http.client import CallError, GarbledError, excerpt
 from toolgym.tools.http.session import HttpResponse
-from toolgym.tools.sandbox.base import CellError, CellResult, ExecResult, ExecutionResult, ExecutionStatus
+from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionResult, ExecutionStatus
 from toolgym.tools.sandbox.files import ERRORS, FileInfo
 from toolgym.tools.sandbox.processes import ProcessState
-from toolgym.tools.sandbox.protocol import conversions, messages
+from toolgym.tools.sandbox.protocol import fusion, messages
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
@@ -75,54 +75,48 @@ class CellsResult:
 
 def read_run_code(reply: HttpResponse) -> ExecutionResult:
     """Return the result in an answer of `/run_code`, ours or SandboxFusion's."""
-    message = _read(messages.RunCodeResponse, reply)
+    message = _read(fusion.RunCodeResponse, reply)
     try:
-        result = conversions.read_run_code(message)
+        result = message.result()
     except SandboxError as error:
         raise GarbledError(str(error)) from None
-    result = replace(result, duration=finite(result.duration))
-    if result.status is ExecutionStatus.SANDBOX_ERROR and not result.message:
-        said = message.run_result or message.compile_result
-        result = replace(result, message=(said and said.stderr) or "the server reported SandboxError")
-    return result
+    return replace(result, duration=finite(result.duration))
 
 
 def read_run_jupyter(reply: HttpResponse) -> CellsResult:
     """Return the result in an answer of `/run_jupyter`, ours or SandboxFusion's."""
-    message = _read(messages.RunJupyterResponse, reply)
+    message = _read(fusion.RunJupyterResponse, reply)
     driver = message.driver
     status = ExecutionStatus.OK
-    if message.status is messages.RunStatus.SANDBOX_ERROR:
+    if message.status is fusion.RunStatus.SANDBOX_ERROR:
         status = ExecutionStatus.SANDBOX_ERROR
     elif driver is not None and driver.reason is not None:
         status = driver.reason
-    elif driver is not None and driver.status is messages.CommandRunStatus.TIME_LIMIT_EXCEEDED:
+    elif driver is not None and driver.status is fusion.CommandRunStatus.TIME_LIMIT_EXCEEDED:
         status = ExecutionStatus.TIMEOUT
-    elif message.status is not messages.RunStatus.SUCCESS:
+    elif message.status is not fusion.RunStatus.SUCCESS:
         status = ExecutionStatus.ERROR
-    said = message.message
-    if status is ExecutionStatus.SANDBOX_ERROR and not said:
-        said = (driver.stderr if driver is not None else "") or "the server reported SandboxError"
-    try:
-        files = conversions.decode_files(message.files)
-    except SandboxError as error:
-        raise GarbledError(str(error)) from None
+    text = message.message
+    if status is ExecutionStatus.SANDBOX_ERROR and not text:
+        text = (driver.stderr if driver is not None else "") or "the server reported SandboxError"
     return CellsResult(
         status=status,
-        cells=tuple(map(_cell, message.cells)),
+        cells=tuple(cell.result() for cell in message.cells),
         duration=finite(driver.execution_time if driver is not None else 0.0),
-        message=said,
-        files=files,
+        message=text,
+        files=message.files,
     )
 
 
 def read_sessions(reply: HttpResponse) -> list[messages.SessionInfo]:
     """Return the sessions in the answer to opening or forking some."""
-    many = _read(messages.ForkResponse, reply, 201).sessions if "sessions" in _json_object(reply) else None
-    found = many if many is not None else [_read(messages.SessionInfo, reply, 201)]
-    for info in found:
+    if "sessions" in _json_object(reply):
+        sessions = _read(messages.ForkResponse, reply, 201).sessions
+    else:
+        sessions = [_read(messages.SessionInfo, reply, 201)]
+    for info in sessions:
         _check_id("session", info.id)
-    return found
+    return sessions
 
 
 def _check_id(what: str, name: str) -> None:
@@ -132,17 +126,13 @@ def _check_id(what: str, name: str) -> None:
 
 def read_cell(reply: HttpResponse) -> CellResult:
     """Return the result in the answer to a cell of a session."""
-    result = conversions.read_cell(_read(messages.CellResponse, reply))
+    result = _read(messages.CellResponse, reply).root
     return replace(result, duration=finite(result.duration))
 
 
 def read_exec(reply: HttpResponse) -> ExecResult:
     """Return the result in the answer to a program run in a session."""
-    message = _read(messages.ExecResponse, reply)
-    try:
-        result = conversions.read_exec(message)
-    except ValueError as error:
-        raise GarbledError(str(error)) from None
+    result = _read(messages.ExecResponse, reply).result()
     return replace(result, duration=finite(result.duration))
 
 
@@ -155,24 +145,19 @@ def read_started(reply: HttpResponse) -> messages.ProcessInfo:
 
 def read_process(reply: HttpResponse) -> ProcessState:
     """Return what the answer to a request about a program says."""
-    message = _read(messages.AskProcessResponse, reply)
-    try:
-        return conversions.read_process(message)
-    except ValueError as error:
-        raise GarbledError(str(error)) from None
+    return _read(messages.AskProcessResponse, reply).state()
 
 
 def read_files(reply: HttpResponse) -> Sequence[FileInfo]:
     """Return the files that an answer lists."""
-    found = _read(messages.FilesResponse, reply).files
-    return [FileInfo(one.name, one.kind, one.size, one.mode, one.changed, one.target) for one in found]
+    return _read(messages.FilesResponse, reply).files
 
 
 def read_contents(reply: HttpResponse) -> tuple[Any, bytes]:
     """Return the sizes and the contents in the answer to reading several files."""
     _check(reply, 200)
     try:
-        return conversions.unframed(reply.body)
+        return messages.unframed(reply.body)
     except ValueError as error:
         raise GarbledError(str(error)) from None
 
@@ -208,17 +193,17 @@ def _check(reply: HttpResponse, expected: int) -> None:
     """Raise for any status but that of success."""
     if reply.status == expected:
         return
-    said = _json_object(reply)
+    answer = _json_object(reply)
     if reply.status == 422:
-        raise ConfigError(f"the sandbox server refuses the request: {_problems(said.get('detail'))}")
-    detail = said.get("detail")
+        raise ConfigError(f"the sandbox server refuses the request: {_problems(answer.get('detail'))}")
+    detail = answer.get("detail")
     text = detail[:2000] if isinstance(detail, str) and detail else excerpt(reply.body)
-    if reply.status in (404, 409) and said.get("reason") in ERRORS:
-        raise FileCallError(text, said["reason"])
-    if reply.status == 404 and said.get("reason") == "no_session":
+    if reply.status in (404, 409) and answer.get("reason") in ERRORS:
+        raise FileCallError(text, answer["reason"])
+    if reply.status == 404 and answer.get("reason") == "no_session":
         raise SessionGoneError(f"{NO_SESSION}: {text}")
-    if reply.status == 409 and said.get("reason") in _REASONS:
-        raise _REASONS[said["reason"]](text)
+    if reply.status == 409 and answer.get("reason") in _REASONS:
+        raise _REASONS[answer["reason"]](text)
     if reply.status == 413:
         raise ConfigError(f"the sandbox server takes no request of that size: {text}")
     if 200 <= reply.status < 300:
@@ -228,34 +213,18 @@ def _check(reply: HttpResponse, expected: int) -> None:
 
 def _json_object(reply: HttpResponse) -> Mapping[str, Any]:
     try:
-        said = json.loads(reply.body)
+        value = json.loads(reply.body)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _problems(detail: object) -> str:
     """Return the problems of a 422 answer on one line."""
-    found = []
-    for one in detail if isinstance(detail, list) else []:
-        if isinstance(one, dict):
-            loc = one.get("loc")
+    lines = []
+    for problem in detail if isinstance(detail, list) else []:
+        if isinstance(problem, dict):
+            loc = problem.get("loc")
             place = ".".join(str(part) for part in loc[1:]) if isinstance(loc, list) else ""
-            found.append(f"{place}: {one.get('msg')}" if place else str(one.get("msg")))
-    return "; ".join(found)[:2000] or repr(detail)[:2000]
-
-
-def _cell(message: messages.CellRunResult) -> CellResult:
-    error = None
-    if message.error:
-        first = message.error[0]
-        lines = first.get("traceback")
-        traceback = tuple(map(str, lines)) if isinstance(lines, list) else ()
-        error = CellError(str(first.get("ename", "")), str(first.get("evalue", "")), traceback)
-    return CellResult(
-        status=ExecutionStatus.OK if error is None else ExecutionStatus.ERROR,
-        stdout=message.stdout,
-        stderr=message.stderr,
-        display=tuple(message.display),
-        error=error,
-    )
+            lines.append(f"{place}: {problem.get('msg')}" if place else str(problem.get("msg")))
+    return "; ".join(lines)[:2000] or repr(detail)[:2000]

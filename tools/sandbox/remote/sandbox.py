@@ -23,8 +23,7 @@ from toolgym.tools.http.session import HttpResponse, HttpSession
 from toolgym.tools.sandbox.base import ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.names import positive
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
-from toolgym.tools.sandbox.protocol.conversions import encode_files
-from toolgym.tools.sandbox.protocol.messages import SessionInfo
+from toolgym.tools.sandbox.protocol.messages import SessionInfo, encode_base64
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.kinds import ServerKind
 from toolgym.tools.sandbox.remote.response_parsing import CellsResult, read_run_code, read_run_jupyter, read_sessions
@@ -120,7 +119,7 @@ class RemoteSandbox(Sandbox):
             "compile_timeout": compiling,
             "stdin": request.stdin,
             "memory_limit_MB": self._memory_limit(request.memory_mb),
-            "files": encode_files(request.files),
+            "files": _encode(request.files),
             "fetch_files": list(request.fetch_files),
         }
         if not _encodable(request.code + request.stdin) and await self._known_kind() is ServerKind.SANDBOXFUSION:
@@ -164,7 +163,7 @@ class RemoteSandbox(Sandbox):
             "total_timeout": timeout,
             "cell_timeout": 0 if cell_timeout is None else positive("cell_timeout", cell_timeout),
             "memory_limit_MB": self._memory_limit(memory_mb),
-            "files": encode_files(checked.files),
+            "files": _encode(checked.files),
             "fetch_files": list(fetch_files),
         }
         try:
@@ -181,7 +180,7 @@ class RemoteSandbox(Sandbox):
             )
         body = {
             "memory_limit_MB": self._memory_limit(request.memory_mb),
-            "files": encode_files(request.files),
+            "files": _encode(request.files),
             "env": dict(request.env),
         }
         for name in ("file_mb", "disk_mb", "inodes", "network"):
@@ -333,6 +332,10 @@ class RemoteSandbox(Sandbox):
 def check_url(url: str) -> str:
     """Return a server's address without `/run_code` at its end. Raises ConfigError for what is none."""
     return check_address(url, "a sandbox server").removesuffix("/run_code").rstrip("/")
+
+
+def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: encode_base64(data) for name, data in files.items()}
 
 
 def _encodable(text: str) -> bool:

@@ -24,8 +24,7 @@ from toolgym.tools.sandbox.base import CellResult, ExecResult, ExecutionStatus, 
 from toolgym.tools.sandbox.files import FileAction, FileInfo, Row, file_error, split
 from toolgym.tools.sandbox.names import check_path, positive
 from toolgym.tools.sandbox.processes import MAX_INPUT, Command, Process, ProcessRequest, ProcessState
-from toolgym.tools.sandbox.protocol.conversions import framed, stdin_fields
-from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo
+from toolgym.tools.sandbox.protocol.messages import ProcessInfo, SessionInfo, encode_base64, framed
 from toolgym.tools.sandbox.remote.caller import Caller, SandboxReplica
 from toolgym.tools.sandbox.remote.response_parsing import (
     NO_SESSION,
@@ -113,7 +112,7 @@ class RemoteSession(Session):
     async def _exec(self, command: Command, stdin: bytes, timeout: float) -> ExecResult:
         if len(stdin) > MAX_INPUT:
             return await self._exec_fed(command, stdin, timeout)
-        body = json_body({**_fields(command), **stdin_fields(stdin), "timeout": timeout})
+        body = json_body({**_fields(command), **_input(stdin), "timeout": timeout})
         try:
             return await self.beside(HttpRequest("POST", "/exec", body, timeout, repeatable=False), read_exec)
         except (SessionGoneError, FileCallError) as error:
@@ -292,7 +291,7 @@ class RemoteProcess(Process):
             raise SandboxError("the handle of the process is closed")
         body = json_body(
             {
-                **stdin_fields(request.data),
+                **_input(request.data),
                 "close_stdin": request.close_stdin,
                 "size": request.size,
                 "signal": request.signal,
@@ -323,6 +322,14 @@ class RemoteProcess(Process):
 
 def _fields(command: Command) -> dict[str, Any]:
     return {"argv": command.argv, "cwd": command.cwd, "env": dict(command.env), "user": command.user}
+
+
+def _input(data: bytes) -> dict[str, str]:
+    """Return the fields of a program's input: a text, or base64 for what is none."""
+    try:
+        return {"stdin": data.decode()}
+    except UnicodeDecodeError:
+        return {"stdin_base64": encode_base64(data)}
 
 
 def error_for(

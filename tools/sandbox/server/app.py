@@ -13,14 +13,13 @@ from aiohttp import web
 from toolgym.tools.concurrency.deadline import shielded
 from toolgym.tools.errors import NoSessionError
 from toolgym.tools.sandbox.local import LocalSandbox
-from toolgym.tools.sandbox.protocol.messages import (
-    CreateSessionRequest,
+from toolgym.tools.sandbox.protocol.fusion import (
     RunCodeRequest,
     RunCodeResponse,
     RunJupyterRequest,
     RunJupyterResponse,
-    SessionInfo,
 )
+from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest, SessionInfo
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE, Executor
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics

@@ -15,8 +15,13 @@ from toolgym.tools.errors import ConfigError, SandboxError
 from toolgym.tools.sandbox.base import CellResult, ExecutionResult, ExecutionStatus, Sandbox, Session
 from toolgym.tools.sandbox.names import fetchable, not_fetched
 from toolgym.tools.sandbox.options import SessionRequest
-from toolgym.tools.sandbox.protocol.conversions import run_code_response, run_jupyter_response
-from toolgym.tools.sandbox.protocol.messages import COMPILED, RunCodeRequest, RunJupyterRequest, RunJupyterResponse
+from toolgym.tools.sandbox.protocol.fusion import (
+    COMPILED,
+    RunCodeRequest,
+    RunCodeResponse,
+    RunJupyterRequest,
+    RunJupyterResponse,
+)
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.metrics import SandboxMetrics
 from toolgym.tools.sandbox.server.request_checks import refused, run_request, session_request
@@ -101,7 +106,7 @@ class Executor:
                 result = replace(result, compile=replace(result, files={}))  # the compiler was stopped
         self._metrics.ran("/run_code", result.status.value)
         kept, note = self._fitting(result.files)
-        return answer(run_code_response(result, kept, note))
+        return answer(RunCodeResponse.of(result, kept, note))
 
     async def run_jupyter(self, call: Call) -> web.Response:
         """Answer `/run_jupyter`: all cells in one fresh session.
@@ -116,7 +121,7 @@ class Executor:
         asked = parse(RunJupyterRequest, call.body)
         opening = session_request(asked, self._config)
         if asked.total_timeout <= 0:
-            return answer(run_jupyter_response([], duration=0.0, timed_out=True))
+            return answer(RunJupyterResponse.of([], duration=0.0, timed_out=True))
         async with self._gate.slot() as waited:
             self._metrics.queued(waited)
             response = await self._run_cells(asked, opening)
@@ -137,7 +142,7 @@ class Executor:
             _log.error("a session could not be opened: %s: %s", type(error).__name__, error)
             message = str(error) or "a session did not open in time"
             failed = CellResult(ExecutionStatus.SANDBOX_ERROR, message=message)
-            response = run_jupyter_response([failed], duration=time() - started)
+            response = RunJupyterResponse.of([failed], duration=time() - started)
             return response.model_copy(update={"cells": []})
         try:
             for code in request.cells:
@@ -156,27 +161,27 @@ class Executor:
             await close_session(session)
         kept, more = self._fitting(fetched)
         note = "; ".join(text for text in (note, more) if text)
-        return run_jupyter_response(cells, duration=duration, files=kept, timed_out=timed_out, message=note)
+        return RunJupyterResponse.of(cells, duration=duration, files=kept, timed_out=timed_out, message=note)
 
     async def _fetch(self, session: Session, names: Sequence[str]) -> tuple[dict[str, bytes], str]:
         """Return the files that exist, and a note about files that cannot be read."""
-        found: dict[str, bytes] = {}
+        fetched: dict[str, bytes] = {}
         names, refused_names = fetchable(names, absolute=True)
         notes = [not_fetched(refused_names)] if refused_names else []
         for at, name in enumerate(names):
             if not session.alive:
                 break  # with all its files; the answer tells of the interpreter's end
-            if sum(map(len, found.values())) > self._files_limit:
+            if sum(map(len, fetched.values())) > self._files_limit:
                 notes.append(f"{len(names) - at} more files were asked for, and an answer has no room for them")
                 break
             try:
                 async with asyncio.timeout(FILE_DEADLINE):
-                    found[name] = await session.read_file(name.removeprefix("/tmp/"))
+                    fetched[name] = await session.read_file(name.removeprefix("/tmp/"))
             except (FileNotFoundError, IsADirectoryError):  # as SandboxFusion does
                 continue
             except (ConfigError, SandboxError, OSError, TimeoutError) as error:
                 notes.append(str(error) or f"reading {name!r} took too long")
-        return found, "; ".join(notes)
+        return fetched, "; ".join(notes)
 
     def _fitting(self, files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
         """Return as many files as fit into an answer, and a note about the rest."""

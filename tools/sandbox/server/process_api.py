@@ -13,7 +13,6 @@ from toolgym.tools.errors import ConfigError, SandboxError, SandboxFileError
 from toolgym.tools.sandbox.files import reason_of
 from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.processes import Command, Process, ProcessRequest, check_size
-from toolgym.tools.sandbox.protocol.conversions import exec_response, process_response, read_stdin
 from toolgym.tools.sandbox.protocol.messages import (
     AskProcessRequest,
     AskProcessResponse,
@@ -71,12 +70,12 @@ class ProcessApi:
         """Run a program, and wait for its end."""
         request = parse(ExecRequest, call.body)
         check_limits(request, self._config, "timeout")
-        command, stdin = _command(request), _stdin(request)
+        command = _command(request)
         async with self._using(call, request.timeout) as entry, self._gate.slot() as waited:
             self._metrics.queued(waited)
-            result = await entry.session._exec(command, stdin, request.timeout)
+            result = await entry.session._exec(command, request.input, request.timeout)
         self._metrics.ran("/sessions/{id}/exec", result.status.value)
-        return answer(exec_response(result))
+        return answer(ExecResponse.of(result))
 
     async def start(self, call: Call) -> web.Response:
         """Start a program in the background."""
@@ -93,7 +92,7 @@ class ProcessApi:
         request = parse(AskProcessRequest, call.body)
         check_limits(request, self._config, "wait")
         asked = ProcessRequest(
-            data=_stdin(request),
+            data=request.input,
             close_stdin=request.close_stdin,
             size=None if request.size is None else _size(request.size, "size"),
             signal=request.signal,
@@ -103,7 +102,7 @@ class ProcessApi:
         )
         async with self._using(call, request.wait) as entry:
             state = await _found(entry, call).ask(asked)
-        return answer(process_response(state))
+        return answer(AskProcessResponse.of(state))
 
     async def end(self, call: Call) -> web.Response:
         """Kill and forget a program; that there is none of that id is fine."""
@@ -141,13 +140,6 @@ def _command(request: ExecRequest | StartProcessRequest) -> Command:
         return Command.of(request.argv, request.cwd, request.env, request.user, pty)
     except OptionError as error:
         raise problem(error.field, str(error)) from None
-
-
-def _stdin(request: ExecRequest | AskProcessRequest) -> bytes:
-    try:
-        return read_stdin(request)
-    except ValueError as error:
-        raise problem(("stdin_base64",), f"Input should be base64: {error}", "base64_decode") from None
 
 
 def _size(size: tuple[int, int], field: str) -> tuple[int, int]:

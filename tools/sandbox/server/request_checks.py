@@ -1,4 +1,4 @@
-"""What a client asks for, as the sandbox takes it. Every value is checked once; an error names the field of the body.
+"""Checks of requests. Every value is checked once; an error names the field of the body.
 
 The server's own limits (seconds, MiB) are checked here. `RunRequest` and `SessionRequest` check what is the same on
 every sandbox: names of files, environment variables, and that numbers are positive. The sandbox checks that files fit.
@@ -6,21 +6,15 @@ every sandbox: names of files, environment variables, and that numbers are posit
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping
-
 from pydantic import BaseModel
 
 from toolgym.tools.errors import ConfigError
 from toolgym.tools.sandbox.names import OptionError
 from toolgym.tools.sandbox.options import RunRequest, SessionRequest
-from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest, RunCodeRequest, RunJupyterRequest
+from toolgym.tools.sandbox.protocol.fusion import RunCodeRequest, RunJupyterRequest
+from toolgym.tools.sandbox.protocol.messages import CreateSessionRequest
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.serving.json_bodies import InvalidRequestError, problem
-
-SKIPPED_FILES = "IGNORE_THIS_FILE"
-"""Files with this in their name are not written, as in SandboxFusion."""
 
 
 def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
@@ -30,7 +24,6 @@ def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
         InvalidRequestError: a value cannot be used.
     """
     check_limits(asked, config, "run_timeout", "compile_timeout")
-    files = _files(asked.files)
     try:
         return RunRequest(
             asked.code,
@@ -39,7 +32,7 @@ def run_request(asked: RunCodeRequest, config: ServerConfig) -> RunRequest:
             compile_timeout=asked.compile_timeout if asked.compile_timeout > 0 else None,
             memory_mb=asked.memory_limit_MB if asked.memory_limit_MB > 0 else None,
             stdin=asked.stdin or "",
-            files=files,
+            files={name: data for name, data in asked.files.items() if data is not None},
             fetch_files=asked.fetch_files,
             env=asked.env,
         )
@@ -55,12 +48,11 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
     """
     timeouts = ("total_timeout", "cell_timeout") if isinstance(asked, RunJupyterRequest) else ()
     check_limits(asked, config, *timeouts)
-    files = _files(asked.files)
     memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else None
     try:
         if isinstance(asked, CreateSessionRequest):
             return SessionRequest(
-                files=files,
+                files=asked.files,
                 env=asked.env,
                 memory_mb=memory,
                 file_mb=asked.file_mb,
@@ -69,7 +61,7 @@ def session_request(asked: CreateSessionRequest | RunJupyterRequest, config: Ser
                 network=asked.network,
                 folders=asked.folders,
             )
-        return SessionRequest(files=files, memory_mb=memory, hint="\n".join(asked.cells))
+        return SessionRequest(files=asked.files, memory_mb=memory, hint="\n".join(asked.cells))
     except OptionError as error:
         raise refused(error) from None
 
@@ -98,20 +90,3 @@ def check_limits(asked: BaseModel, config: ServerConfig, *timeouts: str) -> None
         if value is not None and value > most:
             shown = most if isinstance(most, int) else f"{most:g}"
             raise problem((field,), f"Input should be less than or equal to {shown}", "less_than_equal", value)
-
-
-def _files(given: Mapping[str, str | None]) -> dict[str, bytes]:
-    """Return the files of a request; those without content are left out, as SandboxFusion does.
-
-    Raises:
-        InvalidRequestError: a content is not base64.
-    """
-    files = {}
-    for name, content in given.items():
-        if content is None or SKIPPED_FILES in name:
-            continue
-        try:
-            files[name] = base64.b64decode("".join(content.split()), validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise problem(("files", name), f"Input should be base64: {error}", "base64_decode") from None
-    return files

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,19 +23,19 @@ from toolgym.tools.errors import (
 from toolgym.tools.sandbox.base import Sandbox, Session
 from toolgym.tools.sandbox.files import Row, reason_of
 from toolgym.tools.sandbox.names import OptionError, check_path
-from toolgym.tools.sandbox.protocol.conversions import cell_response, framed, unframed
 from toolgym.tools.sandbox.protocol.messages import (
     CellRequest,
     CellResponse,
     CheckpointNames,
     CreateSessionRequest,
-    FileEntry,
     FilesRequest,
     FilesResponse,
     ForkRequest,
     ForkResponse,
     PackRequest,
     SessionInfo,
+    framed,
+    unframed,
 )
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.execute import FILE_DEADLINE, GRACE
@@ -219,7 +218,7 @@ class SessionApi:
             except (SandboxError, OSError, TimeoutError) as error:
                 raise await self.failed(entry, error) from None
         self._metrics.ran("/sessions/{id}/cells", result.status.value)
-        return answer(cell_response(result))
+        return answer(CellResponse(result))
 
     async def write_file(self, call: Call) -> web.Response:
         """Write a file: the body is its content."""
@@ -244,8 +243,8 @@ class SessionApi:
         rest = by_action.get(request.action, {})
         path = _path(request.path, "path")
         async with self._using_files(call) as session:
-            found = await session._act(request.action, path, rest)
-        return answer(FilesResponse(files=[FileEntry(**asdict(one)) for one in found]))
+            files = await session._act(request.action, path, rest)
+        return answer(FilesResponse(files=list(files)))
 
     async def pack(self, call: Call) -> web.Response:
         """Read several files: the answer is their sizes and contents."""
@@ -319,8 +318,8 @@ class SessionApi:
             return RequestRefusedError(500, "the sandbox did not answer in time; the session is closed")
         if of_file and entry.session.alive:
             return RequestRefusedError(409, str(error))
-        said = f"{type(error).__name__}: {error}"
-        return RequestRefusedError(404, said, reason="no_session") if of_file else RequestRefusedError(500, said)
+        detail = f"{type(error).__name__}: {error}"
+        return RequestRefusedError(404, detail, reason="no_session") if of_file else RequestRefusedError(500, detail)
 
 
 def made_sessions(response: web.Response) -> list[str]:

@@ -17,7 +17,7 @@ from toolgym.tools.http.retries import Retries
 from toolgym.tools.library.code_interpreter import render_result
 from toolgym.tools.sandbox import RemoteSandbox
 from toolgym.tools.sandbox.base import ExecutionStatus
-from toolgym.tools.sandbox.protocol import messages
+from toolgym.tools.sandbox.protocol.fusion import Language
 
 _LANGUAGES = {
     "py": "python",
@@ -139,7 +139,7 @@ class _Problem(Instance):
             return ActionReply(NO_PROGRAM, True)
         kind, program = blocks[-1]
         language = _LANGUAGES.get(kind, kind or "python")
-        if language not in get_args(messages.Language):
+        if language not in get_args(Language):
             return ActionReply(f"The program was not run: {kind!r} is no language that can be run here.")
         timeout = self._backend.run_timeout
         run = await self._backend.sandbox.run(program, language=language, timeout=timeout)

@@ -9,7 +9,8 @@ import json
 import pytest
 
 from toolgym.tools.sandbox.base import CellError, CellResult, ExecutionResult, ExecutionStatus
-from toolgym.tools.sandbox.protocol import conversions, messages
+from toolgym.tools.sandbox.protocol.fusion import RunCodeResponse
+from toolgym.tools.sandbox.protocol.messages import CellResponse
 from toolgym.tools.serving.json_bodies import encode
 
 PATIENCE = (0.5, 10.0)
@@ -332,8 +333,8 @@ def test_results_come_back_from_messages_as_they_were(status):
     result = ExecutionResult(
         status, "out", "err", code, 1.5, stdout_truncated=True, cpu_seconds=0.1, memory_bytes=5, files={"a": b"\xff"}
     )
-    message = messages.RunCodeResponse.model_validate_json(encode(conversions.run_code_response(result)))
-    back = conversions.read_run_code(message)
+    message = RunCodeResponse.model_validate_json(encode(RunCodeResponse.of(result)))
+    back = message.result()
     assert back.status is status
     if status is not ExecutionStatus.SANDBOX_ERROR:
         assert dataclasses.replace(back, message="") == result
@@ -343,21 +344,21 @@ def test_results_come_back_from_messages_as_they_were(status):
 def test_a_failed_compilation_comes_back_as_one():
     compiled = ExecutionResult(ExecutionStatus.ERROR, stderr="bad", return_code=1)
     result = ExecutionResult(ExecutionStatus.COMPILE_ERROR, stderr="bad", return_code=1, compile=compiled)
-    assert conversions.read_run_code(conversions.run_code_response(result)) == result
+    assert RunCodeResponse.of(result).result() == result
 
 
 def test_sandboxfusions_own_answers_can_be_read():
     run_result = {"status": "Finished", "execution_time": 0.1, "return_code": -9, "stdout": "a", "stderr": ""}
-    message = messages.RunCodeResponse(status="Failed", message="", run_result=run_result)
-    assert conversions.read_run_code(message).status is ExecutionStatus.KILLED
+    message = RunCodeResponse(status="Failed", message="", run_result=run_result)
+    assert message.result().status is ExecutionStatus.KILLED
 
 
 def test_cells_come_back_from_messages_as_they_were():
     cell = CellResult(
         ExecutionStatus.ERROR, "o", "e", "1", ({"text/html": "<b>"},), CellError("E", "v", ("t",)), 0.5, False
     )
-    message = messages.CellResponse.model_validate_json(encode(conversions.cell_response(cell)))
-    assert conversions.read_cell(message) == cell
+    message = CellResponse.model_validate_json(encode(CellResponse(cell)))
+    assert message.root == cell
 
 
 def test_what_json_cannot_hold_is_mended():
@@ -365,5 +366,5 @@ def test_what_json_cannot_hold_is_mended():
     for _ in range(5000):
         nested["x"] = nested = {}
     cell = CellResult(ExecutionStatus.OK, "\ud800", display=({"n": float("nan"), "d": deep, "\udfff": 1 << 70},))
-    read = json.loads(encode(conversions.cell_response(cell)))
+    read = json.loads(encode(CellResponse(cell)))
     assert (read["stdout"], read["display"][0]["n"], read["display"][0]["\ufffd"]) == ("\ufffd", None, 1 << 70)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolgym.tools.sandbox.protocol import messages
+from toolgym.tools.sandbox.base import CellResult, ExecutionStatus
+from toolgym.tools.sandbox.protocol import fusion, messages
 from toolgym.tools.sandbox.server.config import ServerConfig
 from toolgym.tools.sandbox.server.request_checks import check_limits, run_request, session_request
 from toolgym.tools.serving.json_bodies import InvalidRequestError, encode, parse
@@ -21,14 +22,14 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = sorted({*messages.RunCodeRequest.model_fields, *messages.RunJupyterRequest.model_fields, "argv", "timeout"})
+FIELDS = sorted({*fusion.RunCodeRequest.model_fields, *fusion.RunJupyterRequest.model_fields, "argv", "timeout"})
 LIKELY = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6).map(
     lambda fields: {"code": "", "language": "python", "cells": [], "argv": ["x"]} | fields
 )
 CONFIG = ServerConfig.load()
 MODELS = (
-    messages.RunCodeRequest,
-    messages.RunJupyterRequest,
+    fusion.RunCodeRequest,
+    fusion.RunJupyterRequest,
     messages.CreateSessionRequest,
     messages.CellRequest,
     messages.ExecRequest,
@@ -41,9 +42,9 @@ MODELS = (
 def test_bodies(model, body):
     try:
         request = parse(model, body)
-        if isinstance(request, messages.RunCodeRequest):
+        if isinstance(request, fusion.RunCodeRequest):
             run_request(request, CONFIG)
-        elif isinstance(request, messages.RunJupyterRequest | messages.CreateSessionRequest):
+        elif isinstance(request, fusion.RunJupyterRequest | messages.CreateSessionRequest):
             session_request(request, CONFIG)
         else:
             check_limits(request, CONFIG, "timeout")
@@ -56,7 +57,7 @@ def test_bodies(model, body):
 @given(data=JSON)
 @settings(deadline=None)
 def test_whatever_a_program_displays_can_be_sent(data):
-    message = messages.CellResponse(status="ok", display=[{"x": data}])
+    message = messages.CellResponse(CellResult(ExecutionStatus.OK, display=({"x": data},)))
     json.loads(encode(message).decode("utf-8"), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
