@@ -8,91 +8,118 @@ from hypothesis import strategies as st
 from toolgym.tools.concurrency.cluster.lease_table import LeaseTable
 
 
-def table(limit, *clients):
-    made = LeaseTable(limit)
-    for client in clients:
-        made.join(client)
-    return made
+class Clients:
+    """Processes with requests that wait and permits that they hold, as they tell them to the table."""
+
+    def __init__(self, limit, *names):
+        self.table = LeaseTable(limit)
+        self.waiting = {name: [] for name in names}
+        self.held = {name: [] for name in names}
+        for name in names:
+            self.sync(name)
+
+    def sync(self, name):
+        self.table.sync(name, self.waiting[name], self.held[name])
+
+    def ask(self, name, *numbers):
+        self.waiting[name] += [number for number in numbers if number not in self.waiting[name] + self.held[name]]
+        self.sync(name)
+
+    def end(self, name, *numbers):
+        for state in (self.waiting[name], self.held[name]):
+            state[:] = [number for number in state if number not in numbers]
+        self.sync(name)
+
+    def grant(self):
+        """Returns what was granted; the clients hear of it."""
+        granted = []
+        for name in sorted(self.table.grant()):
+            numbers = [number for number in self.waiting[name] if number in self.table.held_by(name)]
+            granted += [(name, number) for number in numbers]
+            self.held[name] += numbers
+            self.waiting[name] = [number for number in self.waiting[name] if number not in numbers]
+        return granted
 
 
 def test_permits_go_to_those_that_came_first_whichever_process_they_are_of():
-    one = table(2, "a", "b")
-    one.ask("a", [1])
-    one.ask("b", [1])
-    one.ask("a", [2, 3])
-    one.ask("b", [2])
-    assert one.grant() == [("a", 1), ("b", 1)]
-    one.end("b", [1])
-    assert one.grant() == [("a", 2)]
-    one.end("a", [1, 3])  # the second gives up its place
-    assert one.grant() == [("b", 2)]
-    assert (one.in_use, one.waiting) == (2, 0)
+    clients = Clients(2, "a", "b")
+    clients.ask("a", 1)
+    clients.ask("b", 1)
+    clients.ask("a", 2, 3)
+    clients.ask("b", 2)
+    assert clients.grant() == [("a", 1), ("b", 1)]
+    clients.end("b", 1)
+    assert clients.grant() == [("a", 2)]
+    clients.end("a", 1, 3)  # the second gives up its place
+    assert clients.grant() == [("b", 2)]
+    assert (clients.table.in_use, clients.table.waiting) == (2, 0)
 
 
 def test_what_a_client_that_leaves_held_is_free_and_it_waits_no_more():
-    one = table(1, "a", "b")
-    one.ask("a", [1, 2])
-    one.ask("b", [1])
-    assert one.grant() == [("a", 1)]
-    one.leave("a")
-    assert one.grant() == [("b", 1)]
-    assert one.clients == ["b"]
+    clients = Clients(1, "a", "b")
+    clients.ask("a", 1, 2)
+    clients.ask("b", 1)
+    assert clients.grant() == [("a", 1)]
+    clients.table.leave("a")
+    assert clients.grant() == [("b", 1)]
+    assert clients.table.clients == ["b"]
 
 
 def test_messages_that_come_twice_change_nothing():
-    one = table(1, "a")
+    clients = Clients(1, "a")
     for _ in range(2):
-        one.ask("a", [1, 2])
-    assert one.grant() == [("a", 1)]
-    one.ask("a", [1])
-    one.end("a", [1])
-    one.end("a", [1])
-    assert one.grant() == [("a", 2)]
-    assert (one.in_use, one.waiting) == (1, 0)
+        clients.ask("a", 1, 2)
+    assert clients.grant() == [("a", 1)]
+    clients.ask("a", 1)
+    clients.end("a", 1)
+    clients.end("a", 1)
+    assert clients.grant() == [("a", 2)]
+    assert (clients.table.in_use, clients.table.waiting) == (1, 0)
 
 
 def test_a_client_that_comes_back_keeps_what_it_holds_though_the_limit_is_used_up():
-    one = table(1, "a", "b")
-    one.ask("a", [1])
-    one.grant()
-    one.leave("a")  # it was cut off for too long
-    one.ask("b", [1])
-    assert one.grant() == [("b", 1)]
-    assert one.restore("a", waiting=[2], held=[1]) == []
-    assert one.in_use == 2
-    one.end("b", [1])
-    assert one.grant() == []
-    one.end("a", [1])
-    assert one.grant() == [("a", 2)]
+    clients = Clients(1, "a", "b")
+    clients.ask("a", 1)
+    clients.grant()
+    clients.table.leave("a")  # it was cut off for too long
+    clients.ask("b", 1)
+    assert clients.grant() == [("b", 1)]
+    clients.ask("a", 2)
+    assert clients.table.in_use == 2
+    clients.end("b", 1)
+    assert clients.grant() == []
+    clients.end("a", 1)
+    assert clients.grant() == [("a", 2)]
 
 
-def test_a_permit_whose_message_was_lost_is_told_again():
-    one = table(1, "a")
-    one.ask("a", [1, 2])
-    assert one.grant() == [("a", 1)]
-    assert one.restore("a", waiting=[1, 2], held=[]) == [1]
-    assert (one.in_use, one.waiting) == (1, 1)
+def test_a_permit_whose_message_was_lost_is_kept_for_its_request():
+    table = LeaseTable(1)
+    table.sync("a", [1, 2], [])
+    assert table.grant() == {"a"}
+    table.sync("a", [1, 2], [])  # it did not hear of it
+    assert table.held_by("a") == {1}
+    assert (table.in_use, table.waiting) == (1, 1)
+    table.sync("a", [2], [])  # it gave up
+    assert (table.in_use, table.waiting) == (0, 1)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ask", "end", "leave", "restore"]), st.integers(0, 5)))
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ask", "end", "leave", "sync"]), st.integers(0, 5))))
 def test_no_more_permits_are_granted_than_there_are(steps):
-    one, held = table(2, "a", "b", "c"), set()
+    clients, held = Clients(2, "a", "b", "c"), set()
     for client, what, number in steps:
         if what == "ask":
-            one.ask(client, [number])
+            clients.ask(client, number)
         elif what == "end":
-            one.end(client, [number])
+            clients.end(client, number)
             held.discard((client, number))
         elif what == "leave":
-            one.leave(client)
-            one.join(client)
-            held = {place for place in held if place[0] != client}
+            clients.table.leave(client)
+            clients.waiting[client], clients.held[client] = [], []
+            clients.sync(client)
+            held = {request for request in held if request[0] != client}
         else:
-            mine = [place[1] for place in held if place[0] == client]
-            one.restore(client, [at for at in range(6) if at not in mine], mine)
-        for place in one.grant():
-            assert place not in held
-            held.add(place)
-        assert len(held) <= one.in_use <= 2
+            clients.ask(client, *range(6))
+        for request in clients.grant():
+            assert request not in held
+            held.add(request)
+        assert len(held) <= clients.table.in_use <= 2

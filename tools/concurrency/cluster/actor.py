@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import ray
 
@@ -19,81 +19,78 @@ LINGER = 60.0
 """Seconds without clients after which the actor ends."""
 
 RECOVERY = 5.0
-"""Seconds after a restart in which nothing is granted, so that clients can say first what they hold."""
+"""Seconds after a restart in which nothing is granted, so that clients can first tell what they hold."""
+
+
+@dataclass
+class _Client:
+    lease_seconds: float
+    version: int = -1
+    heard_at: float = 0.0
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RateLimitActor:
-    """Gives out permits. An actor of Ray's with async methods; each changes the table in one go, then waits if at all.
+    """Gives out permits. Each async method of this Ray actor changes the table in one go, then waits if at all."""
 
-    Args:
-        limit: how many permits there are.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._table = LeaseTable(limit)
-        self._granted: dict[str, list[int]] = {}  # to be fetched by their clients
-        self._news: dict[str, asyncio.Event] = {}
-        self._heard: dict[str, float] = {}
-        self._lease_seconds: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._table = LeaseTable(0)
+        self._clients: dict[str, _Client] = {}
         self._used_at = time.monotonic()
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._grants_from = time.monotonic() + (RECOVERY if restarted else 0.0)
         self._sweeping: asyncio.Task[None] | None = None
 
-    async def join(
-        self, client: str, limit: int, lease_seconds: float, waiting: Sequence[int] = (), held: Sequence[int] = ()
-    ) -> int:
-        """Know a client, with what it says of itself. Returns the limit; where it is another, nothing was done.
+    async def sync(
+        self, name: str, limit: int, lease_seconds: float, version: int, waiting: Sequence[int], held: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """Take a client's state.
 
         Args:
-            client: unique among processes.
-            limit: what it takes the limit for. The first client's is the limit, until there are no clients.
-            lease_seconds: how long after its last sign of life its permits are free.
-            waiting: requests that it made, in their order.
-            held: permits that it has.
+            name: the client; unique among processes.
+            limit: its limit. The first client's holds until there are no clients; nothing is done for another one.
+            lease_seconds: seconds after its last sign of life until its permits are free.
+            version: grows with each state; an older one that comes late is passed over.
+            waiting: numbers of its requests that wait, in their order.
+            held: numbers of its requests that have a permit.
+
+        Returns:
+            The limit, and the numbers that have a permit now.
         """
-        table = self._table
-        if not table.clients:
-            table.limit = limit
-        if table.limit != limit:
-            return table.limit
-        self._lease_seconds[client] = lease_seconds
-        self._news.setdefault(client, asyncio.Event())
-        self._granted[client] = table.restore(client, waiting, held)
-        self._hear(client)
+        if not self._clients:
+            self._table.limit = limit
+        if self._table.limit != limit:
+            return self._table.limit, []
+        client = self._clients.setdefault(name, _Client(lease_seconds))
+        if version > client.version:
+            client.version = version
+            self._table.sync(name, waiting, held)
+            self._grant()
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
-        self._grant()
-        return limit
+        return limit, self._hear(name, client)
 
-    async def tell(self, client: str, asked: Sequence[int], ended: Sequence[int]) -> list[int] | None:
-        """Take new requests, and those that ended. Returns what was granted; None: the client must join again."""
-        if client not in self._news:
+    async def listen(self, name: str) -> list[int] | None:
+        """Wait at most `LISTEN` seconds for a permit. Returns as `sync`; None: the client must `sync` first."""
+        client = self._clients.get(name)
+        if client is None:
             return None
-        self._hear(client)
-        self._table.end(client, ended)
-        self._table.ask(client, asked)
-        self._grant()
-        return self._fetch(client)
-
-    async def listen(self, client: str) -> list[int] | None:
-        """As `tell` without news; waits `LISTEN` seconds for a permit."""
-        news = self._news.get(client)
-        if news is None:
-            return None
-        self._hear(client)
+        client.heard_at = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(LISTEN, self._lease_seconds[client] / 4)):
-                await news.wait()
-        return self._fetch(client) if client in self._news else None
+            async with asyncio.timeout(min(LISTEN, client.lease_seconds / 4)):
+                await client.granted.wait()
+        return self._hear(name, client) if name in self._clients else None
 
-    async def leave(self, client: str) -> None:
+    async def leave(self, name: str) -> None:
         """Forget a client; its permits are free."""
-        self._forget(client)
-        self._grant()
+        client = self._clients.pop(name, None)
+        if client is not None:
+            client.granted.set()
+            self._table.leave(name)
+            self._grant()
 
-    async def status(self) -> dict[str, Any]:
-        """The limit, and how many permits are held, requests wait, and clients there are."""
+    async def status(self) -> dict[str, int]:
+        """Return the limit, and the numbers of permits that are held, of requests that wait, and of clients."""
         table = self._table
         return {
             "limit": table.limit,
@@ -102,36 +99,24 @@ class RateLimitActor:
             "clients": len(table.clients),
         }
 
+    def _hear(self, name: str, client: _Client) -> list[int]:
+        client.heard_at = self._used_at = time.monotonic()
+        client.granted.clear()
+        return sorted(self._table.held_by(name))
+
     def _grant(self) -> None:
         if time.monotonic() >= self._grants_from:
-            for client, number in self._table.grant():
-                self._granted[client].append(number)
-                self._news[client].set()
-
-    def _fetch(self, client: str) -> list[int]:
-        self._news[client].clear()
-        granted, self._granted[client] = self._granted[client], []
-        return granted
-
-    def _hear(self, client: str) -> None:
-        self._heard[client] = self._used_at = time.monotonic()
-
-    def _forget(self, client: str) -> None:
-        self._table.leave(client)
-        news = self._news.pop(client, None)
-        for kept in (self._granted, self._heard, self._lease_seconds):
-            kept.pop(client, None)
-        if news is not None:
-            news.set()
+            for name in self._table.grant():
+                self._clients[name].granted.set()
 
     async def _sweep(self) -> None:
         """Free what dead clients hold; and end the actor when it has had no client for a while."""
         while True:
-            await asyncio.sleep(max(0.1, min([1.0, *(each / 4 for each in self._lease_seconds.values())])))
+            await asyncio.sleep(max(0.1, min([1.0, *(each.lease_seconds / 4 for each in self._clients.values())])))
             now = time.monotonic()
-            for client, heard in list(self._heard.items()):
-                if now - heard > self._lease_seconds[client]:
-                    self._forget(client)
+            for name, client in list(self._clients.items()):
+                if now - client.heard_at > client.lease_seconds:
+                    await self.leave(name)
             self._grant()
-            if not self._heard and now - self._used_at > LINGER:
+            if not self._clients and now - self._used_at > LINGER:
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

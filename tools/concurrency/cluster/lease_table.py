@@ -1,33 +1,27 @@
-"""`LeaseTable`: who holds a permit of a cluster's rate limit, and who waits for one. It has no clock, and no Ray."""
+"""`LeaseTable`: clients that hold permits of a cluster's rate limit, or wait. It has no clock, and no Ray."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-
-Place = tuple[str, int]
-"""A client, and the number that it gave to one of its requests."""
 
 
 class LeaseTable:
     """Permits of clients, strictly first come, first served. A client is one process.
 
-    Args:
-        limit: how many permits there are.
-
     Attributes:
-        limit: the same; it may be changed while no client is known.
+        limit: number of permits; it may be changed while no client is known.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._queue: dict[Place, None] = {}  # in the order of their coming
-        self._held: dict[str, dict[int, None]] = {}  # for each client that is known
-        self._in_use = 0
+        self._queue: dict[tuple[str, int], None] = {}  # clients and numbers of their requests, in the order of coming
+        self._held: dict[str, set[int]] = {}
 
     @property
     def in_use(self) -> int:
         """Number of permits that are held."""
-        return self._in_use
+        return sum(map(len, self._held.values()))
 
     @property
     def waiting(self) -> int:
@@ -39,57 +33,32 @@ class LeaseTable:
         """The clients that are known."""
         return list(self._held)
 
-    def join(self, client: str) -> None:
-        """Know a client from now on."""
-        self._held.setdefault(client, {})
+    def held_by(self, client: str) -> set[int]:
+        """Return the numbers of a client's requests that have a permit."""
+        return self._held.get(client, set())
 
-    def ask(self, client: str, numbers: Iterable[int]) -> None:
-        """Queue requests of a client that is known; one that is queued or held already stays as it is."""
-        held = self._held[client]
-        for number in numbers:
-            if number not in held:
-                self._queue.setdefault((client, number), None)
+    def sync(self, client: str, waiting: Iterable[int], held: Iterable[int]) -> None:
+        """Take over a client's state, which it knows best; a client that is not known is from now on.
 
-    def end(self, client: str, numbers: Iterable[int]) -> None:
-        """Give permits back, or give up places in the queue; what is neither is passed over."""
-        held = self._held[client]
-        for number in numbers:
-            if number in held:
-                del held[number]
-                self._in_use -= 1
-            else:
-                self._queue.pop((client, number), None)
-
-    def grant(self) -> list[Place]:
-        """Give free permits to those that wait longest. Returns to which requests."""
-        granted = []
-        while self._in_use < self.limit and self._queue:
-            client, number = place = next(iter(self._queue))
-            del self._queue[place]
-            self._held[client][number] = None
-            self._in_use += 1
-            granted.append(place)
-        return granted
-
-    def restore(self, client: str, waiting: Iterable[int], held: Iterable[int]) -> list[int]:
-        """Take over what a client says of itself, after messages were lost.
-
-        What it holds stays held, above the limit if need be. Returns those of `waiting` that were granted already.
+        Permits that it holds stay held, above the limit if need be; so do those of `waiting` that were granted and of
+        which it does not know yet. Requests that it does not name are over.
         """
-        self.join(client)
-        waiting, kept = list(waiting), dict.fromkeys(held)
-        mine = self._held[client]
-        granted = [number for number in waiting if number in mine]
-        self._in_use += len(kept) + len(granted) - len(mine)
-        self._held[client] = {**kept, **dict.fromkeys(granted)}
-        wanted = set(waiting)
-        for place in [request for request in self._queue if request[0] == client and request[1] not in wanted]:
-            del self._queue[place]
-        self.ask(client, waiting)
-        return granted
+        wanted = dict.fromkeys(waiting)
+        mine = self._held[client] = set(held) | (self.held_by(client) & wanted.keys())
+        for request in [request for request in self._queue if request[0] == client and request[1] not in wanted]:
+            del self._queue[request]
+        self._queue |= {(client, number): None for number in wanted if number not in mine}
+
+    def grant(self) -> set[str]:
+        """Give free permits to the requests that wait longest. Returns the clients of these."""
+        clients = set()
+        for client, number in list(itertools.islice(self._queue, max(0, self.limit - self.in_use))):
+            del self._queue[client, number]
+            self._held[client].add(number)
+            clients.add(client)
+        return clients
 
     def leave(self, client: str) -> None:
-        """Forget a client; its permits are free, and its requests wait no more."""
-        self._in_use -= len(self._held.pop(client, {}))
-        for place in [request for request in self._queue if request[0] == client]:
-            del self._queue[place]
+        """Forget a client: its permits are free, and its requests are over."""
+        self.sync(client, (), ())
+        del self._held[client]
