@@ -14,7 +14,7 @@ from rich.text import Text
 from toolgym.tools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toolgym.rollout.tokens.template_check import Report
+    from toolgym.rollout.tokens.template_check import TemplateReport
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -71,7 +71,7 @@ def check_template_command(
     raise typer.Exit(0 if report.exact else 1)
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: TemplateReport) -> dict[str, Any]:
     facts = None
     if report.facts is not None:
         facts = dataclasses.asdict(report.facts)
@@ -83,7 +83,7 @@ def _as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _table(report: Report, model: str) -> Table:
+def _table(report: TemplateReport, model: str) -> Table:
     table = Table(title=Text(f"chat template of {model}"), title_justify="left")
     table.add_column("case", no_wrap=True)
     table.add_column("result", no_wrap=True)
@@ -94,7 +94,7 @@ def _table(report: Report, model: str) -> Table:
     return table
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(report: TemplateReport) -> list[str]:
     """What else a person should know, and the verdict."""
     from toolgym.rollout.tokens.template_check import GUESSED
 

@@ -48,7 +48,7 @@ _PLAIN = ("env_id", "task_id", "source", "role", "task_index", "sample_index", "
 
 
 def _as_json(name: str) -> Callable[[Trajectory], str]:
-    return lambda one: json.dumps(plain(getattr(one, name)), ensure_ascii=False)
+    return lambda trajectory: json.dumps(plain(getattr(trajectory, name)), ensure_ascii=False)
 
 
 TRAJECTORY_COLUMNS: Mapping[str, Callable[[Trajectory], Any]] = {
@@ -158,7 +158,7 @@ def _table(batch: Batch, trajectories: Sequence[Trajectory] | None) -> pyarrow.T
 
 
 def _masks(batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Where the prompts and the responses have tokens."""
+    """Masks of the places at which prompts and responses have tokens."""
     width = batch.prompts.shape[1]
     tokens = batch.attention_mask.numpy().astype(bool)
     return tokens[:, :width], tokens[:, width:]
@@ -181,31 +181,31 @@ def _tensors(table: pyarrow.Table, whole: Mapping[str, Any]) -> dict[str, Tensor
     widths, pad = whole["widths"], whole["pad_token_id"]
     attended = np.arange(widths["prompt"]) >= widths["prompt"] - prompts[:, None]
     answered = np.arange(widths["response"]) < responses[:, None]
-    made: dict[str, NDArray[Any]] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     for item in FIELDS:
         if item.column is None:
             continue
         values = _flat(table[item.column])
         if item.place == "row":
-            made[item.name] = values
+            tensors[item.name] = values
         else:
             padding = pad if item.padding == "pad_token_id" else item.padding
-            made[item.name] = _padded(values, attended if item.place == "prompt" else answered, padding)
+            tensors[item.name] = _padded(values, attended if item.place == "prompt" else answered, padding)
     for name in table.column_names:
         if name.startswith(PREFIX):
             values = _flat(table[name])
-            made[name] = _padded(values, answered, payload_padding(torch.from_numpy(values).dtype))
+            tensors[name] = _padded(values, answered, payload_padding(torch.from_numpy(values).dtype))
     tokens = np.hstack([attended, answered]).astype(np.int64)
-    made["attention_mask"] = tokens
-    made["position_ids"] = (tokens.cumsum(axis=1) - 1) * tokens
-    made["input_ids"] = np.hstack([made["prompts"], made["responses"]])
-    return {name: torch.from_numpy(value) for name, value in made.items()}
+    tensors["attention_mask"] = tokens
+    tensors["position_ids"] = (tokens.cumsum(axis=1) - 1) * tokens
+    tensors["input_ids"] = np.hstack([tensors["prompts"], tensors["responses"]])
+    return {name: torch.from_numpy(value) for name, value in tensors.items()}
 
 
 def _padded(values: NDArray[Any], mask: NDArray[np.bool_], padding: Any) -> NDArray[Any]:
-    made = np.full((*mask.shape, *values.shape[1:]), padding, dtype=values.dtype)
-    made[mask] = values
-    return made
+    padded = np.full((*mask.shape, *values.shape[1:]), padding, dtype=values.dtype)
+    padded[mask] = values
+    return padded
 
 
 def _lengths(table: pyarrow.Table, name: str) -> NDArray[np.int64]:

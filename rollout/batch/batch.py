@@ -113,8 +113,8 @@ class Batch:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; those of `aligned` as `aligned.NAME`."""
-        own = {item.name: getattr(self, item.name) for item in FIELDS}
-        return own | {f"aligned.{name}": value for name, value in self.aligned.items()}
+        fields = {item.name: getattr(self, item.name) for item in FIELDS}
+        return fields | {f"aligned.{name}": value for name, value in self.aligned.items()}
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch with all of its tensors on a device, such as `"cuda"`."""
@@ -142,13 +142,13 @@ class Batch:
         left = whole - int(tokens[:, :whole].sum(dim=1).max())
         right = int(tokens[:, whole:].sum(dim=1).max())
         columns = {"prompt": slice(left, whole), "tokens": slice(left, whole + right), "row": slice(0)}
-        own = {}
+        fields = {}
         for item in FIELDS:
             value = getattr(self, item.name)[at]
-            own[item.name] = value if item.place == "row" else value[:, columns.get(item.place, slice(right))]
+            fields[item.name] = value if item.place == "row" else value[:, columns.get(item.place, slice(right))]
         return dataclasses.replace(
             self,
-            **own,
+            **fields,
             ids=tuple(self.ids[row] for row in at.tolist()),
             aligned={name: value[at, :right] for name, value in self.aligned.items()},
         )
@@ -164,9 +164,9 @@ class Batch:
         behind = torch.cat([torch.zeros_like(tokens[:, :width]), responses], dim=1)[tokens]
 
         def flat(values: Tensor, padding: int) -> Tensor:
-            made = values.new_full((len(behind), *values.shape[2:]), padding)
-            made[behind] = values[responses]
-            return made
+            flattened = values.new_full((len(behind), *values.shape[2:]), padding)
+            flattened[behind] = values[responses]
+            return flattened
 
         return flat
 
@@ -212,11 +212,13 @@ class Batch:
         else:
             parts = tree_parts(self._prefix_keys(lengths), max_tokens, min_parts)
         rows = [torch.tensor(sorted(part), device=self.prompts.device) for part in parts]
-        return [MicroBatch(one, self.select(one)) for one in rows]
+        return [MicroBatch(places, self.select(places)) for places in rows]
 
     def _prefix_keys(self, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
         flat = self.flattener()
-        aligned = {name: flat(one, payload_padding(one.dtype)).cpu().numpy() for name, one in self.aligned.items()}
+        aligned = {
+            name: flat(payload, payload_padding(payload.dtype)).cpu().numpy() for name, payload in self.aligned.items()
+        }
         keys = prefix_keys(self.input_ids[self.attention_mask.bool()].cpu().numpy(), aligned)
         return np.split(keys, np.cumsum(lengths)[:-1])
 
@@ -226,7 +228,7 @@ class Batch:
         Raises:
             BatchError: a row is of a trajectory that is not among them.
         """
-        places = {one.id: place for place, one in enumerate(trajectories)}
+        places = {trajectory.id: place for place, trajectory in enumerate(trajectories)}
         names = [name if name in places else name.rpartition("/")[0] for name in self.ids]
         for row, name in enumerate(names):
             if name not in places:
@@ -249,8 +251,8 @@ class Batch:
         """
         if len(trajectories) != len(values):
             raise ConfigError(f"{len(trajectories)} trajectories need as many values, got {len(values)}")
-        made = torch.tensor([values[index] or 0.0 for index in self.owners(trajectories)], dtype=torch.float32)
-        return made.to(self.prompts.device)
+        each = torch.tensor([values[index] or 0.0 for index in self.owners(trajectories)], dtype=torch.float32)
+        return each.to(self.prompts.device)
 
 
 class MicroBatch(NamedTuple):
@@ -277,18 +279,20 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
     Raises:
         ConfigError: the values are not of these parts.
     """
-    if len(values) != len(parts) or any(len(one) != len(part.rows) for one, part in zip(values, parts, strict=True)):
+    if len(values) != len(parts) or any(
+        len(value) != len(part.rows) for value, part in zip(values, parts, strict=True)
+    ):
         expected = [len(part.rows) for part in parts]
-        raise ConfigError(f"expected values of {expected} rows, got {[len(one) for one in values]}")
+        raise ConfigError(f"expected values of {expected} rows, got {[len(value) for value in values]}")
     rows = torch.cat([part.rows for part in parts])
-    widest = max(values, key=lambda one: one.shape[1] if one.dim() > 1 else 0)
-    made = widest.new_full((len(rows), *widest.shape[1:]), padding)
-    for part, one in zip(parts, values, strict=True):
-        if one.dim() > 1:
-            made[part.rows, : one.shape[1]] = one
+    widest = max(values, key=lambda value: value.shape[1] if value.dim() > 1 else 0)
+    restored = widest.new_full((len(rows), *widest.shape[1:]), padding)
+    for part, value in zip(parts, values, strict=True):
+        if value.dim() > 1:
+            restored[part.rows, : value.shape[1]] = value
         else:
-            made[part.rows] = one
-    return made
+            restored[part.rows] = value
+    return restored
 
 
 if Batch.__doc__:  # python -OO takes docstrings away

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from toolgym.rollout.batch.batch import Batch
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
-from toolgym.rollout.batch.row import Row, rows_of
+from toolgym.rollout.batch.row import RowSource, rows_of
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError
 
@@ -37,13 +37,16 @@ def check_batch(batch: Batch, trajectories: Sequence[Trajectory] | None = None) 
     check_rows(batch, rows)
 
 
-def check_rows(batch: Batch, rows: Sequence[Row] | None) -> None:
+def check_rows(batch: Batch, rows: Sequence[RowSource] | None) -> None:
     """As `check_batch`, with the rows that the trajectories make."""
     batch = batch.to("cpu")
     payloads = {name: value.numpy() for name, value in batch.aligned.items()}
     fields = [
         *FIELDS,
-        *(aligned_field(name, one.dtype, one.shape[2] if one.ndim == 3 else 0) for name, one in payloads.items()),
+        *(
+            aligned_field(name, payload.dtype, payload.shape[2] if payload.ndim == 3 else 0)
+            for name, payload in payloads.items()
+        ),
     ]
     _check_shapes(batch, fields)
     _check_names(batch)
@@ -93,7 +96,7 @@ def _check_names(batch: Batch) -> None:
     if len(batch.ids) != rows:
         raise BatchError(f"{rows} rows need as many ids, got {len(batch.ids)}")
     if len(set(batch.ids)) != rows:
-        twice = next(one for one in batch.ids if batch.ids.count(one) > 1)
+        twice = next(name for name in batch.ids if batch.ids.count(name) > 1)
         raise BatchError(f"two rows have the id {twice!r}: a trajectory came twice, or two share an id")
     if len(set(batch.groups)) != len(batch.groups):
         raise BatchError(f"groups must be different ids, got {list(batch.groups)!r:.200}")
@@ -110,7 +113,7 @@ def _hold(what: str, condition: Tensor, start: int) -> None:
     raise BatchError(f"the batch broke an invariant: {what} (first at row {row})")
 
 
-def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[Row]) -> None:
+def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[RowSource]) -> None:
     """Take every row out of its padding by the batch's masks, and compare it with what the trajectories hold."""
     if len(rows) != len(batch):
         raise BatchError(f"{len(batch)} rows came from trajectories that make {len(rows)}")
@@ -125,18 +128,18 @@ def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[Row]) 
     arrays = {name: value.numpy() for name, value in batch.tensors().items()}
 
     def differing(first: int, last: int, fields: Sequence[Field]) -> list[str]:
-        here, given = slice(first, last), rows[first:last]
-        wrong = [] if list(batch.ids[here]) == [row.id for row in given] else ["ids"]
+        here, sources = slice(first, last), rows[first:last]
+        wrong = [] if list(batch.ids[here]) == [row.id for row in sources] else ["ids"]
         for item in fields:
             mask = masks.get(item.place)
-            if not _equal(arrays[item.name][here], None if mask is None else mask[here], item, given):
+            if not _equal(arrays[item.name][here], None if mask is None else mask[here], item, sources):
                 wrong.append(item.name)
         return wrong
 
     # A field without a column follows from others, and by the invariants it has.
-    own = [item for item in fields if item.column is not None]
+    columns = [item for item in fields if item.column is not None]
     for start, part in _blocks(batch):
-        if not differing(start, start + len(part.prompts), own):
+        if not differing(start, start + len(part.prompts), columns):
             continue
         for index in range(start, start + len(part.prompts)):  # which row it is, and all that differs in it
             if wrong := differing(index, index + 1, fields):
@@ -146,7 +149,7 @@ def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[Row]) 
                 )
 
 
-def _equal(array: NDArray[Any], mask: NDArray[np.bool_] | None, item: Field, rows: Sequence[Row]) -> bool:
+def _equal(array: NDArray[Any], mask: NDArray[np.bool_] | None, item: Field, rows: Sequence[RowSource]) -> bool:
     """Whether some rows of a field hold the values that they should, as many in each row as there should be.
 
     Args:

@@ -26,8 +26,8 @@ def _moved(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {name: _moved(one, device) for name, one in value.items()}
+        return {name: _moved(part, device) for name, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = {item.name: _moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
-        return dataclasses.replace(value, **own)
+        fields = {item.name: _moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
     return value

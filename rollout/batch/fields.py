@@ -20,7 +20,7 @@ from toolgym.rollout.batch.invariants import (
     response_attention,
     same_trajectory,
 )
-from toolgym.rollout.batch.row import Row
+from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.token_sequence import joined_payload
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
@@ -41,7 +41,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-Values = Callable[[Row], NDArray[Any]]
+Values = Callable[[RowSource], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
 Invariants = Mapping[str, Callable[[Tensors], Tensor]]
@@ -255,7 +255,7 @@ FIELDS: tuple[Field, ...] = (
 
 
 def payload_padding(dtype: torch.dtype) -> int:
-    """What a payload holds where the policy did not sample: -1 in integers that have a sign, else 0."""
+    """The value of a payload where the policy did not sample: -1 in integers that have a sign, else 0."""
     return -1 if dtype.is_signed and not dtype.is_floating_point else 0
 
 

@@ -1,4 +1,4 @@
-"""What the invariants in the table of fields look at."""
+"""Conditions that the invariants in the table of fields share."""
 
 from __future__ import annotations
 

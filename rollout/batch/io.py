@@ -44,13 +44,13 @@ def save_batch(batch: Batch, path: str | Path) -> None:
 
 
 def metadata_of(batch: Batch) -> dict[str, Any]:
-    """What is in a batch besides its tensors, as JSON can hold it."""
+    """The contents of a batch besides its tensors, as JSON can hold them."""
     return {
         "format_version": FORMAT_VERSION,
         "pad_token_id": batch.pad_token_id,
         "ids": batch.ids,
         "groups": batch.groups,
-        "dropped": [[one.id, one.reason] for one in batch.dropped],
+        "dropped": [[entry.id, entry.reason] for entry in batch.dropped],
         "version_numbers": dict(batch.version_numbers),
         "reward_placement": batch.reward_placement,
     }
@@ -89,22 +89,22 @@ def batch_of(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Batch:
         raise ValueError(f"expected format version 1 to {FORMAT_VERSION}, got {version!r}")
     if version < 3:
         tensors["token_rewards"], metadata["reward_placement"] = _outcomes(tensors), "outcome"
-    own = {item.name: tensors.pop(item.name) for item in FIELDS}
+    fields = {item.name: tensors.pop(item.name) for item in FIELDS}
     aligned = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     unknown = [name for name in tensors if not name.startswith(PREFIX)]
     if unknown:
         raise ValueError(f"unknown tensors {', '.join(unknown)}")
     if version == 1:
-        numbers, own["group_ids"] = torch.unique(own["group_ids"], return_inverse=True)
+        numbers, fields["group_ids"] = torch.unique(fields["group_ids"], return_inverse=True)
         metadata["groups"] = [str(number) for number in numbers.tolist()]
     if metadata["reward_placement"] not in PLACEMENTS:
         raise ValueError(f"unknown reward placement {metadata['reward_placement']!r}")
     return Batch(
-        **own,
+        **fields,
         pad_token_id=int(metadata["pad_token_id"]),
         ids=tuple(metadata["ids"]),
         groups=tuple(metadata["groups"]),
-        dropped=tuple(Dropped(*one) for one in metadata["dropped"]),
+        dropped=tuple(Dropped(*entry) for entry in metadata["dropped"]),
         version_numbers={str(name): int(number) for name, number in metadata["version_numbers"].items()},
         aligned=aligned,
         reward_placement=metadata["reward_placement"],

@@ -14,7 +14,7 @@ from toolgym.rollout.advantages.reward_placement import RewardPlacement
 from toolgym.rollout.batch.batch import Batch, Dropped
 from toolgym.rollout.batch.check import check_rows
 from toolgym.rollout.batch.fields import FIELDS, Field, aligned_field
-from toolgym.rollout.batch.row import Row, rows_of
+from toolgym.rollout.batch.row import RowSource, rows_of
 from toolgym.rollout.trajectory.failures import log
 from toolgym.rollout.trajectory.token_sequence import filled_up
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
@@ -70,7 +70,7 @@ def make_batch(
             "%d of %d trajectories were left out of the batch, which holds those alone that did not fail (%s)",
             len(dropped), len(dropped) + len(kept), _reasons(dropped),
         )  # fmt: skip
-    groups = tuple(dict.fromkeys(one.group_id for one in kept))
+    groups = tuple(dict.fromkeys(trajectory.group_id for trajectory in kept))
     numbers = _number_versions(kept)
     rows = rows_of(kept, groups, numbers, reward_placement)
     widths = (
@@ -101,26 +101,26 @@ def _reason_to_drop(trajectory: Trajectory) -> str | None:
 
 
 def _reasons(dropped: Sequence[Dropped]) -> str:
-    """How many were left out for each reason, and an example of each."""
+    """The number of trajectories left out for each reason, with an example of each."""
     kinds: dict[str, list[str]] = {}
-    for one in dropped:
-        kinds.setdefault(one.reason.partition(":")[0], []).append(one.reason)
+    for trajectory in dropped:
+        kinds.setdefault(trajectory.reason.partition(":")[0], []).append(trajectory.reason)
     return "; ".join(f"{len(reasons)} times {shorten(reasons[0])}" for reasons in kinds.values())
 
 
 def _number_versions(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     """See `Batch.version_numbers`."""
-    found = dict.fromkeys(
+    names = dict.fromkeys(
         version
         for trajectory in trajectories
         for sequence in trajectory.sequences
         for segment in sequence.policy_segments
         for version, _ in segment.version_runs
     )
-    numbers = {name: int(name) for name in found if _is_number(name)}
+    numbers = {name: int(name) for name in names if _is_number(name)}
     taken = set(numbers.values())
     free = (number for number in itertools.count() if number not in taken)
-    return {name: numbers[name] if name in numbers else next(free) for name in found}
+    return {name: numbers[name] if name in numbers else next(free) for name in names}
 
 
 def _is_number(name: str) -> bool:
@@ -128,7 +128,7 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal() and len(name) <= 18 and (name == "0" or name[0] != "0")
 
 
-def _width(what: str, rows: Sequence[Row], lengths: Sequence[int], limit: int | None) -> int:
+def _width(what: str, rows: Sequence[RowSource], lengths: Sequence[int], limit: int | None) -> int:
     longest = max(lengths)
     if limit is None:
         return longest
@@ -141,15 +141,15 @@ def _width(what: str, rows: Sequence[Row], lengths: Sequence[int], limit: int | 
     return limit
 
 
-def _payloads(rows: Sequence[Row], names: Sequence[str] | None) -> dict[str, Field]:
+def _payloads(rows: Sequence[RowSource], names: Sequence[str] | None) -> dict[str, Field]:
     """The fields of the payloads with these names, or of all. See `make_batch`."""
     segments = [(row.id, segment) for row in rows for segment in row.sequence.policy_segments]
     if names is None:
         names = list(dict.fromkeys(name for _, segment in segments for name in segment.aligned))
-    found = {}
+    payloads = {}
     for name in names:
-        given = [segment.aligned[name] for _, segment in segments if name in segment.aligned]
-        width = max((values.shape[1] for values in given if values.ndim == 2), default=0)
+        present = [segment.aligned[name] for _, segment in segments if name in segment.aligned]
+        width = max((values.shape[1] for values in present if values.ndim == 2), default=0)
         forms: dict[tuple[np.dtype[Any], tuple[int, ...]], str] = {}
         for row, segment in segments:
             values = segment.aligned.get(name)
@@ -164,26 +164,26 @@ def _payloads(rows: Sequence[Row], names: Sequence[str] | None) -> dict[str, Fie
             shown = " and ".join(f"{dtype} {['tokens', *shape]} in row {row}" for (dtype, shape), row in forms.items())
             raise BatchError(f"payload {name!r} must have one dtype and shape, got {shown}")
         [(dtype, _)] = forms
-        found[name] = aligned_field(name, dtype, width)
-    return found
+        payloads[name] = aligned_field(name, dtype, width)
+    return payloads
 
 
-def padded(item: Field, rows: Sequence[Row], widths: tuple[int, int], pad_token_id: int) -> Tensor:
+def padded(item: Field, rows: Sequence[RowSource], widths: tuple[int, int], pad_token_id: int) -> Tensor:
     """Return a field of all rows, each written to its place at once; `widths` are those of prompts and responses."""
     prompt_width, response_width = widths
     first = item.values(rows[0])
     width = {"prompt": (prompt_width,), "tokens": (prompt_width + response_width,), "row": ()}
     shape = (len(rows), *width.get(item.place, (response_width,)), *first.shape[1:])
     padding = pad_token_id if item.padding == "pad_token_id" else item.padding or 0
-    made = np.full(shape, padding, dtype=torch.empty(0, dtype=item.dtype).numpy().dtype)
+    array = np.full(shape, padding, dtype=torch.empty(0, dtype=item.dtype).numpy().dtype)
     for index, row in enumerate(rows):
         values = item.values(row)
         if item.place == "row":
-            made[index] = values[0]
+            array[index] = values[0]
         elif item.place == "policy":
             mask = row.response_mask.astype(bool)
-            made[index, : len(mask)][mask] = values
+            array[index, : len(mask)][mask] = values
         else:
             start = 0 if item.place == "response" else prompt_width - len(row.sequence.prompt_ids)
-            made[index, start : start + len(values)] = values
-    return torch.from_numpy(made)
+            array[index, start : start + len(values)] = values
+    return torch.from_numpy(array)

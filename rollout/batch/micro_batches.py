@@ -1,4 +1,4 @@
-"""Which rows of a batch make a part of it, so that each part keeps to a number of tokens."""
+"""Division of a batch's rows into parts that each keep to a number of tokens."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def packed_parts(lengths: Sequence[int], most: int, parts: int) -> Parts:
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for number in range(max(parts, -(-sum(lengths) // most)), len(lengths) + 1):
-        made: Parts = [[] for _ in range(number)]
+        bins: Parts = [[] for _ in range(number)]
         loads = [(0, place) for place in range(number)]
         for row in order:
             load, place = loads[0]
-            made[place].append(row)
+            bins[place].append(row)
             heapq.heapreplace(loads, (load + lengths[row], place))
         if max(loads)[0] <= most:
             break
-    return made
+    return bins
 
 
 _Run = tuple[int, ...]
@@ -95,24 +95,24 @@ def _even_runs(order: Sequence[int], grow: _Grow, most: int, parts: int) -> Part
             high = middle
         else:
             low = middle + 1
-    made = _runs(count, grow, high)
-    while len(made) < number:
-        longest = max(range(len(made)), key=lambda place: len(made[place]))
-        whole = made[longest]
-        made[longest : longest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
-    return [[order[place] for place in run] for run in made]
+    runs = _runs(count, grow, high)
+    while len(runs) < number:
+        longest = max(range(len(runs)), key=lambda place: len(runs[place]))
+        whole = runs[longest]
+        runs[longest : longest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+    return [[order[place] for place in run] for run in runs]
 
 
 def _runs(count: int, grow: _Grow, most: int) -> Parts:
     """The places from 0 to `count` in runs, each as long as the bound allows."""
-    made: Parts = []
+    runs: Parts = []
     run: _Run = ()
     for place in range(count):
         longer = grow(run, place)
-        if made and longer[0] <= most:
-            made[-1].append(place)
+        if runs and longer[0] <= most:
+            runs[-1].append(place)
         else:
             longer = grow((), place)
-            made.append([place])
+            runs.append([place])
         run = longer
-    return made
+    return runs

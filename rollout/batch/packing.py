@@ -117,9 +117,9 @@ class Packed:
             ConfigError: the values are of another number of tokens.
         """
         _require(values, len(self), "values")
-        made = values.new_full((len(self.prompt_lengths), sum(self.widths), *values.shape[1:]), padding)
-        made[self.row_ids, self.widths[0] - self.prompt_lengths[self.row_ids] + self.position_ids] = values
-        return made
+        padded = values.new_full((len(self.prompt_lengths), sum(self.widths), *values.shape[1:]), padding)
+        padded[self.row_ids, self.widths[0] - self.prompt_lengths[self.row_ids] + self.position_ids] = values
+        return padded
 
 
 def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
@@ -141,14 +141,14 @@ def pack(batch: Batch, advantages: Tensor | None = None) -> Packed:
 
     lengths = tokens.sum(dim=1)
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    given = None if advantages is None else flat(_per_token(advantages, batch), 0)
+    of_tokens = None if advantages is None else flat(_per_token(advantages, batch), 0)
     return Packed(
         **{item.name: of(item) for item in PACKED},
         row_ids=torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths),
         cu_seqlens=ends.to(torch.int32),
         prompt_lengths=tokens[:, :width].sum(dim=1),
         widths=(width, batch.responses.shape[1]),
-        advantages=given,
+        advantages=of_tokens,
         aligned={name: flat(value, payload_padding(value.dtype)) for name, value in batch.aligned.items()},
     )
 
@@ -174,16 +174,16 @@ def log_probs_at(logits: Tensor, ids: Tensor, parents: Tensor, where: Tensor, te
 
 def _per_token(advantages: Tensor, batch: Batch) -> Tensor:
     """float32 `[rows, response]`, 0 where the policy did not sample."""
-    given = advantages.to(batch.responses.device, torch.float32)
-    if given.shape == batch.rewards.shape:
-        given = given[:, None].expand(batch.responses.shape)
-    if given.shape != batch.responses.shape:
+    values = advantages.to(batch.responses.device, torch.float32)
+    if values.shape == batch.rewards.shape:
+        values = values[:, None].expand(batch.responses.shape)
+    if values.shape != batch.responses.shape:
         rows, response = batch.responses.shape
         raise ConfigError(f"advantages must be [{rows}] or [{rows}, {response}], got {list(advantages.shape)}")
     policy = batch.response_mask.bool()
-    if not bool(given[policy].isfinite().all()):
+    if not bool(values[policy].isfinite().all()):
         raise ConfigError("the advantages of the policy's tokens must be finite")
-    return given.masked_fill(~policy, 0.0)
+    return values.masked_fill(~policy, 0.0)
 
 
 def _require(values: Tensor, tokens: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Which beginnings rows of tokens have in common."""
+"""Beginnings that rows of tokens have in common."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">i8").tobytes())  # by bytes is by numbers then
     shared = [0]
     for last, row in itertools.pairwise(order):
-        one, other = rows[last], rows[row]
-        size = min(len(one), len(other))
-        apart = np.flatnonzero(one[:size] != other[:size])
+        before, other = rows[last], rows[row]
+        size = min(len(before), len(other))
+        apart = np.flatnonzero(before[:size] != other[:size])
         shared.append(int(apart[0]) if len(apart) else size)
     return order, shared
 
@@ -34,7 +34,7 @@ def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[
 def prefix_keys(
     ids: NDArray[np.int64], aligned: Mapping[str, NDArray[Any]], split_by: Sequence[str] | None = None
 ) -> NDArray[np.int64]:
-    """What decides which tokens are shared: int64 `[tokens]`, equal where the ids are, and the payloads named.
+    """Keys that decide which tokens are shared: int64 `[tokens]`, equal where the ids are, and the payloads named.
 
     Args:
         ids: int64 `[tokens]`.
@@ -51,7 +51,7 @@ def prefix_keys(
         if name not in aligned:
             raise ConfigError(f"the batch has no payload {name!r}; it has {', '.join(aligned) or 'none'}")
     columns = [ids[:, None], *(aligned[name].reshape(len(ids), -1) for name in names)]
-    parts = [np.ascontiguousarray(one).view(np.uint8).reshape(len(ids), -1) for one in columns]
+    parts = [np.ascontiguousarray(column).view(np.uint8).reshape(len(ids), -1) for column in columns]
     joined = np.ascontiguousarray(np.hstack(parts))
     whole: NDArray[Any] = joined.view(np.dtype((np.void, joined.shape[1])))[:, 0]
     return np.unique(whole, return_inverse=True)[1].astype(np.int64)

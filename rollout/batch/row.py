@@ -1,4 +1,4 @@
-"""`Row`: what one row of a batch is made from."""
+"""`RowSource`: what one row of a batch is made from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from toolgym.rollout.trajectory.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one row of a batch is made from, and is compared with.
+class RowSource:
+    """The source of one row of a batch, which the row is also compared with.
 
     Attributes:
         trajectory: the trajectory.
@@ -68,7 +68,7 @@ def rows_of(
     groups: Sequence[str],
     version_numbers: Mapping[str, int],
     reward_placement: RewardPlacement,
-) -> list[Row]:
+) -> list[RowSource]:
     """The rows that trajectories make. A sequence without a sampled token, where the engine gave nothing, makes none.
 
     Args:
@@ -82,7 +82,7 @@ def rows_of(
     """
     numbers = {group: number for number, group in enumerate(groups)}
     return [
-        Row(
+        RowSource(
             trajectory,
             sequence,
             trajectory.id if len(trajectory.sequences) == 1 else f"{trajectory.id}/{part}",

@@ -131,20 +131,20 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
     before = slice(0, 0)
     for row, kept in zip(order, shared, strict=True):
         here = slice(starts[row], starts[row + 1])
-        split, made = here.start + kept, begins[-1]
-        new = np.arange(made, made + here.stop - split)
+        split, start = here.start + kept, begins[-1]
+        new = np.arange(start, start + here.stop - split)
         nodes[here.start : split] = nodes[before.start : before.start + kept]
         nodes[split : here.stop] = new
         parents.append(np.append(nodes[split - 1] if kept else -1, new[:-1])[: len(new)])
         first.append(np.arange(split, here.stop))
-        begins.append(made + len(new))
+        begins.append(start + len(new))
         before = here
     ends = _ends([len(rows[row]) for row in order], shared, begins)
     return _tree(packed, nodes, np.concatenate(parents), np.concatenate(first), ends).to(device)
 
 
 def _ends(lengths: Sequence[int], shared: Sequence[int], begins: Sequence[int]) -> NDArray[np.int64]:
-    """Where the nodes below each node end: int64 `[nodes]`.
+    """The ends of the nodes below each node: int64 `[nodes]`.
 
     Args:
         lengths: tokens of each row.
@@ -166,7 +166,7 @@ def _tree(
     first: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> Tree:
-    at, given = torch.from_numpy(nodes), packed.advantages
+    at, advantages = torch.from_numpy(nodes), packed.advantages
     return Tree(
         input_ids=packed.input_ids[first],
         parents=torch.from_numpy(parents),
@@ -174,7 +174,7 @@ def _tree(
         ends=torch.from_numpy(ends),
         first=torch.from_numpy(first),
         counts=torch.zeros(len(first), dtype=torch.int64).index_add_(0, at, packed.response_mask),
-        weights=None if given is None else torch.zeros(len(first)).index_add_(0, at, given),
+        weights=None if advantages is None else torch.zeros(len(first)).index_add_(0, at, advantages),
         nodes=at,
         packed=packed,
     )

@@ -1,4 +1,4 @@
-"""What is said of a model or tokenizer that cannot be loaded, by its folder or by its name on the model hub."""
+"""Error messages for models and tokenizers that fail to load."""
 
 from __future__ import annotations
 
@@ -63,14 +63,16 @@ def why_not_loaded(source: object, error: BaseException) -> str:
         source: a folder or a hub name.
         error: what the loader raised.
     """
-    said = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()) or type(error).__name__
     folder = Path(str(source))
     if folder.exists():
-        return said
-    siblings = [one.name for one in folder.parent.iterdir() if one.is_dir()] if folder.parent.is_dir() else []
+        return reason
+    siblings = (
+        [sibling.name for sibling in folder.parent.iterdir() if sibling.is_dir()] if folder.parent.is_dir() else []
+    )
     parts = [f"there is no such folder here{nearest(folder.name, siblings)}"]
     if not _is_unreachable(error):
-        parts.append(f"the model hub's answer is: {said}")
+        parts.append(f"the model hub's answer is: {reason}")
     else:
         offline = constants.is_offline_mode()
         parts.append("its files are not in the hub's cache on this machine")

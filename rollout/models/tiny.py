@@ -1,4 +1,4 @@
-"""Where the tiny policy lies: a small model that ships with the library, for tests, examples, first steps."""
+"""Path of the tiny policy, a small model that ships with the library, for tests, examples, first steps."""
 
 from __future__ import annotations
 

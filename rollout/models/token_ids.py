@@ -52,12 +52,12 @@ class TokenIds(Sequence[int]):
         more = ids if isinstance(ids, TokenIds) else TokenIds(ids)
         if not self._size or not more._size:
             return more if more._size else self
-        made = object.__new__(TokenIds)
-        made._first, made._rest = self._first, self._rest + more.as_tuple()
-        made._size = self._size + more._size
-        made.least = self.least if self.least < more.least else more.least
-        made.greatest = self.greatest if self.greatest > more.greatest else more.greatest
-        return made
+        copy = object.__new__(TokenIds)
+        copy._first, copy._rest = self._first, self._rest + more.as_tuple()
+        copy._size = self._size + more._size
+        copy.least = self.least if self.least < more.least else more.least
+        copy.greatest = self.greatest if self.greatest > more.greatest else more.greatest
+        return copy
 
     def as_tuple(self) -> tuple[int, ...]:
         """The ids as a tuple, made anew at each call where they have grown."""
@@ -126,11 +126,11 @@ def _whole_numbers(ids: Iterable[int]) -> NDArray[Any]:
         ConfigError: one is no whole number.
     """
     try:
-        given = ids if isinstance(ids, np.ndarray) else tuple(ids)
-        array = np.asarray(given)
+        values = ids if isinstance(ids, np.ndarray) else tuple(ids)
+        array = np.asarray(values)
         if array.ndim == 1 and array.dtype.kind in "iu":
             return array
-        return np.array([*map(operator.index, given)], dtype=object)
+        return np.array([*map(operator.index, values)], dtype=object)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"token ids must be integers: {error}") from error
 

@@ -83,9 +83,9 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"expected a JSON object in {str(file)!r}: {error}") from error
         listed = named if isinstance(named, list) else [] if named is None else [named]
-        if any(type(one) is not int for one in listed):
+        if any(type(token_id) is not int for token_id in listed):
             raise ConfigError(f"expected an id or a list of ids as eos_token_id in {str(file)!r}, got {named!r}")
-        ends += [one for one in listed if 0 <= one < len(tokenizer)]
+        ends += [token_id for token_id in listed if 0 <= token_id < len(tokenizer)]
     return tuple(dict.fromkeys(ends))
 
 
@@ -96,7 +96,7 @@ def _generation_config(source: str) -> Path | None:
     if not source or Path(source).is_absolute():
         return None
     try:
-        found = try_to_load_from_cache(source, _GENERATION)
+        cached = try_to_load_from_cache(source, _GENERATION)
     except HFValidationError:  # it was a folder, which is gone
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None

@@ -16,8 +16,8 @@ from toolgym.rollout.job import EpisodeKey, current_episode
 from toolgym.rollout.recording.lines import (
     FORMAT,
     FORMAT_VERSION,
+    LastPrompts,
     Line,
-    Prompts,
     check_header,
     episode_of,
     generation_from_json,
@@ -57,7 +57,7 @@ class CassetteWriter:
     def __init__(self, path: str | Path, *, kept: Iterable[Line] | None = None) -> None:
         self.path = Path(path)
         self._digest = ""
-        self._prompts = Prompts()
+        self._prompts = LastPrompts()
         self._counts: Counter[str] = Counter()
         try:
             if kept is None:
@@ -203,7 +203,7 @@ class Cassette:
             ConfigError: it is no recording, of another version, or was edited; names the line.
         """
         cassette = cls(Path(path))
-        prompts = Prompts()
+        prompts = LastPrompts()
         for number, line in read_lines(cassette.path, allow_edited=allow_edited):
             try:
                 cassette._take(number, line, prompts)
@@ -213,7 +213,7 @@ class Cassette:
             same.sort(key=lambda recorded: recorded.number)
         return cassette
 
-    def _take(self, number: int, line: Line, prompts: Prompts) -> None:
+    def _take(self, number: int, line: Line, prompts: LastPrompts) -> None:
         kind = line["kind"]
         if kind == "engine":
             self.engine = line
@@ -310,7 +310,7 @@ def generations_of(path: Path) -> Iterator[tuple[EpisodeKey | None, str, Generat
         except ValueError:
             first_line = None
         check_header(path, first_line, oldest=FORMAT_VERSION)
-        prompts, broken = Prompts(), 0
+        prompts, broken = LastPrompts(), 0
         for raw in file:
             body, stated, expected = split_line(raw, digest)
             digest = stated or digest

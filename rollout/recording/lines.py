@@ -58,7 +58,7 @@ Line: TypeAlias = dict[str, Any]
 _log = logging.getLogger("toolgym.rollout")
 
 
-class Prompts(dict[EpisodeKey | None, list[int]]):
+class LastPrompts(dict[EpisodeKey | None, list[int]]):
     """The last prompt of each episode, from which the next one is told by what it adds."""
 
     def shortened(self, episode: EpisodeKey | None, prompt_ids: Sequence[int]) -> tuple[int, list[int]]:
@@ -74,7 +74,7 @@ class Prompts(dict[EpisodeKey | None, list[int]]):
         return self[episode]
 
 
-class Request(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A recorded request to an engine."""
 
     key: str
@@ -82,7 +82,7 @@ class Request(NamedTuple):
     params: SamplingParams
 
 
-def read_request(line: Line, prompts: Prompts) -> Request:
+def read_request(line: Line, prompts: LastPrompts) -> RecordedRequest:
     """Read the request of a `generate` line.
 
     Raises:
@@ -91,7 +91,7 @@ def read_request(line: Line, prompts: Prompts) -> Request:
     episode = episode_of(line)
     prompt = prompts.whole(episode, line["shared"], line["prompt"])
     params = SamplingParams(**{**line["params"], "stop_token_ids": tuple(line["params"]["stop_token_ids"])})
-    return Request(generate_key(episode, prompt, params), prompt, params)
+    return RecordedRequest(generate_key(episode, prompt, params), prompt, params)
 
 
 def episode_of(line: Line) -> EpisodeKey | None:

@@ -24,9 +24,9 @@ def redacted(value: Any) -> Any:
 
 def _redact(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: REDACTED if SECRET.search(name) and one else _redact(one) for name, one in value.items()}
+        return {name: REDACTED if SECRET.search(name) and item else _redact(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_redact(one) for one in value]
+        return [_redact(item) for item in value]
     return value
 
 

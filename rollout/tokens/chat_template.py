@@ -128,7 +128,7 @@ class ChatTemplate:
         generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """What the template makes of messages.
+        """Render messages.
 
         Args:
             messages: at least one.

@@ -31,7 +31,7 @@ except ImportError as error:
 
 @dataclass(frozen=True)
 class ContextState:
-    """Where the conversation stands when a policy is asked.
+    """Size of the conversation when a policy is asked.
 
     Attributes:
         tokens: tokens that the context would have if the messages stayed as they are.
@@ -55,7 +55,7 @@ class ContextPolicy:
 
     @property
     def name(self) -> str:
-        """What `TokenSequence.start_reason` says of the sequences that it began."""
+        """The `TokenSequence.start_reason` of the sequences that it begins."""
         return type(self).__name__
 
     @property
@@ -177,7 +177,7 @@ class CutToolResults(ContextPolicy):
 
 
 def _span(places: Encoding, index: int) -> tuple[int, int]:
-    """Where in its text a token begins and ends. One by one: the list of all takes a tenth of the encoding's time."""
+    """Begin and end of a token in its text. One by one: the list of all takes a tenth of the encoding's time."""
     span = places.token_to_chars(index)
     assert span is not None
     return span
@@ -230,29 +230,29 @@ def read_context(policies: Any) -> tuple[ContextPolicy, ...]:
         policies = [policies]
     if not isinstance(policies, Sequence):
         raise ConfigError(f"context must be a list of context policies, got {policies!r}")
-    return tuple(one if isinstance(one, ContextPolicy) else _make_policy(one) for one in policies)
+    return tuple(policy if isinstance(policy, ContextPolicy) else _make_policy(policy) for policy in policies)
 
 
 _OWN = ("CutToolResults", "KeepToolResults", "Summarize")
 
 
-def _make_policy(given: Any) -> ContextPolicy:
-    name = given.get("name") if isinstance(given, Mapping) else given
+def _make_policy(spec: Any) -> ContextPolicy:
+    name = spec.get("name") if isinstance(spec, Mapping) else spec
     if isinstance(name, str) and ":" not in name:
         if name not in _OWN:
             raise UnknownNameError(
                 f"there is no context policy {name!r}{nearest(name, _OWN)}: expected {', '.join(_OWN)} or "
                 "package.module:name"
             )
-        given = {"kwargs": {}, **(given if isinstance(given, Mapping) else {}), "name": f"{__name__}:{name}"}
-    make = named_factory(given, "a context policy", f"one of {', '.join(_OWN)}")
+        spec = {"kwargs": {}, **(spec if isinstance(spec, Mapping) else {}), "name": f"{__name__}:{name}"}
+    make = named_factory(spec, "a context policy", f"one of {', '.join(_OWN)}")
     try:
-        made = make()
+        policy = make()
     except TypeError as error:
-        raise ConfigError(f"the context policy {given!r} cannot be made: {error}") from error
-    if not isinstance(made, ContextPolicy):
-        raise ConfigError(f"{given!r} must give a context policy, got {made!r}")
-    return made
+        raise ConfigError(f"the context policy {spec!r} cannot be made: {error}") from error
+    if not isinstance(policy, ContextPolicy):
+        raise ConfigError(f"{spec!r} must give a context policy, got {policy!r}")
+    return policy
 
 
 def checked_messages(giver: str, messages: Any) -> list[Message]:

@@ -33,7 +33,7 @@ from toolgym.tools.parsers import ParsedTurn, split_reasoning
 
 @dataclass(frozen=True)
 class Extension:
-    """How a conversation would go on: messages and the tokens that they lead to.
+    """Possible continuation of a conversation: messages and the tokens that they lead to.
 
     Attributes:
         messages: the conversation as the policy is to see it.
@@ -196,7 +196,7 @@ class Conversation:
         return observation if self._history is HistoryMode.APPEND else [*self.view, *observation]
 
     def extended_with(self, observation: Sequence[Message], *, most: int | None = None) -> Extension:
-        """How the conversation goes on with new messages. Nothing changes before `apply`.
+        """Continue the conversation with new messages. Nothing changes before `apply`.
 
         Args:
             observation: the new messages.
@@ -215,7 +215,7 @@ class Conversation:
         return Extension(view, added, None, "", len(self.context) + len(added))
 
     def rewritten(self, view: list[Message], start_reason: str, *, most: int | None = None) -> Extension:
-        """How the conversation goes on with messages; any of them may have changed. Nothing changes before `apply`.
+        """Continue the conversation with messages; any of them may have changed. Nothing changes before `apply`.
 
         Turns that are kept as text are rendered as they were read where the template refuses the text: some templates
         take no tool result without a structured call before it.
@@ -241,11 +241,11 @@ class Conversation:
         left = list(self._readings)
         structured: list[Message] = []
         for message, behind in zip(view, [*view[1:], None], strict=True):
-            same = [one for one in left if one.text == message["content"]] if _is_text(message) else []
+            same = [turn for turn in left if turn.text == message["content"]] if _is_text(message) else []
             if same:
-                found = next((one for one in same if behind is not None and one.is_answered_by(behind)), same[0])
-                left.remove(found)
-                message = found.message
+                match = next((turn for turn in same if behind is not None and turn.is_answered_by(behind)), same[0])
+                left.remove(match)
+                message = match.message
             structured.append(message)
         return structured
 

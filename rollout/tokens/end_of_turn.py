@@ -1,4 +1,4 @@
-"""Where an assistant's turn ends in rendered text, found by experiment.
+"""The end of an assistant's turn in rendered text, found by experiment.
 
 A turn ends with the token that the policy samples when it is done. Templates differ in which token that is: the same
 one always (`<|im_end|>`), one after an answer and another after a tool call (gpt-oss), one that opens the tool's
@@ -26,7 +26,7 @@ _ID = "\0id\0"
 
 
 class Terminator(NamedTuple):
-    """What a template writes after a turn's own text, up to its end.
+    """Text that a template writes after a turn's own text, up to its end.
 
     Attributes:
         text: all of it, `end` included; `_ID` where it holds the call's id.
@@ -39,7 +39,7 @@ class Terminator(NamedTuple):
 
 @dataclass(frozen=True)
 class EndOfTurn:
-    """How turns end in one template.
+    """Ends of turns in one template.
 
     Attributes:
         answer: after an answer; what the policy samples first, then other forms that the template gives it later.
@@ -64,18 +64,18 @@ class EndOfTurn:
 
     @property
     def history(self) -> Terminator:
-        """What closes a turn that the conversation goes on from."""
+        """The terminator of a turn that the conversation goes on from."""
         return self.answer[-1] if self.answer else Terminator(self.markers[0], self.markers[0])
 
     @property
     def sampled(self) -> tuple[str, ...]:
         """The tokens that end the policy's turns."""
-        return tuple(dict.fromkeys([*(one.end for one in self.answer[:1] + self.call), *self.markers]))
+        return tuple(dict.fromkeys([*(terminator.end for terminator in self.answer[:1] + self.call), *self.markers]))
 
     @property
     def known(self) -> tuple[str, ...]:
         """All tokens that end a turn, those that only the template writes included."""
-        return tuple(dict.fromkeys([*self.sampled, *(one.end for one in self.answer)]))
+        return tuple(dict.fromkeys([*self.sampled, *(terminator.end for terminator in self.answer)]))
 
     def cut(self, encoder: SafeEncoder, text: str, mark: str, turn: Message) -> tuple[str, str]:
         """Split rendered text after the turn whose last written word is `mark`.
@@ -104,9 +104,9 @@ class EndOfTurn:
             written = (self.call_text or "").replace(_ID, call_id) if calls else ""
             if self.ends_with_next_role and text.startswith(written, at):
                 start = at + len(written)
-                found = encoder.first_control(text, start)
-                if found is not None and not text[start : found.start()].strip():
-                    return found.group(), text[found.end() :]
+                control = encoder.first_control(text, start)
+                if control is not None and not text[start : control.start()].strip():
+                    return control.group(), text[control.end() :]
         raise TemplateError(
             "the chat template drops an assistant message, or ends its turn in another way, once such messages follow, "
             "so the conversation cannot be extended turn by turn"
@@ -150,19 +150,19 @@ def find_end_of_turn(
     if alone is None:
         raise TemplateError("the chat template drops the content of assistant messages")
     later = _try(template, mark, [asked, assistant(mark), again])
-    own, seen = _run(encoder, alone), _run(encoder, later or "")
-    openers = frozenset(one.end for one in _run(encoder, template.render([asked]))) - {*own_ends}
+    ending, seen = _run(encoder, alone), _run(encoder, later or "")
+    openers = frozenset(terminator.end for terminator in _run(encoder, template.render([asked]))) - {*own_ends}
     closing = _Closing(own_ends, openers)
-    shared = closing.of([here for here, there in zip(own, seen, strict=False) if here == there])
+    shared = closing.of([here for here, there in zip(ending, seen, strict=False) if here == there])
     answer: tuple[Terminator, ...] = ()
     markers: tuple[str, ...] = ()
     if shared is not None:
         answer = (shared,)
-    elif own and own[0].end not in openers:
-        answer = own[:1]
+    elif ending and ending[0].end not in openers:
+        answer = ending[:1]
         after_user = _run(encoder, _try(template, mark, [user(mark)]) or "")
         # The turn ends otherwise once the conversation goes on, with a token that messages of others end with as well.
-        if seen and seen[0].end in (own[0].end, *(one.end for one in after_user[:1])):
+        if seen and seen[0].end in (ending[0].end, *(terminator.end for terminator in after_user[:1])):
             answer += seen[:1]
     elif seen:
         before_user = encoder.all_controls(template.render([user(mark)]).rpartition(mark)[0])
@@ -190,9 +190,9 @@ def find_end_of_turn(
     template.json_arguments = json_arguments
     if markers and call_text is not None:
         after = _try(template, mark, [asked, called(mark, [name]), tool("z", tool_call_id=PROBE_IDS[0], name=name)])
-        found = encoder.first_control(after or "", len(call_text.replace(_ID, PROBE_IDS[0])))
-        if found is not None:
-            markers = tuple(dict.fromkeys([*markers, found.group()]))
+        control = encoder.first_control(after or "", len(call_text.replace(_ID, PROBE_IDS[0])))
+        if control is not None:
+            markers = tuple(dict.fromkeys([*markers, control.group()]))
     return EndOfTurn(answer, call, bool(markers), call_text, markers, json_arguments)
 
 
@@ -209,10 +209,10 @@ class _Closing(NamedTuple):
 
     def of(self, run: Sequence[Terminator]) -> Terminator | None:
         """The last of the own ends, or the last token before an opener; None where there is neither."""
-        known = [one for one in run if one.end in self.own_ends]
-        before = list(itertools.takewhile(lambda one: one.end not in self.openers, run))
-        found = known or before
-        return found[-1] if found else None
+        known = [terminator for terminator in run if terminator.end in self.own_ends]
+        before = list(itertools.takewhile(lambda terminator: terminator.end not in self.openers, run))
+        chosen = known or before
+        return chosen[-1] if chosen else None
 
 
 def _call_terminator(
@@ -223,7 +223,7 @@ def _call_terminator(
     answer: Sequence[Terminator],
     closing: _Closing,
 ) -> Terminator | None:
-    """What stands after the last call; without an end where the template has none, None where it renders no calls."""
+    """The terminator of the last call; without an end if the template has none, None if it renders no calls."""
     message = called(mark, names)
     results = [tool("z", tool_call_id=PROBE_IDS[number], name=name) for number, name in enumerate(names)]
     alone = _try(template, mark, [user("x"), message], generation_prompt=False)
@@ -234,21 +234,21 @@ def _call_terminator(
     if not answer:
         return Terminator(alone, "") if later.startswith(alone) else None
     shared = shared_beginning(alone, later)
-    run = [Terminator(shared[: one.end()], one.group()) for one in encoder.all_controls(shared)]
-    as_answer = next((one for one in run if one.end == answer[0].end), None)
+    run = [Terminator(shared[: control.end()], control.group()) for control in encoder.all_controls(shared)]
+    as_answer = next((terminator for terminator in run if terminator.end == answer[0].end), None)
     if as_answer is not None:
         return as_answer
-    found = closing.of(run)
-    if found is not None and found.end in _between_calls(template, mark, names[0]):
+    sampled = closing.of(run)
+    if sampled is not None and sampled.end in _between_calls(template, mark, names[0]):
         # It closes each call, and what the template writes next ends the turn: Gemma 4 opens the tool's response.
-        follows = encoder.first_control(later, len(found.text))
-        if follows is not None and not later[len(found.text) : follows.start()].strip():
+        follows = encoder.first_control(later, len(sampled.text))
+        if follows is not None and not later[len(sampled.text) : follows.start()].strip():
             return Terminator(later[: follows.end()], follows.group())
-    return found
+    return sampled
 
 
 def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:
-    """What the template writes between two calls of one turn; empty where it does not render two."""
+    """The text between two calls of one turn; empty if it does not render two."""
     try:
         parts = template.render([user("x"), called(mark, [name, name])], generation_prompt=False).split(mark)
     except TemplateError:
@@ -256,19 +256,19 @@ def _between_calls(template: ChatTemplate, mark: str, name: str) -> str:
     return parts[1] if len(parts) == 3 else ""
 
 
-def shared_beginning(one: str, other: str) -> str:
+def shared_beginning(text: str, other: str) -> str:
     """The longest text that both begin with."""
-    pairs = zip(one, other, strict=False)
-    return one[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))]
+    pairs = zip(text, other, strict=False)
+    return text[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(text), len(other)))]
 
 
 def _run(encoder: SafeEncoder, text: str) -> tuple[Terminator, ...]:
     """The control tokens that a text begins with, nothing but white space between them."""
     run: list[Terminator] = []
     at = 0
-    while (found := encoder.first_control(text, at)) is not None and not text[at : found.start()].strip():
-        at = found.end()
-        run.append(Terminator(text[:at], found.group()))
+    while (control := encoder.first_control(text, at)) is not None and not text[at : control.start()].strip():
+        at = control.end()
+        run.append(Terminator(text[:at], control.group()))
     return tuple(run)
 
 
@@ -276,8 +276,8 @@ def _text_after(
     template: ChatTemplate, mark: str, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
 ) -> str | None:
     text = template.render(cast(Sequence[Message], messages), generation_prompt=generation_prompt)
-    _, found, tail = text.rpartition(mark)
-    return tail if found else None
+    _, middle, tail = text.rpartition(mark)
+    return tail if middle else None
 
 
 def _try(

@@ -104,16 +104,16 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         # What transformers wraps around it, for nothing, is half of the time.
-        own = type(tokenizer).decode is not PreTrainedTokenizerBase.decode
-        own = own or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
-        self._backend = None if own else tokenizer.backend_tokenizer
+        replaced = type(tokenizer).decode is not PreTrainedTokenizerBase.decode
+        replaced = replaced or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
+        self._backend = None if replaced else tokenizer.backend_tokenizer
         self.tools = [schema.to_openai() for schema in tools]
         variables = dict(template_kwargs or {})
         self._encoder = encoder = SafeEncoder.of(tokenizer)
-        shown = [_map_strings(one, encoder.protect_whole) for one in self.tools]
+        shown = [_map_strings(tool, encoder.protect_whole) for tool in self.tools]
         self._template = ChatTemplate(tokenizer, shown, variables, now)
         end_ids = end_token_ids(tokenizer)
-        own_ends = [encoder.contents_by_id[one] for one in end_ids if one in encoder.control_ids]
+        own_ends = [encoder.contents_by_id[token_id] for token_id in end_ids if token_id in encoder.control_ids]
         analysis = analyze(self._template, encoder, variables, own_ends)
         self._ends = ends = analysis.ends
         self.facts = analysis.facts
@@ -130,7 +130,7 @@ class ChatRenderer:
         self.end_of_turn_id = encoder.id_of(self.end_of_turn)
         self._stops = frozenset(self.stop_token_ids)
         self._closing_ids = encoder.encode(ends.history.text)
-        self._answer_ends = frozenset(encoder.id_of(one.end) for one in ends.answer)
+        self._answer_ends = frozenset(encoder.id_of(terminator.end) for terminator in ends.answer)
         self._kept_prompt = functools.lru_cache(_PROMPTS)(
             lambda key, most: TokenIds(self.prompt([cast(Message, dict(pairs)) for pairs in key], most=most))
         )
@@ -246,7 +246,7 @@ class ChatRenderer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _missing(self, turn: Sequence[int], starts_open: bool | None = None) -> list[int]:
-        """What a turn lacks of the closing of an answer."""
+        """The ids that a turn lacks of the closing of an answer."""
         closing = self._closing_ids
         if turn and turn[-1] in self._answer_ends:
             return []
@@ -313,7 +313,7 @@ class ChatRenderer:
     # ------------------------------------------------------------------ text
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
-        """What the template makes of messages, as text. Foreign text is rendered as it is."""
+        """Render messages as text. Foreign text is rendered as it is."""
         shown = None if tools else ()
         rendered = self._template.render(messages, generation_prompt=generation_prompt, tools=shown)
         return self._encoder.restore(rendered)
@@ -366,11 +366,11 @@ class ChatRenderer:
 
     def _safe_message(self, message: Message) -> Message:
         protect = self._encoder.protect
-        own = _OWN if message["role"] == "assistant" else ()
+        fields = _OWN if message["role"] == "assistant" else ()
         safe: dict[str, Any] = {}
         value: Any
         for key, value in message.items():
-            if key == "role" or key in own:
+            if key == "role" or key in fields:
                 safe[key] = value
             elif isinstance(value, str):
                 safe[key] = protect(value)

@@ -103,10 +103,10 @@ class SafeEncoder:
         """The encoder of a tokenizer, made once and again only when its added tokens change."""
         added = tokenizer.added_tokens_decoder
         state = tuple((index, str(token.content), token.special) for index, token in added.items())
-        found = _made.get(tokenizer)
-        if found is None or found[0] != state:
-            found = _made[tokenizer] = (state, cls(tokenizer))
-        return found[1]
+        entry = _made.get(tokenizer)
+        if entry is None or entry[0] != state:
+            entry = _made[tokenizer] = (state, cls(tokenizer))
+        return entry[1]
 
     @property
     def contents(self) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ class SafeEncoder:
         if self._may_miss:
             encoding = self._without_missed(text, encoding)
         ids: list[int] = encoding.ids
-        return [self._remap.get(one, one) for one in ids] if self._remap else ids
+        return [self._remap.get(token_id, token_id) for token_id in ids] if self._remap else ids
 
     def plain(self, text: str) -> Encoding:
         """Return the encoding of foreign text on its own, without any control token.
@@ -232,7 +232,7 @@ class SafeEncoder:
             raise TemplateError(f"the text holds a lone surrogate, which has no UTF-8 form: {error}") from error
 
     def _least(self, text: str) -> int:
-        """How many tokens a text has at least, by its length."""
+        """The fewest tokens that a text of this length has."""
         if self._longest_token is None:
             return 0
         return len(text) // (self._longest_token * (COMPOSED if self._composes and not text.isascii() else 1))
@@ -244,8 +244,8 @@ class SafeEncoder:
         after a space only.
         """
         spans = zip(encoding.offsets, encoding.ids, strict=True)
-        found = {at for (start, end), one in spans if one in self._copy_ids for at in range(start, end)}
-        missed = [one for one in self._named.finditer(text) if found.isdisjoint(range(*one.span()))]
+        copied = {at for (start, end), token_id in spans if token_id in self._copy_ids for at in range(start, end)}
+        missed = [name for name in self._named.finditer(text) if copied.isdisjoint(range(*name.span()))]
         if not missed:
             return encoding
         for match in reversed(missed):
@@ -331,9 +331,9 @@ def _renamed(
         raise TemplateError(f"the tokenizer cannot be copied with its control tokens renamed: {error}") from error
     remap = {}
     for index, token in tokenizer.added_tokens_decoder.items():
-        found = copy.token_to_id(names.get(token.content, token.content))
-        if found is None:
+        copy_id = copy.token_to_id(names.get(token.content, token.content))
+        if copy_id is None:
             raise TemplateError(f"the tokenizer's copy lost the added token {token.content!r}")
-        if found != index:
-            remap[found] = index
+        if copy_id != index:
+            remap[copy_id] = index
     return copy, remap, state

@@ -1,4 +1,4 @@
-"""What a chat template does with a conversation that grows, proven by rendering it.
+"""Facts about a chat template and a conversation that grows, proven by rendering it.
 
 A delta is what the template puts between the end of a turn and the next generation. It is taken from a short *probe*
 conversation, so that its cost depends on the new messages only. Whether the probe's delta is the one that the whole
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What was proven about a template with its tools and variables.
+    """Proven facts about a template with its tools and variables.
 
     `append_only_*`: rendering the longer conversation changes nothing of what it showed up to the end of the last turn.
     None where the template cannot render such a conversation. `thinking`: the turns carry reasoning.
@@ -115,7 +115,7 @@ class TemplateFacts:
 
 @dataclass(frozen=True)
 class TemplateAnalysis:
-    """How turns end, and the facts."""
+    """Ends of turns, and the facts."""
 
     ends: EndOfTurn
     facts: TemplateFacts
@@ -155,7 +155,7 @@ def probe_conversation(
 
 def _turn_before(messages: Sequence[Message], text: str, plan: Plan) -> Message:
     """An assistant's turn that calls for the results that messages begin with."""
-    answered = list(itertools.takewhile(lambda one: one["role"] == "tool", messages))
+    answered = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
     if plan.calls == "none" or not answered:
         return assistant(text)
     if plan.calls == "one":
@@ -209,7 +209,7 @@ def _has_results(messages: Sequence[Message]) -> bool:
 
 
 class _Truth(NamedTuple):
-    """What the template writes behind the turn of a whole conversation."""
+    """Text that the template writes behind the turn of a whole conversation."""
 
     head: Sequence[Message]
     new: Sequence[Message]
@@ -249,15 +249,15 @@ class _Analyzer:
         return [self._called("earlier", len(contents), ids), *self._results(*contents, ids=ids)]
 
     def _new_messages(self) -> dict[DeltaKind, list[list[Message]]]:
-        one, none, odd = _CONTENTS
-        result, pair = self._results(one), self._results(odd, none)
+        plain, none, odd = _CONTENTS
+        result, pair = self._results(plain), self._results(odd, none)
         return {
             "one result": [self._results(text) for text in _CONTENTS],
-            "several results": [self._results(one, "second probe"), self._results(none, odd, one)],
-            "user": [*([user(text)] for text in _CONTENTS), [], [user(one), user(odd)]],
-            "system": [[system(one)], [system(odd), user(one)]],
-            "results and user": [[*result, user("second probe")], [*pair, user(one)]],
-            "results and system": [[*result, system("second probe")], [*pair, system(one), user(odd)]],
+            "several results": [self._results(plain, "second probe"), self._results(none, odd, plain)],
+            "user": [*([user(text)] for text in _CONTENTS), [], [user(plain), user(odd)]],
+            "system": [[system(plain)], [system(odd), user(plain)]],
+            "results and user": [[*result, user("second probe")], [*pair, user(plain)]],
+            "results and system": [[*result, system("second probe")], [*pair, system(plain), user(odd)]],
         }
 
     def _heads(self) -> list[list[Message]]:
@@ -316,7 +316,9 @@ class _Analyzer:
     def _candidates(self, kind: DeltaKind) -> list[Plan]:
         """Forms of probe, the cheap ones first."""
         calls: tuple[Literal["each", "one", "none"], ...] = ("each", "one", "none")
-        plans = [Plan(one, tools, earlier) for earlier in (False, True) for tools in (False, True) for one in calls]
+        plans = [
+            Plan(calling, tools, earlier) for earlier in (False, True) for tools in (False, True) for calling in calls
+        ]
         if not self.ends.renders_calls:
             return [plan for plan in plans if plan.calls == "none"]
         if kind in ("user", "system"):  # there are no calls but in an outline
@@ -350,7 +352,7 @@ class _Analyzer:
 
     def _check_complete(self, kind: DeltaKind, new: Sequence[Message], delta: str) -> None:
         """Refuse a template that shows a new message elsewhere, or not at all."""
-        missing = [one for one in new if one["content"].strip().split("\n")[0] not in delta]
+        missing = [message for message in new if message["content"].strip().split("\n")[0] not in delta]
         if missing:
             raise TemplateError(
                 f"the chat template does not write a new {missing[0]['role']} message ({kind}) after the turn: "
@@ -392,9 +394,9 @@ class _Analyzer:
 
         begun = shown(lambda: self.template.render([*question, assistant(mark)], tools=few, generation_prompt=False))
         single, pair_of = self._results("7"), self._results("7", "8")
-        one = shown(lambda: self._real(question, self._turns(single)[0], single, few)[1])
+        alone = shown(lambda: self._real(question, self._turns(single)[0], single, few)[1])
         two = shown(lambda: self._real(question, self._turns(pair_of)[0], pair_of, few)[1])
-        merged = None if one is None or two is None else not two.startswith(one.removesuffix(prompt))
+        merged = None if alone is None or two is None else not two.startswith(alone.removesuffix(prompt))
         return TemplateFacts(
             append_only_tool_cycle=keeps(question, call, result),
             append_only_second_tool_cycle=keeps([*question, *cycle], call, result),
@@ -445,11 +447,11 @@ class _Analyzer:
             tail = self.template.render([user("x"), turn], generation_prompt=False).rpartition(self.mark)[2]
         except TemplateError:
             tail = ""
-        found = re.match(r"\s*</think>\s*", tail)
-        return found.group() if found else "\n</think>\n\n"
+        closing = re.match(r"\s*</think>\s*", tail)
+        return closing.group() if closing else "\n</think>\n\n"
 
     def _generation_prompt(self) -> str:
-        """What the template adds after a user's message for the policy to speak."""
+        """Text that the template adds after a user's message for the policy to speak."""
         asked = [user(self.mark)]
         tail, closed = (
             self.template.render(asked, tools=(), generation_prompt=wanted).rpartition(self.mark)[2]
@@ -459,7 +461,7 @@ class _Analyzer:
             return tail[len(closed) :]
         # Something else stands there instead; a control token that begins alike is not half shared.
         at = len(shared_beginning(tail, closed))
-        starts = [found.start() for found in self.encoder.all_controls(tail) if found.start() <= at]
+        starts = [control.start() for control in self.encoder.all_controls(tail) if control.start() <= at]
         return tail[starts[-1] if starts else at :]
 
     def _has_default_system(self) -> bool:

@@ -49,7 +49,7 @@ _PROBE_TOOL = ToolSchema(
 
 
 class Status(StrEnum):
-    """What a case showed."""
+    """Outcome of a case."""
 
     APPEND_ONLY = "append-only"
     """The delta is exact, and the template repeats the earlier conversation unchanged."""
@@ -80,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Report:
+class TemplateReport:
     """All cases of one template.
 
     Attributes:
@@ -115,7 +115,7 @@ def check_template(
     template_kwargs: Mapping[str, Any] | None = None,
     *,
     origin: str = "the model's own",
-) -> Report:
+) -> TemplateReport:
     """Try all cases, each with and without a system prompt where the template takes one.
 
     Args:
@@ -129,18 +129,20 @@ def check_template(
     try:
         checker = _Checker(ChatRenderer(tokenizer, offered, template_kwargs, now=now), now, template_kwargs or {})
     except TemplateError as error:
-        return Report((Case("any turn at all", Status.NOT_SUPPORTED, str(error), True),), None, origin)
+        return TemplateReport((Case("any turn at all", Status.NOT_SUPPORTED, str(error), True),), None, origin)
     asked = [user("What is a fox?")]
     heads = [head for head in ([system("Be brief."), *asked], asked) if not checker.refusal(head)]
     if not heads:
-        return Report((Case("any prompt at all", Status.NOT_SUPPORTED, checker.refusal(asked), True),), None, origin)
+        return TemplateReport(
+            (Case("any prompt at all", Status.NOT_SUPPORTED, checker.refusal(asked), True),), None, origin
+        )
     name = (offered or [_PROBE_TOOL])[0].name
-    found: dict[str, Case] = {}
-    for case in (checker.check(one) for head in heads for one in _conversations(checker, head, name)):
-        known = found.setdefault(case.name, case)
+    cases: dict[str, Case] = {}
+    for case in (checker.check(asked) for head in heads for asked in _conversations(checker, head, name)):
+        known = cases.setdefault(case.name, case)
         if _ORDER.index(case.status) > _ORDER.index(known.status):
-            found[case.name] = case
-    return Report((*found.values(), checker.check_safety(asked, name)), checker.renderer.facts, origin)
+            cases[case.name] = case
+    return TemplateReport((*cases.values(), checker.check_safety(asked, name)), checker.renderer.facts, origin)
 
 
 _ORDER = tuple(Status)
@@ -159,7 +161,7 @@ class _Checker:
         """By transformers itself; arguments as text where nothing else will do."""
         shown = json.loads(json.dumps(messages))
         if self.facts.json_arguments:
-            for function in (call["function"] for one in shown for call in one.get("tool_calls", ())):
+            for function in (call["function"] for message in shown for call in message.get("tool_calls", ())):
                 function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         try:
             if self.facts.uses_date:  # transformers would write the present one, which some templates do to the second
@@ -197,24 +199,28 @@ class _Checker:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def check(self, one: _Conversation) -> Case:
+    def check(self, conversation: _Conversation) -> Case:
         try:
-            status, why = self._look(one)
+            status, why = self._look(conversation)
         except TemplateError as error:
             status, why = Status.NOT_SUPPORTED, str(error)
-            if one.name == "parallel calls" and self.facts.tool_calls_rendered and not self.facts.parallel_calls:
+            if (
+                conversation.name == "parallel calls"
+                and self.facts.tool_calls_rendered
+                and not self.facts.parallel_calls
+            ):
                 why = f"the chat template renders one call per message; with the calls kept as text: {why}"
-        return Case(one.name, status, why, one.required)
+        return Case(conversation.name, status, why, conversation.required)
 
-    def _look(self, one: _Conversation) -> tuple[Status, str]:
-        before = self.render(one.head)
-        prompt = self.renderer.prompt(one.head)
+    def _look(self, conversation: _Conversation) -> tuple[Status, str]:
+        before = self.render(conversation.head)
+        prompt = self.renderer.prompt(conversation.head)
         if prompt != self.encode(before):
             return (
                 Status.WRONG,
                 f"the template writes the prompt {before!r}, and it is {self.renderer.decode(prompt)!r}",
             )
-        whole = self.render([*one.head, one.turn, *one.new])
+        whole = self.render([*conversation.head, conversation.turn, *conversation.new])
         at = whole.rfind(self.mark)
         if at == -1:
             raise TemplateError("the chat template drops an assistant message once such messages follow")
@@ -223,20 +229,22 @@ class _Checker:
         ends = [whole.index(end, at) + len(end) for end in self.ends if end in whole[at:]]
         marker = self.facts.end_of_turn_is_marker  # which belongs to the next message, and may be one of another role
         first = self.encoder.first_control(whole, at)
-        other = marker and "tool_calls" not in one.turn and first is not None and first.group() not in self.ends
-        if one.cut_off or other or not ends:
+        other = (
+            marker and "tool_calls" not in conversation.turn and first is not None and first.group() not in self.ends
+        )
+        if conversation.cut_off or other or not ends:
             ends = [at]
         # Encoded from the mark on: what swallows white space behind it does so here as well.
         word = ("</think>" if self.renderer.opens_thinking else "") + self.mark
         turn = self.encode(word + whole[at : min(ends)])
         truth = self.encode(word + whole[at:])
-        given = turn + self.renderer.extend(one.new, turn, earlier=one.head)
-        if given != truth:
+        extended = turn + self.renderer.extend(conversation.new, turn, earlier=conversation.head)
+        if extended != truth:
             return Status.WRONG, (
                 f"the template writes {self.renderer.decode(truth)!r} from the turn's last word on, and it is "
-                f"{self.renderer.decode(given)!r}"
+                f"{self.renderer.decode(extended)!r}"
             )
-        alone = self.render([*one.head, one.turn], generation_prompt=False)
+        alone = self.render([*conversation.head, conversation.turn], generation_prompt=False)
         if not whole.startswith(before):
             if whole.startswith(before.removesuffix(self.facts.generation_prompt)):
                 return Status.EXACT, "rendered again, the turn does not begin with its generation prompt"
@@ -282,7 +290,7 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
         thought = "Let me see.\nIt is a word."
         return {**message, "reasoning_content": thought, "thinking": thought}  # type: ignore[typeddict-unknown-key]
 
-    one, answer = call(mark), assistant(f"An animal. {mark}")
+    asking, answer = call(mark), assistant(f"An animal. {mark}")
     result, hare = results("an animal"), user("And a hare?")
     first = earlier(1, "a beast")
     cycle = [*asked, *first]
@@ -290,23 +298,23 @@ def _conversations(checker: _Checker, asked: list[Message], name: str) -> list[_
     thought = [*asked, thinking(first[0]), first[1]]
     odd = "naïve ☃ 🦊\u200d 日本語 \u0301 \t end"
     cases = [
-        ("single call", True, asked, one, result),
+        ("single call", True, asked, asking, result),
         ("parallel calls", False, asked, call(mark, 2), results("an animal", "a hunter")),
-        ("second tool cycle", True, cycle, one, results("a hunter")),
-        ("third tool cycle", True, [*cycle, *earlier(2, "a pet")], one, results("a hunter")),
-        ("tool cycle in a later turn", True, later, one, results("a hunter")),
+        ("second tool cycle", True, cycle, asking, results("a hunter")),
+        ("third tool cycle", True, [*cycle, *earlier(2, "a pet")], asking, results("a hunter")),
+        ("tool cycle in a later turn", True, later, asking, results("a hunter")),
         ("parallel calls, second tool cycle", False, cycle, call(mark, 2), results("an animal", "a hunter")),
-        ("thinking", False, asked, thinking(one), result),
-        ("thinking, second tool cycle", False, thought, thinking(one), results("a hunter")),
+        ("thinking", False, asked, thinking(asking), result),
+        ("thinking, second tool cycle", False, thought, thinking(asking), results("a hunter")),
         ("thinking, then the user", False, thought, thinking(answer), [hare]),
         ("retry by the user", True, asked, assistant(f"Look up {mark}"), [user("Call a tool.")]),
         ("new user turn", True, cycle, answer, [hare]),
         ("second new user turn", True, [*later, *earlier(2, "it too")], answer, [user("Thanks.")]),
-        ("result and user", False, asked, one, [*result, user("Go on.")]),
-        ("result and system", False, asked, one, [*result, system("Now in French.")]),
+        ("result and user", False, asked, asking, [*result, user("Go on.")]),
+        ("result and system", False, asked, asking, [*result, system("Now in French.")]),
         ("system in the middle", False, asked, answer, [system("Now in French."), hare]),
-        ("empty content", True, asked, one, results("")),
-        ("unicode", True, asked, one, results(odd)),
+        ("empty content", True, asked, asking, results("")),
+        ("unicode", True, asked, asking, results(odd)),
     ]
     return [
         *(_Conversation(*case) for case in cases),
@@ -385,8 +393,8 @@ def byte_tokenizer(template: str, special: Sequence[str] = ()) -> PreTrainedToke
     backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    found = dict.fromkeys(["<bos>", "<eos>", *special, *_SPECIAL.findall(template)])
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in found])
+    names = dict.fromkeys(["<bos>", "<eos>", *special, *_SPECIAL.findall(template)])
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in names])
     markers = dict.fromkeys(_MARKERS.findall(template))
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in markers])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>")

@@ -1,4 +1,4 @@
-"""How few tokens a text can have, known from its length alone: a text that cannot fit need not be encoded."""
+"""Fewest tokens that a text can have, known from its length only: a text that cannot fit need not be encoded."""
 
 from __future__ import annotations
 
@@ -75,4 +75,4 @@ def _parts(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if component is None:
         return []
     inside = component.get("normalizers") or component.get("pretokenizers")
-    return [component] if inside is None else [part for one in inside for part in _parts(one)]
+    return [component] if inside is None else [part for item in inside for part in _parts(item)]

@@ -1,1 +1,1 @@
-"""What an episode leaves: token sequences, trajectories, and their files."""
+"""Records of episodes: token sequences, trajectories, and their files."""

@@ -1,4 +1,4 @@
-"""What a run says about its failed episodes: one warning a kind, and an error where nothing else came of it."""
+"""Failed episodes of a run: one warning a kind, and an error if all failed at once."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ class FailureLog:
     def lines(self) -> list[str]:
         """One line for each kind of failure, with its count and an example."""
         lines = []
-        for (reason, _), one in self._examples.items():
-            assert one.error is not None
+        for kind, example in self._examples.items():
+            assert example.error is not None
+            place = f"task {example.task_index}, sample {example.sample_index}, turn {example.error.turn}"
             lines.append(
-                f"{self._counts[_kind(one)]} of {self._episodes} episodes failed with {reason.value}; one of them: "
-                f"task {one.task_index}, sample {one.sample_index}, turn {one.error.turn}: {_cause(one)}"
+                f"{self._counts[kind]} of {self._episodes} episodes failed with {kind[0].value}; one of them: {place}: "
+                f"{_cause(example)}"
             )
         return lines
 
@@ -72,8 +73,8 @@ def require_one_that_played(trajectories: Sequence[Trajectory]) -> None:
     Raises:
         RunFailedError: all failed at their first turn, and all in the same way.
     """
-    at_once = all(one.error is not None and one.error.turn == 0 for one in trajectories)
-    if at_once and len({_kind(one) for one in trajectories}) == 1:
+    at_once = all(trajectory.error is not None and trajectory.error.turn == 0 for trajectory in trajectories)
+    if at_once and len({_kind(trajectory) for trajectory in trajectories}) == 1:
         raise RunFailedError(trajectories)
 
 

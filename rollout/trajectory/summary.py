@@ -61,50 +61,54 @@ def summarize(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     Raises:
         ConfigError: they are no trajectories.
     """
-    given = require_trajectories(trajectories)
+    every = require_trajectories(trajectories)
     figures: dict[str, float] = {
-        "episodes": float(len(given)),
-        "groups": float(len({(one.group_id, one.role) for one in given})),
+        "episodes": float(len(every)),
+        "groups": float(len({(trajectory.group_id, trajectory.role) for trajectory in every})),
     }
-    if not given:
+    if not every:
         return figures
-    counted = [one for one in given if one.in_group_statistics]
+    counted = [trajectory for trajectory in every if trajectory.in_group_statistics]
     if counted:
-        rewards = [one.reward for one in counted]
+        rewards = [trajectory.reward for trajectory in counted]
         figures |= _spread("reward", rewards)
         figures |= {"reward/min": min(rewards), "reward/max": max(rewards)}
-        figures |= _spread("success", [float(succeeded(one)) for one in counted])
+        figures |= _spread("success", [float(succeeded(trajectory)) for trajectory in counted])
         figures |= _metrics(counted)
 
-    count = len(given)
-    reasons = Counter(one.stop_reason for one in given)
-    failures = Counter(one.stop_reason.blame for one in given if one.failed)
+    count = len(every)
+    reasons = Counter(trajectory.stop_reason for trajectory in every)
+    failures = Counter(trajectory.stop_reason.blame for trajectory in every if trajectory.failed)
     figures |= {f"stop_reason/{reason.value}": reasons[reason] / count for reason in StopReason}
-    figures["truncated/rate"] = sum(one.stop_reason.truncated and not one.stop_reason.failed for one in given) / count
-    figures["failed/rate"] = sum(one.failed for one in given) / count
+    figures["truncated/rate"] = (
+        sum(trajectory.stop_reason.truncated and not trajectory.stop_reason.failed for trajectory in every) / count
+    )
+    figures["failed/rate"] = sum(trajectory.failed for trajectory in every) / count
     figures |= {f"failed/{blame.value}": failures[blame] / count for blame in Blame if blame is not Blame.POLICY}
 
-    turns = [len(one.turns) for one in given]
-    cut = sum(turn.truncated for one in given for turn in one.turns)
+    turns = [len(trajectory.turns) for trajectory in every]
+    cut = sum(turn.truncated for trajectory in every for turn in trajectory.turns)
     figures |= {"turns/mean": statistics.fmean(turns), "turns/max": float(max(turns))}
     figures["turns/truncated"] = cut / max(sum(turns), 1)
 
-    calls = [record for one in given for record in one.tool_calls]
+    calls = [record for trajectory in every for record in trajectory.tool_calls]
     figures["tool_calls/mean"] = len(calls) / count
-    figures |= {f"tool_calls/status/{status}": float(n) for status, n in Counter(one.status for one in calls).items()}
-    figures["tool_calls/bad"] = float(sum(one.status in _MALFORMED for one in calls))
-    figures["tool_calls/infra_failures"] = float(sum(one.infra_failure for one in calls))
+    figures |= {
+        f"tool_calls/status/{status}": float(n) for status, n in Counter(record.status for record in calls).items()
+    }
+    figures["tool_calls/bad"] = float(sum(record.status in _MALFORMED for record in calls))
+    figures["tool_calls/infra_failures"] = float(sum(record.infra_failure for record in calls))
 
-    responses = [one.policy_tokens for one in given]
-    prompts = [len(one.sequences[0].prompt_ids) for one in given if one.sequences]
+    responses = [trajectory.policy_tokens for trajectory in every]
+    prompts = [len(trajectory.sequences[0].prompt_ids) for trajectory in every if trajectory.sequences]
     figures["tokens/policy"] = float(sum(responses))
     for name, lengths in (("response_length", responses), ("prompt_length", prompts)):
         if lengths:
             figures |= {f"{name}/mean": statistics.fmean(lengths), f"{name}/max": float(max(lengths))}
 
-    figures["seconds/mean"] = statistics.fmean(one.seconds for one in given)
-    figures["engine_seconds/mean"] = statistics.fmean(one.engine_seconds for one in given)
-    figures["env_seconds/mean"] = statistics.fmean(one.env_seconds for one in given)
+    figures["seconds/mean"] = statistics.fmean(trajectory.seconds for trajectory in every)
+    figures["engine_seconds/mean"] = statistics.fmean(trajectory.engine_seconds for trajectory in every)
+    figures["env_seconds/mean"] = statistics.fmean(trajectory.env_seconds for trajectory in every)
     return figures
 
 
@@ -118,8 +122,8 @@ def _spread(name: str, values: list[float]) -> dict[str, float]:
 def _metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     """The means of what envs, scorers and tools report."""
     values: dict[str, list[float]] = {}
-    for one in trajectories:
-        for name, value in one.metrics.items():
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
             if isinstance(value, int | float | np.integer | np.floating) and -_MOST <= value <= _MOST:
                 values.setdefault(name, []).append(float(value))
-    return {f"metrics/{name}/mean": statistics.fmean(found) for name, found in values.items()}
+    return {f"metrics/{name}/mean": statistics.fmean(numbers) for name, numbers in values.items()}

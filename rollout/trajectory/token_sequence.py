@@ -218,8 +218,8 @@ class Segment:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        aligned = {one["name"]: array_from_json(one) for one in value["aligned"]}
-        runs = tuple((one["version"], one["tokens"]) for one in value["version_runs"])
+        aligned = {payload["name"]: array_from_json(payload) for payload in value["aligned"]}
+        runs = tuple((run["version"], run["tokens"]) for run in value["version_runs"])
         return cls(np.asarray(value["token_ids"]), value["is_policy"], np.asarray(value["logprobs"]), runs, aligned)
 
 
@@ -253,8 +253,8 @@ def filled_up(name: str, array: NDArray[Any], width: int) -> NDArray[Any]:
     return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=FILLERS[name])
 
 
-def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _same(array: NDArray[Any], other: NDArray[Any]) -> bool:
+    return array.dtype == other.dtype and np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
 
 
 def array_to_json(array: NDArray[Any]) -> dict[str, Any]:
@@ -367,5 +367,5 @@ class TokenSequence:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        segments = tuple(Segment.from_json(one) for one in value["segments"])
+        segments = tuple(Segment.from_json(segment) for segment in value["segments"])
         return cls(np.asarray(value["prompt_ids"]), segments, value["start_reason"])

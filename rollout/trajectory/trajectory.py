@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Failure:
-    """What broke where the trajectory's `stop_reason` is a failure.
+    """The error of an episode whose `stop_reason` is a failure.
 
     Attributes:
         message: the error's type and text.
@@ -97,16 +97,16 @@ class _Text:
     def __set_name__(self, owner: type, name: str) -> None:
         self._slot = f"_{name}"
 
-    def __get__(self, made: object, owner: type | None = None) -> str:
-        if made is None:
+    def __get__(self, instance: object, owner: type | None = None) -> str:
+        if instance is None:
             return ""  # the field's default
-        text: str | Callable[[], str] = made.__dict__[self._slot]
+        text: str | Callable[[], str] = instance.__dict__[self._slot]
         if not isinstance(text, str):
-            text = made.__dict__[self._slot] = text()
+            text = instance.__dict__[self._slot] = text()
         return text
 
-    def __set__(self, made: object, text: str | Callable[[], str]) -> None:
-        made.__dict__[self._slot] = text
+    def __set__(self, instance: object, text: str | Callable[[], str]) -> None:
+        instance.__dict__[self._slot] = text
 
 
 @dataclass(frozen=True)
@@ -362,32 +362,32 @@ class Trajectory:
             del data["format_version"]
             for name, key in _VERLS.items():
                 data[name] = data.pop(key)
-            data["messages"] = tuple(with_calls(one, json.loads) for one in data["messages"])
-            data["tools"] = tuple(json.loads(one) for one in data["tools"])
-            data["sequences"] = tuple(TokenSequence.from_json(one) for one in data["sequences"])
-            data["turns"] = tuple(_turn_from_json(one) for one in data["turns"])
+            data["messages"] = tuple(with_calls(message, json.loads) for message in data["messages"])
+            data["tools"] = tuple(json.loads(tool) for tool in data["tools"])
+            data["sequences"] = tuple(TokenSequence.from_json(sequence) for sequence in data["sequences"])
+            data["turns"] = tuple(_turn_from_json(turn) for turn in data["turns"])
             data["error"] = Failure(**data["error"]) if data["error"] is not None else None
-            data["peers"] = tuple(Peer(**one) for one in data.get("peers", ()))
+            data["peers"] = tuple(Peer(**peer) for peer in data.get("peers", ()))
             data["stop_reason"] = StopReason(data["stop_reason"])
             return cls(**data)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(f"not a trajectory of toolgym: {type(error).__name__}: {error}") from error
 
 
-def require_trajectories(given: object) -> list[Trajectory]:
+def require_trajectories(values: object) -> list[Trajectory]:
     """Return what should be trajectories as a list.
 
     Raises:
         ConfigError: they are none.
     """
-    if not isinstance(given, Iterable):
-        raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(given))}")
-    found = []
-    for one in given:
-        if not isinstance(one, Trajectory):
-            raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(one))} in it")
-        found.append(one)
-    return found
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(values))}")
+    trajectories = []
+    for trajectory in values:
+        if not isinstance(trajectory, Trajectory):
+            raise ConfigError(f"expected a list of toolgym Trajectories, got {shorten(repr(trajectory))} in it")
+        trajectories.append(trajectory)
+    return trajectories
 
 
 _VERLS = {
@@ -411,9 +411,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name), depth + 1) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(one, depth + 1) for key, one in value.items()}
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one, depth + 1) for one in value]
+        return [plain(item, depth + 1) for item in value]
     number = getattr(value, "item", None)  # NumPy's and torch's scalars
     if callable(number) and getattr(value, "shape", None) == ():
         return number()
@@ -426,9 +426,9 @@ def _text_of(value: Any) -> str:
 
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
     value: dict[str, Any] = plain(turn)
-    for one in value["tool_calls"]:
-        one["arguments"] = None if one["arguments"] is None else _text_of(one["arguments"])
-        one["metrics"] = _text_of(one["metrics"])
+    for record in value["tool_calls"]:
+        record["arguments"] = None if record["arguments"] is None else _text_of(record["arguments"])
+        record["metrics"] = _text_of(record["metrics"])
     return value
 
 

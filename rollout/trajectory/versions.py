@@ -52,8 +52,8 @@ def upgraded(value: Mapping[str, Any], run: str) -> dict[str, Any]:
     """JSON of version 1 to 3 as version 4 has it."""
     data = dict(value) if value["format_version"] == 3 else _upgraded_to_3(value, run)
     whole = data["input"] + data["output"]
-    data["messages"] = [with_calls(one, _text) for one in data["messages"]]
-    data["tools"] = [_text(one) for one in data["tools"]]
+    data["messages"] = [with_calls(message, _text) for message in data["messages"]]
+    data["tools"] = [_text(tool) for tool in data["tools"]]
     data["turns"] = [
         {
             **turn,
