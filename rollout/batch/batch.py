@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,13 +31,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolgym.rollout.advantages.reward_placement import RewardPlacement
-from toolgym.rollout.batch.device import moved
 from toolgym.rollout.batch.fields import FIELDS, dtype_name, payload_padding
 from toolgym.rollout.batch.micro_batches import COUNTS, Count, packed_parts, padded_parts, tree_parts
 from toolgym.rollout.batch.prefixes import prefix_keys
 from toolgym.rollout.trajectory.trajectory import Trajectory
 from toolgym.tools.errors import BatchError, ConfigError, require_whole_number
 from toolgym.tools.html_view import html_table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,27 @@ def restore_rows(parts: Sequence[MicroBatch], values: Sequence[Tensor], *, paddi
         else:
             restored[part.rows] = value
     return restored
+
+
+def moved(value: T, device: torch.device | str) -> T:
+    """A copy whose tensors are on the device, in dataclasses and mappings too; those that are there already are shared.
+
+    Args:
+        value: a tensor, a frozen dataclass, a mapping of such; everything else is returned as it is.
+        device: as `torch.Tensor.to` takes it.
+    """
+    return _moved(value, device)  # type: ignore[no-any-return]
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: _moved(part, device) for name, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: _moved(getattr(value, item.name), device) for item in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    return value
 
 
 if Batch.__doc__:  # python -OO takes docstrings away

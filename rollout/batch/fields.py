@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolgym.rollout.batch.invariants import (
-    Tensors,
-    finite,
-    in_order,
-    known_versions,
-    prompt_attention,
-    response_attention,
-    same_trajectory,
-)
 from toolgym.rollout.batch.row import RowSource
 from toolgym.rollout.trajectory.token_sequence import joined_payload
+
+if TYPE_CHECKING:
+    from toolgym.rollout.batch.batch import Batch
 
 Place = Literal["prompt", "response", "policy", "tokens", "row"]
 """Where a field has values: one for each token of the prompt, of the response, of the policy's tokens in the response
@@ -44,7 +39,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 Values = Callable[[RowSource], NDArray[Any]]
 """A row's values of a field without padding, in one dimension."""
 
-Invariants = Mapping[str, Callable[[Tensors], Tensor]]
+Invariants = Mapping[str, Callable[["Batch"], Tensor]]
 """What must hold of a field, as a sentence, with a function that says where it does: bool `[rows]` or `[rows, ...]`."""
 
 
@@ -78,6 +73,39 @@ class Field:
         return f"{self.name}: {dtype_name(self.dtype)} `{SHAPES[self.place]}`, {self.doc}{padding}."
 
 
+def _same_trajectory(batch: Batch) -> Tensor:
+    """bool `[rows]`: whether the row is of the same trajectory as the row before it."""
+    return torch.cat([torch.tensor([False]), batch.trajectory_ids.diff() == 0])
+
+
+def _prompt_attention(batch: Batch) -> Tensor:
+    """The columns of `attention_mask` that are the prompts'."""
+    return batch.attention_mask[:, : batch.prompts.shape[1]]
+
+
+def _response_attention(batch: Batch) -> Tensor:
+    """The columns of `attention_mask` that are the responses'."""
+    return batch.attention_mask[:, batch.prompts.shape[1] :]
+
+
+def _finite(values: Tensor) -> Tensor:
+    """As `torch.isfinite`, which takes twice as long."""
+    return values.abs() < math.inf
+
+
+def _known_versions(batch: Batch) -> Tensor:
+    """bool `[rows, response]`: whether a version has a number in `version_numbers`, where the policy sampled."""
+    known = batch.response_mask == 0
+    for number in batch.version_numbers.values():
+        known |= batch.weight_versions == number
+    return known
+
+
+def _in_order(batch: Batch) -> Tensor:
+    """bool `[rows]`: whether the trajectory's number is at least that of the row before."""
+    return torch.cat([batch.trajectory_ids[:1] >= 0, batch.trajectory_ids.diff() >= 0])
+
+
 FIELDS: tuple[Field, ...] = (
     Field(
         "prompts",
@@ -106,9 +134,9 @@ FIELDS: tuple[Field, ...] = (
         lambda row: np.ones(row.tokens, dtype=np.int64),
         {
             "attention_mask holds 0 and 1 only": lambda batch: (batch.attention_mask & ~1) == 0,
-            "prompts are padded on the left only": lambda batch: prompt_attention(batch).diff(dim=1) >= 0,
-            "responses are padded on the right only": lambda batch: response_attention(batch).diff(dim=1) <= 0,
-            "every prompt has a token": lambda batch: prompt_attention(batch).any(dim=1),
+            "prompts are padded on the left only": lambda batch: _prompt_attention(batch).diff(dim=1) >= 0,
+            "responses are padded on the right only": lambda batch: _response_attention(batch).diff(dim=1) <= 0,
+            "every prompt has a token": lambda batch: _prompt_attention(batch).any(dim=1),
         },
     ),
     Field(
@@ -121,7 +149,7 @@ FIELDS: tuple[Field, ...] = (
         {
             "response_mask holds 0 and 1 only": lambda batch: (batch.response_mask & ~1) == 0,
             "every response has a policy token": lambda batch: batch.response_mask.any(dim=1),
-            "response_mask lies within the attention": lambda batch: batch.response_mask <= response_attention(batch),
+            "response_mask lies within the attention": lambda batch: batch.response_mask <= _response_attention(batch),
         },
         "response_mask",
     ),
@@ -168,7 +196,7 @@ FIELDS: tuple[Field, ...] = (
         lambda row: row.logprobs,
         {
             "log probs are finite and at most 0": lambda batch: (
-                finite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
+                _finite(batch.rollout_log_probs) & (batch.rollout_log_probs <= 1e-4)
             ),
             "log probs are 0 where the policy did not sample": lambda batch: (
                 (batch.rollout_log_probs == 0) | (batch.response_mask == 1)
@@ -187,7 +215,7 @@ FIELDS: tuple[Field, ...] = (
             "weight_versions are -1 where the policy did not sample": lambda batch: (
                 (batch.weight_versions == -1) | (batch.response_mask == 1)
             ),
-            "weight_versions are in version_numbers where the policy sampled": known_versions,
+            "weight_versions are in version_numbers where the policy sampled": _known_versions,
         },
         "weight_versions",
     ),
@@ -200,7 +228,7 @@ FIELDS: tuple[Field, ...] = (
         "trajectory they add up to it",
         lambda row: row.token_rewards,
         {
-            "token_rewards are finite": lambda batch: finite(batch.token_rewards),
+            "token_rewards are finite": lambda batch: _finite(batch.token_rewards),
             "token_rewards are 0 where the policy did not sample": lambda batch: (
                 (batch.token_rewards == 0) | (batch.response_mask == 1)
             ),
@@ -214,7 +242,7 @@ FIELDS: tuple[Field, ...] = (
         None,
         "equal for the rows of one trajectory, which follow each other: `make_batch` numbers the trajectories from 0",
         lambda row: np.array([row.trajectory_number]),
-        {"trajectory_ids do not fall from one row to the next": in_order},
+        {"trajectory_ids do not fall from one row to the next": _in_order},
         "trajectory_number",
     ),
     Field(
@@ -225,9 +253,9 @@ FIELDS: tuple[Field, ...] = (
         "the trajectory's, the same in each of its rows",
         lambda row: np.array([row.trajectory.reward]),
         {
-            "rewards are finite": lambda batch: finite(batch.rewards),
+            "rewards are finite": lambda batch: _finite(batch.rewards),
             "rows of one trajectory share its reward": lambda batch: (
-                ~same_trajectory(batch) | (batch.rewards == batch.rewards.roll(1))
+                ~_same_trajectory(batch) | (batch.rewards == batch.rewards.roll(1))
             ),
         },
         "reward",
@@ -242,7 +270,7 @@ FIELDS: tuple[Field, ...] = (
         lambda row: np.array([row.group_number]),
         {
             "rows of one trajectory share its group": lambda batch: (
-                ~same_trajectory(batch) | (batch.group_ids == batch.group_ids.roll(1))
+                ~_same_trajectory(batch) | (batch.group_ids == batch.group_ids.roll(1))
             ),
             "group_ids are places in groups": lambda batch: (
                 (batch.group_ids >= 0) & (batch.group_ids < len(batch.groups))
@@ -270,7 +298,7 @@ def aligned_field(name: str, dtype: np.dtype[Any], width: int) -> Field:
     kind = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     padding = payload_padding(kind)
 
-    def elsewhere(batch: Tensors) -> Tensor:
+    def elsewhere(batch: Batch) -> Tensor:
         values = batch.aligned[name]
         return (values == padding).reshape(*values.shape[:2], -1).all(dim=2) | (batch.response_mask == 1)
 

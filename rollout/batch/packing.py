@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from toolgym.rollout.batch.batch import Batch
-from toolgym.rollout.batch.device import moved
+from toolgym.rollout.batch.batch import Batch, moved
 from toolgym.rollout.batch.fields import FIELDS, Field, payload_padding
 from toolgym.tools.errors import ConfigError
 

@@ -30,8 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolgym.rollout.batch.batch import Batch
-from toolgym.rollout.batch.device import moved
+from toolgym.rollout.batch.batch import Batch, moved
 from toolgym.rollout.batch.packing import Packed, log_probs_at, pack, reaches
 from toolgym.rollout.batch.prefixes import prefix_keys, shared_prefixes
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from toolgym.rollout.engines.open import open_engine as open_engine
     from toolgym.rollout.engines.openai.engine import OpenAICompatible as OpenAICompatible
     from toolgym.rollout.engines.sglang.client import SGLangClient as SGLangClient
+    from toolgym.rollout.engines.sglang.http_transport import HttpOptions as HttpOptions
     from toolgym.rollout.engines.sglang.in_process import SGLangEngine as SGLangEngine
     from toolgym.rollout.engines.sglang.server import SGLangServer as SGLangServer
 else:

@@ -50,7 +50,7 @@ class FinishReason(enum.StrEnum):
 
 
 class PauseMode(enum.StrEnum):
-    """What `pause` does with the requests in flight."""
+    """Effect of `pause` on the requests in flight."""
 
     IN_PLACE = "in_place"
     """They keep their ids, and their keys and values. After `resume` they go on under the weights of that moment."""
@@ -68,7 +68,7 @@ class PauseMode(enum.StrEnum):
 @named_fields
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample one turn.
+    """Sampling of one turn.
 
     Attributes:
         max_new_tokens: most tokens to generate; always explicit, no engine default applies.
@@ -98,7 +98,7 @@ class SamplingParams:
             _require(isinstance(getattr(self, name), int | float), name, "a number", getattr(self, name))
         _require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None", self.seed)
         ids = self.stop_token_ids
-        are_ids = isinstance(ids, Sequence) and all(isinstance(one, int) for one in ids)
+        are_ids = isinstance(ids, Sequence) and all(isinstance(token_id, int) for token_id in ids)
         _require(are_ids, "stop_token_ids", "a tuple of token ids", ids)
         _require(0 <= self.temperature < math.inf, "temperature", "at least 0 and finite", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
@@ -131,7 +131,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """What an engine generated for one request.
+    """The answer of an engine to one request.
 
     Attributes:
         token_ids: the sampled ids, in order, a matched stop token included.
@@ -174,7 +174,7 @@ class Generation:
         return np.asarray(self.logprobs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
@@ -194,7 +194,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How busy an engine is, with all requests that it has, those of other callers too.
+    """Load of an engine, with all requests that it has, those of other callers too.
 
     Attributes:
         kv_cache_use: share of the memory for keys and values that running requests take, 0 to 1. Of several replicas,
@@ -212,11 +212,11 @@ class EngineLoad:
     @classmethod
     def of_replicas(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
         """The load of several replicas together, of at least one."""
-        most = [one.max_running for one in loads if one.max_running is not None]
+        most = [load.max_running for load in loads if load.max_running is not None]
         return cls(
-            kv_cache_use=max(one.kv_cache_use for one in loads),
-            running=sum(one.running for one in loads),
-            queued=sum(one.queued for one in loads),
+            kv_cache_use=max(load.kv_cache_use for load in loads),
+            running=sum(load.running for load in loads),
+            queued=sum(load.queued for load in loads),
             max_running=sum(most) if len(most) == len(loads) else None,
         )
 
@@ -411,7 +411,7 @@ class Engine(ABC):
         raise EngineError(f"{type(self).__name__} cannot change its weights")
 
     async def load(self) -> EngineLoad | None:
-        """How busy the engine is now; None where it cannot tell. The runner asks once a second.
+        """Return the load of the engine now; None if it cannot tell. The runner asks once a second.
 
         Raises:
             EngineError: it could tell, and did not answer.

@@ -25,7 +25,7 @@ NO_LIMIT = 10**9
 """From this length on, a tokenizer's `model_max_length` says that it has none."""
 
 _KEYS = ("token_ids", "logprobs", "finish_reason", "weight_versions", "cached_tokens", "aligned")
-_REASONS = ", ".join(repr(one.value) for one in FinishReason)
+_REASONS = ", ".join(repr(reason.value) for reason in FinishReason)
 
 
 class CallableEngine(Engine):
@@ -121,8 +121,8 @@ def read_answer(answer: object, request: GenerationRequest, weight_version: str 
     for name in answer:
         if name not in _KEYS:
             raise EngineError(f"generate returned an unknown key {name!r}{nearest(str(name), _KEYS)}")
-    token_ids = tuple(int(one) for one in _numbers("token_ids", answer["token_ids"], numbers.Integral))
-    logprobs = tuple(float(one) for one in _numbers("logprobs", answer["logprobs"], numbers.Real))
+    token_ids = tuple(int(token_id) for token_id in _numbers("token_ids", answer["token_ids"], numbers.Integral))
+    logprobs = tuple(float(logprob) for logprob in _numbers("logprobs", answer["logprobs"], numbers.Real))
     aligned = answer.get("aligned") or {}
     if not isinstance(aligned, Mapping):
         raise EngineError(f"generate returned aligned={shorten(repr(aligned))}; it must map names to arrays")
@@ -142,19 +142,19 @@ def _numbers(name: str, values: Any, kind: type) -> list[Any]:
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise EngineError(f"generate must return {name} as a list, got {shorten(repr(values))}")
-    for one in values:
-        if not isinstance(one, kind) or isinstance(one, bool):
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
             what = "whole numbers" if kind is numbers.Integral else "numbers"
-            raise EngineError(f"generate must return {name} as a list of {what}, got {one!r} in it")
+            raise EngineError(f"generate must return {name} as a list of {what}, got {value!r} in it")
     return list(values)
 
 
-def _reason(given: Any, token_ids: tuple[int, ...], request: GenerationRequest) -> FinishReason:
-    if given is not None:
+def _reason(reason: Any, token_ids: tuple[int, ...], request: GenerationRequest) -> FinishReason:
+    if reason is not None:
         try:
-            return FinishReason(given)
+            return FinishReason(reason)
         except ValueError:
-            raise EngineError(f"generate must return a finish_reason out of {_REASONS}, got {given!r}") from None
+            raise EngineError(f"generate must return a finish_reason out of {_REASONS}, got {reason!r}") from None
     if token_ids and token_ids[-1] in request.params.stop_token_ids:
         return FinishReason.STOP
     if len(token_ids) == request.params.max_new_tokens:
@@ -165,13 +165,13 @@ def _reason(given: Any, token_ids: tuple[int, ...], request: GenerationRequest) 
     )
 
 
-def _versions(given: Any, count: int, weight_version: str) -> tuple[str, ...]:
-    if given is None:
+def _versions(versions: Any, count: int, weight_version: str) -> tuple[str, ...]:
+    if versions is None:
         return (weight_version,) * count
-    if isinstance(given, str | numbers.Integral):
-        return (str(given),) * count
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if not isinstance(given, Sequence):
-        raise EngineError(f"generate must return weight_versions as one version or a list, got {given!r}")
-    return tuple(map(str, given))
+    if isinstance(versions, str | numbers.Integral):
+        return (str(versions),) * count
+    if hasattr(versions, "tolist"):
+        versions = versions.tolist()
+    if not isinstance(versions, Sequence):
+        raise EngineError(f"generate must return weight_versions as one version or a list, got {versions!r}")
+    return tuple(map(str, versions))

@@ -1,4 +1,4 @@
-"""What a model's `config.json` tells that no endpoint of a server does."""
+"""Sizes that a model's `config.json` tells and no endpoint of a server does."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def read_model_config(folder: str | Path | None) -> ModelConfig:
 
 
 def _size(config: Any, inner: Any, name: str) -> int | None:
-    for one in (config, inner):
-        value = one.get(name) if isinstance(one, Mapping) else None
+    for sizes in (config, inner):
+        value = sizes.get(name) if isinstance(sizes, Mapping) else None
         if isinstance(value, int) and value > 0:
             return value
     return None

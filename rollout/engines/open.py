@@ -127,7 +127,9 @@ def _of_model(name: str, device: str | torch.device | None, dtype: str | torch.d
     folder = tiny_policy_path() if name == "tiny" else Path(name)
     if not name or not folder.is_dir():
         siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
-        near = nearest(name, ["tiny", *(str(folder.with_name(one.name)) for one in siblings if one.is_dir() and name)])
+        near = nearest(
+            name, ["tiny", *(str(folder.with_name(sibling.name)) for sibling in siblings if sibling.is_dir() and name)]
+        )
         raise UnknownNameError(
             "an engine is named by 'tiny', an http:// URL, a model folder or a model's name on the hub as 'org/name'; "
             f"{name!r} is none of these{near}"

@@ -47,39 +47,39 @@ def check_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Non
         ConfigError: a name is unknown or missing, a shape or kind of dtype differs, a tensor has no data, or two
             tied names disagree.
     """
-    own: dict[str, torch.Tensor] = module.state_dict()
-    unknown = [name for name in weights if name not in own]
+    current: dict[str, torch.Tensor] = module.state_dict()
+    unknown = [name for name in weights if name not in current]
     if unknown:
-        hint = nearest(unknown[0], own)
+        hint = nearest(unknown[0], current)
         raise ConfigError(f"the model has no weight {_listed(unknown)}{hint}")
     tied: dict[tuple[object, ...], list[str]] = {}
-    for name, tensor in own.items():
+    for name, tensor in current.items():
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
         tied.setdefault(identity, []).append(name)
     missing = [names[0] for names in tied.values() if not any(name in weights for name in names)]
     if missing:
         raise ConfigError(f"the new weights lack {_listed(missing)}")
     for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
-            raise ConfigError(f"weight {name!r} must have shape {list(own[name].shape)}, got {list(tensor.shape)}")
+        if tensor.shape != current[name].shape:
+            raise ConfigError(f"weight {name!r} must have shape {list(current[name].shape)}, got {list(tensor.shape)}")
         if tensor.is_meta:
             raise ConfigError(f"weight {name!r} is a meta tensor: it has no data")
-        if tensor.is_floating_point() != own[name].is_floating_point():
-            raise ConfigError(f"weight {name!r} must be of a kind with {own[name].dtype}, got {tensor.dtype}")
+        if tensor.is_floating_point() != current[name].is_floating_point():
+            raise ConfigError(f"weight {name!r} must be of a kind with {current[name].dtype}, got {tensor.dtype}")
     for names in tied.values():
         first, *others = (name for name in names if name in weights)
         for other in others:
-            one, two = weights[first], weights[other]
-            if one is not two and not torch.equal(one, two.to(one)):
+            tensor, tied_one = weights[first], weights[other]
+            if tensor is not tied_one and not torch.equal(tensor, tied_one.to(tensor)):
                 raise ConfigError(f"weights {first!r} and {other!r} are one tensor in the model, but differ here")
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy checked weights into the module, in place: a learner that shares its tensors sees them too."""
-    own: dict[str, torch.Tensor] = module.state_dict()
+    current: dict[str, torch.Tensor] = module.state_dict()
     with torch.no_grad():
         for name, tensor in weights.items():
-            own[name].copy_(tensor)
+            current[name].copy_(tensor)
 
 
 def _listed(names: list[str]) -> str:

@@ -288,6 +288,13 @@ class Trajectory:
         return [record for turn in self.turns for record in turn.tool_calls]
 
     @property
+    def turn_places(self) -> list[int]:
+        """Places of the turns' messages in `messages`, one for each turn; empty if not all are there."""
+        places = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        count = len(self.turns)
+        return places[-count:] if 0 < count <= len(places) else []
+
+    @property
     def engine_seconds(self) -> float:
         """Wall seconds that the episode waited for the engine."""
         return sum(turn.engine_seconds for turn in self.turns)

@@ -14,6 +14,7 @@ from tests.rollout.answering_server import answering
 from toolgym.envs import Task, ToolEnv
 from toolgym.envs.types import StopReason
 from toolgym.rollout import EpisodeLimits, RunConfig, Runner, SamplingParams, SGLangServer
+from toolgym.rollout.engines import HttpOptions
 from toolgym.rollout.episode.observer import EpisodeObserver, Phase
 from toolgym.tools import StatefulTool, ToolSchema, ToolSession
 from toolgym.tools.concurrency import deadline, loop_watch, tool_loops
@@ -150,8 +151,9 @@ async def test_and_one_of_two_engines_is_killed_in_the_middle(caplog, tokenizer)
         make = functools.partial(env, timeout)
         with answering(2, call, answer) as servers:
             (first, victim), (second, _) = servers
+            options = HttpOptions(health_interval=0.1, health_timeout=60)
             async with SGLangServer(
-                first, second, vocab_size=len(tokenizer), health_interval=0.1, health_timeout=60, request_timeout=120
+                first, second, vocab_size=len(tokenizer), request_timeout=120, options=options
             ) as engine:
                 engine.tokenizer = tokenizer
                 runner = Runner(make, engine, observers=[Killer(victim, EPISODES)], config=config())

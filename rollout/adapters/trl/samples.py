@@ -10,7 +10,6 @@ import numpy as np
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.trajectory.token_sequence import TokenSequence
 from toolgym.rollout.trajectory.trajectory import Trajectory, require_trajectories
-from toolgym.rollout.trajectory.turn_messages import turn_places
 from toolgym.tools.errors import BatchError
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def to_rollout_samples(
 
 def _prompt_length(trajectory: Trajectory) -> int:
     """How many messages come before the policy's first."""
-    places = turn_places(trajectory)
+    places = trajectory.turn_places
     return places[0] if places else len(trajectory.messages)
 
 

@@ -20,7 +20,6 @@ from toolgym.rollout.adapters.verifiers.taskset import REWARD, ToolgymData, Tool
 from toolgym.rollout.adapters.versions import needs
 from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence, joined_payload
 from toolgym.rollout.trajectory.trajectory import Trajectory, Turn, require_trajectories
-from toolgym.rollout.trajectory.turn_messages import turn_places
 from toolgym.tools.errors import BatchError
 
 with needs("verifiers", "Traces for verifiers"):
@@ -82,7 +81,7 @@ def to_trace(trajectory: Trajectory) -> vf.Trace:
 
 
 def _task(trajectory: Trajectory) -> vf.TraceTask:
-    places = turn_places(trajectory)
+    places = trajectory.turn_places
     messages = trajectory.messages[: places[0]] if places else trajectory.messages
     task = Task(messages, trajectory.ground_truth, source=trajectory.source, id=trajectory.task_id)
     made = ToolgymTask(ToolgymData.of(task, trajectory.env_id))
@@ -93,7 +92,7 @@ def _task(trajectory: Trajectory) -> vf.TraceTask:
 
 
 def _add_branches(trace: vf.Trace, trajectory: Trajectory) -> None:
-    messages, places = trajectory.messages, turn_places(trajectory)
+    messages, places = trajectory.messages, trajectory.turn_places
     seen = 0
     for number, sequence in enumerate(trajectory.sequences):
         *runs, (rest, _) = _runs(sequence)

@@ -29,7 +29,7 @@ HEADROOM = 64
 
 
 class Source(Protocol):
-    """Where a row's uniform numbers come from (`random.Random` is one)."""
+    """Source of a row's uniform numbers (`random.Random` is one)."""
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodingRow:
     """One sequence: its prompt, its parameters, and what was sampled so far.
 
     `token_ids`, `logprobs` and `weight_versions` have one entry per sampled token.
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """How many tokens `context_ids` has."""
+        """Number of tokens in `context_ids`."""
         return len(self.prompt_ids) + len(self.token_ids)
 
     @property
@@ -121,7 +121,7 @@ class DecodingBatch:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[DecodingRow] = []
         self._model = model
         self._device = device
         self._cache = _new_cache()
@@ -135,7 +135,7 @@ class DecodingBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, rows: Sequence[Row], weight_version: str) -> None:
+    def add(self, rows: Sequence[DecodingRow], weight_version: str) -> None:
         """Prefill `rows` as one batch, sample the next token of each, and let them join.
 
         A row that has sampled before (it was taken out and comes back) is prefilled with what it sampled.
@@ -188,7 +188,7 @@ class DecodingBatch:
         self.keep([])
 
     def _extend(
-        self, rows: Sequence[Row], logits: torch.Tensor, columns: SamplingColumns, weight_version: str
+        self, rows: Sequence[DecodingRow], logits: torch.Tensor, columns: SamplingColumns, weight_version: str
     ) -> torch.Tensor:
         uniforms = torch.tensor([row.source.random() for row in rows], dtype=torch.float64).to(self._device)
         token_ids, logprobs = sample(logits, columns, uniforms)
@@ -246,7 +246,7 @@ def check_model(model: nn.Module, device: torch.device) -> None:
     """
     prompts = ((0, 1, 2), (1,))
     greedy = SamplingParams(max_new_tokens=2, temperature=0)
-    rows = [Row(prompt, greedy, _Zero()) for prompt in prompts]
+    rows = [DecodingRow(prompt, greedy, _Zero()) for prompt in prompts]
     batch = DecodingBatch(model, device)
     name = type(model).__name__
     try:
@@ -256,12 +256,12 @@ def check_model(model: nn.Module, device: torch.device) -> None:
             ids = torch.tensor([(*row.prompt_ids, row.token_ids[0])], device=device)
             positions = torch.arange(ids.shape[1], device=device)[None]
             logits = batch._forward(ids, torch.ones_like(ids), positions, _new_cache())[0]
-            found = logits.float().log_softmax(-1)[row.token_ids[1]].item()
+            logprob = logits.float().log_softmax(-1)[row.token_ids[1]].item()
             tolerance = 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.25
-            if not abs(found - row.logprobs[1]) <= tolerance:
+            if not abs(logprob - row.logprobs[1]) <= tolerance:
                 raise ConfigError(
                     f"{name} gives another logprob in a padded, cached batch ({row.logprobs[1]:.4f}) than alone "
-                    f"({found:.4f}): it keeps state that the embedded engine does not know. Serve it with SGLang"
+                    f"({logprob:.4f}): it keeps state that the embedded engine does not know. Serve it with SGLang"
                 )
     except (TypeError, AttributeError, ValueError, NotImplementedError) as error:
         if isinstance(error, ConfigError):

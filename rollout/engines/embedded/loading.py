@@ -49,14 +49,14 @@ def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """
     if dtype is None or dtype == "auto":
         return None
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         names = ["bfloat16", "float16", "float32", "float64"]
         raise ConfigError(
             f"dtype must be 'auto' (the checkpoint's) or one of torch's, such as {', '.join(names)}, got "
             f"{dtype!r}{nearest(str(dtype), names)}"
         )
-    return found
+    return torch_dtype
 
 
 def _require_there(device: torch.device) -> None:
@@ -125,10 +125,10 @@ def inspect_model(model: nn.Module, device: torch.device | None, context_length:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if config is None or not isinstance(embedding, nn.Module):
         raise ConfigError(f"a model must be a causal LM of transformers, or a path to one, got {type(model).__name__}")
-    found = next(model.parameters()).device
-    if device is not None and device.type != found.type:
-        raise ConfigError(f"the module is on {found}, not on {device}: move it before passing it")
+    model_device = next(model.parameters()).device
+    if device is not None and device.type != model_device.type:
+        raise ConfigError(f"the module is on {model_device}, not on {device}: move it before passing it")
     longest = context_length or getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if not isinstance(longest, int):
         raise ConfigError(f"the config of {type(model).__name__} has no max_position_embeddings: pass context_length")
-    return ModelFacts(int(embedding.weight.shape[0]), longest, found)
+    return ModelFacts(int(embedding.weight.shape[0]), longest, model_device)

@@ -26,7 +26,7 @@ from toolgym.rollout.engines.base import (
     WeightSource,
     checked_version,
 )
-from toolgym.rollout.engines.embedded.decoding import DecodingBatch, Row, check_model
+from toolgym.rollout.engines.embedded.decoding import DecodingBatch, DecodingRow, check_model
 from toolgym.rollout.engines.embedded.loading import inspect_model, load_model, read_device, read_dtype
 from toolgym.rollout.engines.embedded.sampling import generator_of
 from toolgym.rollout.engines.weights import check_weights, collect_weights, load_weights
@@ -48,7 +48,7 @@ MAX_PREFILL_TOKENS = 16384
 class _Request:
     """One `generate` call: its row, and the future that its caller waits for."""
 
-    def __init__(self, request_id: str, row: Row) -> None:
+    def __init__(self, request_id: str, row: DecodingRow) -> None:
         self.request_id = request_id
         self.row = row
         self.aborted = False
@@ -204,7 +204,7 @@ class TransformersEngine(Engine):
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         source = self._random if request.params.seed is None else generator_of(request.params.seed)
-        entry = _Request(request.request_id, Row(request.prompt_ids, request.params, source))
+        entry = _Request(request.request_id, DecodingRow(request.prompt_ids, request.params, source))
         with self._changed:
             self._require_open()
             if entry.request_id in self._requests:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolgym.rollout.engines.http import RefusedError, error_text, repeat_request
+from toolgym.rollout.engines.http import NotTakenError, decoded, error_text, refusal, repeat_request
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, shorten
 from toolgym.tools.http.addresses import check_address
 from toolgym.tools.http.retries import retry_after
@@ -91,21 +91,18 @@ class ChatClient:
         try:
             reply = await self._exchange(body, limit)
         except NotSentError as error:
-            raise RefusedError(EngineUnavailableError(f"nothing answers at {self.url} ({error})")) from error
+            raise NotTakenError(EngineUnavailableError(f"nothing answers at {self.url} ({error})")) from error
         except BrokenError as error:
             raise EngineError(f"{self.url} broke off: {error}") from error
-        text = reply.body.decode("utf-8", "replace")
-        try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = None
+        answer = decoded(reply.body.decode("utf-8", "replace"))
         if reply.status == 200:
-            return self._read(answer, text)
-        said = shorten(text) if answer is None else error_text(answer)
-        refused = _refusal(self.url, reply.status, said, answer)
+            return self._read(answer)
+        refused = refusal(self.url, reply.status, answer)
+        if isinstance(refused, ConfigError) and _is_too_long(answer):
+            refused = ContextFullError(f"{self.url} answered {reply.status}: {error_text(answer)}")
         after = retry_after(reply.headers.get("Retry-After"))
         if reply.status == 429 or (reply.status == 503 and after is not None):
-            raise RefusedError(refused, after, counts=reply.status != 429 or after is None)
+            raise NotTakenError(refused, after, counts=reply.status != 429 or after is None)
         raise refused
 
     async def _exchange(self, body: bytes, limit: float) -> HttpResponse:
@@ -120,40 +117,40 @@ class ChatClient:
             raise failed(f"{type(error).__name__}: {error}") from error
         return HttpResponse(response.status_code, response.headers, response.content)
 
-    def _read(self, answer: Any, text: str) -> ChatTurn:
+    def _read(self, answer: Any) -> ChatTurn:
         try:
             choice = answer["choices"][0]
-            given = choice["message"]
+            reply = choice["message"]
             reason = str(choice.get("finish_reason") or "stop")
-            content = given.get("content") or ""
-            calls = given.get("tool_calls") or []
+            content = reply.get("content") or ""
+            calls = reply.get("tool_calls") or []
         except (AttributeError, IndexError, KeyError, TypeError):
-            raise EngineError(f"{self.url} must answer with a chat completion, got {shorten(text)!r}") from None
+            raise EngineError(f"{self.url} must answer with a chat completion, got {shorten(answer)!r}") from None
         if not isinstance(content, str) or not isinstance(calls, list):
-            raise EngineError(f"{self.url} must answer with a text and a list of calls, got {shorten(repr(given))}")
-        message = {key: given[key] for key in KEPT if given.get(key) is not None}
-        message = {"role": "assistant", "content": given.get("content"), **message}
-        return ChatTurn(message, self._action(content, calls, given), reason)
+            raise EngineError(f"{self.url} must answer with a text and a list of calls, got {shorten(repr(reply))}")
+        message = {key: reply[key] for key in KEPT if reply.get(key) is not None}
+        message = {"role": "assistant", "content": reply.get("content"), **message}
+        return ChatTurn(message, self._action(content, calls, reply), reason)
 
-    def _action(self, content: str, calls: Sequence[Any], given: Mapping[str, Any]) -> ParsedTurn:
-        requests = [self._call(index, one) for index, one in enumerate(calls)]
-        reasoning = given.get("reasoning_content") or given.get("reasoning")
+    def _action(self, content: str, calls: Sequence[Any], reply: Mapping[str, Any]) -> ParsedTurn:
+        requests = [self._call(index, call) for index, call in enumerate(calls)]
+        reasoning = reply.get("reasoning_content") or reply.get("reasoning")
         return ParsedTurn(
             content,
             content,
-            [one for one in requests if isinstance(one, ToolCall)],
-            [one for one in requests if isinstance(one, ToolCallError)],
+            [request for request in requests if isinstance(request, ToolCall)],
+            [request for request in requests if isinstance(request, ToolCallError)],
             reasoning if isinstance(reasoning, str) else None,
         )
 
-    def _call(self, index: int, given: Any) -> ToolCall | ToolCallError:
+    def _call(self, index: int, call: Any) -> ToolCall | ToolCallError:
         """One of a turn's calls. Their shape is the server's doing; the name and the arguments are the model's."""
         try:
-            function = given["function"]
-            call_id, name, written = str(given["id"]), str(function["name"]), function.get("arguments")
+            function = call["function"]
+            call_id, name, written = str(call["id"]), str(function["name"]), function.get("arguments")
         except (AttributeError, KeyError, TypeError):
             raise EngineError(
-                f"{self.url} must give each call an id and a function, got {shorten(repr(given))}"
+                f"{self.url} must give each call an id and a function, got {shorten(repr(call))}"
             ) from None
         try:
             arguments = json.loads(written or "{}") if isinstance(written, str | None) else written
@@ -166,13 +163,12 @@ class ChatClient:
         return ToolCall(call_id, name, arguments, index)
 
 
-def _refusal(url: str, status: int, said: str, answer: Any) -> ConfigError | EngineError:
-    if status in (400, 413, 422):
-        code = (answer.get("error") or {}) if isinstance(answer, Mapping) else {}
-        code = code.get("code") if isinstance(code, Mapping) else None
-        if code == "context_length_exceeded" or "context length" in said.lower() or "context_length" in said:
-            return ContextFullError(f"{url} answered {status}: {said}")
-        return ConfigError(f"{url} refused the request: {said}")
-    if status in (401, 403):
-        return EngineError(f"{url} answered {status}: {said}. Pass the server's api_key")
-    return EngineError(f"{url} answered {status}: {said}")
+def _is_too_long(answer: Any) -> bool:
+    """Whether a refused conversation has become too long for the model."""
+    error = answer.get("error") if isinstance(answer, Mapping) else None
+    message = error_text(answer)
+    return (
+        (isinstance(error, Mapping) and error.get("code") == "context_length_exceeded")
+        or "context length" in message.lower()
+        or "context_length" in message
+    )

@@ -156,7 +156,7 @@ class OpenAICompatible(Engine):
 
     @property
     def logprobs_mode(self) -> LogprobsMode:
-        """What the server's log-probabilities are of. Raises EngineError before `start`."""
+        """The distribution of the server's log-probabilities. Raises EngineError before `start`."""
         if self._mode is None:
             raise EngineError("the server is asked by start(): await engine.start() first")
         return self._mode
@@ -366,7 +366,7 @@ class OpenAICompatible(Engine):
         self._mode = read_mode(self.url, plain, hot, narrow)
 
     async def _probe(self, params: SamplingParams) -> list[float]:
-        prompt = [one for one in PROBE_IDS if one < self.vocab_size]
+        prompt = [token_id for token_id in PROBE_IDS if token_id < self.vocab_size]
         answer = Answer(prompt, params, self.vocab_size)
         await self._client.complete(request_body(self.model, prompt, params, self._seed(params, 0), PROBE_TOP), answer)
         if answer.reason() is FinishReason.ABORT:

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from toolgym.rollout.engines.http import RefusedError, error_text, repeat_request
+from toolgym.rollout.engines.http import NotTakenError, decoded, refusal, repeat_request
 from toolgym.rollout.engines.openai.messages import Answer, EventReader
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, shorten
 from toolgym.tools.http.retries import retry_after
@@ -74,7 +74,7 @@ class CompletionsClient:
     async def _send(
         self, body: dict[str, Any], answer: Answer, headers: dict[str, str], progress: Callable[[], None]
     ) -> None:
-        """Send a request once. Raises `RefusedError` where it may be sent again."""
+        """Send a request once. Raises `NotTakenError` where it may be sent again."""
         assert self._session is not None
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout)
         path = f"{self.url}/v1/completions"
@@ -86,10 +86,10 @@ class CompletionsClient:
                 refused = _refusal(path, response.status, await response.text(errors="replace"))
                 named = response.headers.get("Retry-After")
                 if response.status in (429, 503) and named is not None:
-                    raise RefusedError(refused, retry_after(named))
+                    raise NotTakenError(refused, retry_after(named))
                 raise refused
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise RefusedError(self._unavailable(error)) from error
+            raise NotTakenError(self._unavailable(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             got = f" after {len(answer.token_ids)} tokens" if answer.token_ids else ""
             raise EngineError(f"{path} broke off{got}: {type(error).__name__}: {error}") from error
@@ -155,15 +155,5 @@ async def _drain(response: aiohttp.ClientResponse) -> bool:
     return True
 
 
-def _refusal(path: str, status: int, text: str) -> ConfigError | EngineError:
-    try:
-        message = error_text(json.loads(text))
-    except ValueError:
-        message = shorten(text)
-    if status in (400, 422):
-        return ConfigError(f"{path} refused the request: {message}")
-    if status in (401, 403):
-        return EngineError(f"{path} answered {status}: {message}. Pass the server's api_key")
-    if status == 404:
-        return EngineError(f"{path} answered 404: {message}. The url must be that of a server with /v1/completions")
-    return EngineError(f"{path} answered {status}: {message}")
+def _refusal(url: str, status: int, text: str) -> ConfigError | EngineError:
+    return refusal(url, status, decoded(text), hint="The url must be that of a server with /v1/completions")

@@ -1,4 +1,4 @@
-"""What `OpenAICompatible` sends and reads: bodies, server-sent events, and what a server's log-probabilities mean.
+"""Messages of `OpenAICompatible`: bodies, server-sent events, and what a server's log-probabilities mean.
 
 Facts about servers, each from its source: vLLM (`vllm/v1/core/sched/utils.py`, `v1/engine/detokenizer.py`,
 `entrypoints/openai/completion/`), and SGLang 0.5.23 (`srt/entrypoints/openai/serving_completions.py`), whose answers
@@ -37,7 +37,7 @@ HOW_TO_START = (
 
 
 class Family(enum.StrEnum):
-    """Whose server it is; vLLM and SGLang take different parameters for where to stop."""
+    """Maker of the server; vLLM and SGLang take different parameters for where to stop."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -45,7 +45,7 @@ class Family(enum.StrEnum):
 
 
 class LogprobsMode(enum.StrEnum):
-    """Which distribution a server's log-probabilities are of."""
+    """Distribution of a server's log-probabilities."""
 
     SCALED = "scaled"
     """Temperature-scaled, before top-p, top-k and min-p: what this library means. SGLang's."""
@@ -78,7 +78,7 @@ class LogprobsMode(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What `/v1/models` says about the served model; None where it does not."""
+    """Facts of `/v1/models` about the served model; None if it does not tell."""
 
     name: str
     family: Family
@@ -99,12 +99,12 @@ def read_models(url: str, answer: Any, wanted: str | None) -> ModelInfo:
         ConfigError: the wanted model is not served, or none was named and there are several.
     """
     data = answer.get("data") if isinstance(answer, Mapping) else None
-    if not isinstance(data, list) or not all(isinstance(one, Mapping) and one.get("id") for one in data):
+    if not isinstance(data, list) or not all(isinstance(card, Mapping) and card.get("id") for card in data):
         raise EngineError(
             f"{url}/v1/models must answer with a list of models, got {shorten(answer)}. {HOW_TO_START}; give its url "
             "without the path behind /v1"
         )
-    names = [str(one["id"]) for one in data]
+    names = [str(card["id"]) for card in data]
     if wanted is None and len(names) != 1:
         raise ConfigError(f"{url} serves {', '.join(names) or 'no model'}: say which with model=...")
     if wanted is not None and wanted not in names:
@@ -249,7 +249,11 @@ class Answer:
             text = error.get("message") if isinstance(error, Mapping) else error
             raise EngineError(f"the server broke off the generation: {shorten(text or error)}")
         choices = event.get("choices")
-        if not isinstance(choices, list) or len(choices) > 1 or not all(isinstance(one, Mapping) for one in choices):
+        if (
+            not isinstance(choices, list)
+            or len(choices) > 1
+            or not all(isinstance(choice, Mapping) for choice in choices)
+        ):
             raise EngineError(f"an answer must have one choice, got {shorten(choices)}")
         for choice in choices:
             self._take_choice(choice)
@@ -266,9 +270,9 @@ class Answer:
                 )
             self._prompt_seen = True
         logprobs = choice.get("logprobs")
-        given: Mapping[str, Any] = logprobs if isinstance(logprobs, Mapping) else {}
-        ids = _ids(choice.get("token_ids"), given.get("tokens"))
-        values = given.get("token_logprobs") or []
+        values_by_name: Mapping[str, Any] = logprobs if isinstance(logprobs, Mapping) else {}
+        ids = _ids(choice.get("token_ids"), values_by_name.get("tokens"))
+        values = values_by_name.get("token_logprobs") or []
         if ids is None:
             if choice.get("text") or values:
                 raise EngineError(
@@ -276,7 +280,7 @@ class Answer:
                     f"returns them (return_token_ids). {HOW_TO_START}"
                 )
             ids = []
-        if ids and not given:
+        if ids and not values_by_name:
             raise EngineError(
                 "the server answers without log-probabilities: OpenAICompatible needs a server that returns them "
                 f"(logprobs). {HOW_TO_START}"
@@ -295,9 +299,11 @@ class Answer:
                 )
         self.token_ids += ids
         self.logprobs += [float(value) for value in values]
-        tops = given.get("top_logprobs")
+        tops = values_by_name.get("top_logprobs")
         if not self.top and isinstance(tops, list) and tops and isinstance(tops[0], Mapping):
-            self.top = sorted((one for one in tops[0].values() if isinstance(one, int | float)), reverse=True)
+            self.top = sorted(
+                (logprob for logprob in tops[0].values() if isinstance(logprob, int | float)), reverse=True
+            )
         if choice.get("finish_reason") is not None:
             self.finish = str(choice["finish_reason"])
             self._stop = choice.get("stop_reason", choice.get("matched_stop"))
@@ -366,14 +372,14 @@ class Answer:
 def _ids(token_ids: Any, tokens: Any) -> list[int] | None:
     """Read the ids of one event from either place; None where neither has them."""
     written: list[int] | None = None
-    if isinstance(tokens, list) and tokens and all(str(one).startswith(ID_PREFIX) for one in tokens):
+    if isinstance(tokens, list) and tokens and all(str(token).startswith(ID_PREFIX) for token in tokens):
         try:
-            written = [int(one.removeprefix(ID_PREFIX)) for one in tokens]
+            written = [int(token.removeprefix(ID_PREFIX)) for token in tokens]
         except ValueError:
             raise EngineError(f"logprobs.tokens must hold token_id:NUMBER, got {shorten(tokens)}") from None
     if token_ids is None:
         return written
-    if not isinstance(token_ids, list) or not all(type(one) is int for one in token_ids):
+    if not isinstance(token_ids, list) or not all(type(token_id) is int for token_id in token_ids):
         raise EngineError(f"token_ids must be a list of ids, got {shorten(token_ids)}")
     if written is not None and written != token_ids:
         raise EngineError(f"token_ids {shorten(token_ids)} and logprobs.tokens {shorten(written)} disagree")

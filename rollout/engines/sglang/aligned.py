@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from toolgym.rollout.engines.base import SamplingParams
+from toolgym.rollout.engines.base import GenerationRequest, SamplingParams
 from toolgym.rollout.engines.sglang.messages import ServerInfo
 from toolgym.tools.errors import ConfigError, EngineError, nearest, shorten
 
@@ -98,9 +98,7 @@ def read_payloads(
     names: Sequence[str],
     meta: Mapping[str, Any],
     token_ids: Sequence[int],
-    params: SamplingParams,
-    *,
-    prompt_tokens: int,
+    request: GenerationRequest,
     info: ServerInfo,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Decode the payloads of one answer.
@@ -109,9 +107,8 @@ def read_payloads(
         names: those that were asked for.
         meta: `meta_info` of the answer.
         token_ids: the sampled ids.
-        params: how they were sampled.
-        prompt_tokens: how many tokens were sent.
-        info: what the server says about itself.
+        request: what was asked for.
+        info: the server's facts about itself.
 
     Raises:
         EngineError: one is missing, or does not fit the tokens.
@@ -119,9 +116,9 @@ def read_payloads(
     payloads: dict[str, np.ndarray[Any, Any]] = {}
     if ROUTED_EXPERTS in names:
         assert info.routing_shape is not None
-        payloads[ROUTED_EXPERTS] = _routed_experts(meta, len(token_ids), prompt_tokens, info.routing_shape)
+        payloads[ROUTED_EXPERTS] = _routed_experts(meta, len(token_ids), len(request.prompt_ids), info.routing_shape)
     if SAMPLING_MASK in names:
-        payloads[SAMPLING_MASK] = _sampling_mask(meta, token_ids, params, info.vocab_size)
+        payloads[SAMPLING_MASK] = _sampling_mask(meta, token_ids, request.params, info.vocab_size)
     return payloads
 
 

@@ -35,8 +35,7 @@ from toolgym.rollout.engines.sglang.aligned import (
     payload_fields,
     read_payloads,
 )
-from toolgym.rollout.engines.sglang.load import TIMEOUT, read_load
-from toolgym.rollout.engines.sglang.messages import ServerInfo, label_of, version_of
+from toolgym.rollout.engines.sglang.messages import ServerInfo, label_of, read_load, version_of
 from toolgym.rollout.engines.sglang.requests import InFlightRequests
 from toolgym.rollout.engines.sglang.transport import ClientState, ReplicaError, SGLangTransport
 from toolgym.tools.concurrency.blocking import in_thread
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
 
 WEIGHT_UPDATE_GROUP = "weight_update_group"
 """SGLang's own default name of the process group that carries new weights."""
+LOAD_TIMEOUT = 5.0
+"""Seconds that a replica gets to tell its load."""
 
 
 class SGLangClient(Engine):
@@ -102,7 +103,7 @@ class SGLangClient(Engine):
 
     @property
     def info(self) -> ServerInfo:
-        """What SGLang says about itself. Raises EngineError before `start`."""
+        """SGLang's facts about itself. Raises EngineError before `start`."""
         if self._info is None:
             raise EngineError("the server is asked by start(): await engine.start() first")
         return self._info
@@ -124,7 +125,7 @@ class SGLangClient(Engine):
 
     @property
     def paused(self) -> PauseMode | None:
-        """How the engine is paused; None when it is not."""
+        """Mode of the present pause; None if there is none."""
         return self._state.pause_mode
 
     def _tokenizer_source(self) -> str:
@@ -174,14 +175,7 @@ class SGLangClient(Engine):
         generation = messages.read_generation(answer, request.params)
         if not self._aligned:
             return generation
-        payloads = read_payloads(
-            self._aligned,
-            answer["meta_info"],
-            generation.token_ids,
-            request.params,
-            prompt_tokens=len(request.prompt_ids),
-            info=self.info,
-        )
+        payloads = read_payloads(self._aligned, answer["meta_info"], generation.token_ids, request, self.info)
         return replace(generation, aligned=payloads)
 
     def _seed(self, params: SamplingParams) -> int | None:
@@ -243,9 +237,9 @@ class SGLangClient(Engine):
             await self.update_weights_from_tensors(source, version=version)
 
     async def load(self) -> EngineLoad | None:
-        """How busy SGLang is; None while this engine pauses it: what it then says is no sign of what it can take."""
-        answers = await self._query("/v1/loads", min(TIMEOUT, self._control_timeout))
-        loads = {name: one["loads"] for name, one in answers.items()}
+        """Return SGLang's load; None while this engine pauses it: it then tells nothing of what SGLang can take."""
+        answers = await self._query("/v1/loads", min(LOAD_TIMEOUT, self._control_timeout))
+        loads = {name: answer["loads"] for name, answer in answers.items()}
         return read_load(loads) if self.paused is None else None
 
     async def close(self) -> None:
@@ -413,7 +407,7 @@ class SGLangClient(Engine):
     # ---- what SGLang says
 
     async def server_info(self) -> dict[str, dict[str, Any]]:
-        """What each replica says about itself (`/server_info`), by its name."""
+        """Return the answer of each replica at `/server_info`, by its name."""
         return await self._query("/server_info")
 
     async def loads(self) -> dict[str, list[dict[str, Any]]]:

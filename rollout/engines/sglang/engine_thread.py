@@ -26,7 +26,7 @@ END_TIMEOUT = 60.0
 
 
 class About(NamedTuple):
-    """What SGLang says about itself: as `/model_info` and `/server_info` do, and the number of token ids."""
+    """SGLang's facts about itself: as `/model_info` and `/server_info` do, and the number of token ids."""
 
     model: dict[str, Any]
     server: dict[str, Any]
@@ -116,16 +116,16 @@ class EngineThread:
     # ---- questions, to be asked in `run`
 
     async def server_info(self) -> dict[str, Any]:
-        """What `/server_info` answers, with the state of the schedulers."""
+        """Return the answer of `/server_info`, with the state of the schedulers."""
         return {**self._about.server, "internal_states": await self.manager.get_internal_state()}
 
     async def loads(self) -> dict[str, Any]:
-        """What `/v1/loads` answers."""
+        """Return the answer of `/v1/loads`."""
         loads = await self.manager.get_loads()
         return {"loads": [_plain(load) for load in loads]}
 
     async def metrics(self) -> str:
-        """What `/metrics` answers."""
+        """Return the answer of `/metrics`."""
         if not self._about.server.get("enable_metrics"):
             raise EngineError("SGLang counts nothing: make the engine with enable_metrics=True")
         client = importlib.import_module("prometheus_client")
@@ -154,12 +154,12 @@ class EngineThread:
             watchdog = self.manager._subprocess_watchdog
             if watchdog is not None:
                 watchdog.stop()  # it would end this process when a child dies
-            self._processes = [one for one in multiprocessing.active_children() if one not in self._before]
+            self._processes = [process for process in multiprocessing.active_children() if process not in self._before]
             model, server = self._engine.get_model_info(), self._engine.get_server_info()
             model["tokenizer_path"] = server.get("tokenizer_path") or model["model_path"]
             about = About(model, server, int(self.manager.model_config.vocab_size))
         except BaseException as error:  # noqa: BLE001 - `start` raises it
-            self._processes = [one for one in multiprocessing.active_children() if one not in self._before]
+            self._processes = [process for process in multiprocessing.active_children() if process not in self._before]
             self._ready.set_exception(
                 ConfigError(f"sglang.Engine cannot start with these arguments: {type(error).__name__}: {error}")
             )
@@ -178,9 +178,9 @@ class EngineThread:
 
     async def _watch(self) -> None:
         while True:
-            for one in self._processes:
-                if not one.is_alive():
-                    self._report(f"a process of SGLang (pid {one.pid}) died with exit code {one.exitcode}")
+            for process in self._processes:
+                if not process.is_alive():
+                    self._report(f"a process of SGLang (pid {process.pid}) died with exit code {process.exitcode}")
                     return
             await asyncio.sleep(WATCH_INTERVAL)
 
@@ -199,10 +199,10 @@ class EngineThread:
             starting = (
                 self._engine is None and self._thread.is_alive()
             )  # `start` gave up: end the processes that there are
-            for one in set(multiprocessing.active_children()) - self._before if starting else self._processes:
-                if one.is_alive():
-                    self._kill(one.pid, include_parent=True, wait_timeout=None)
-                one.join(END_TIMEOUT)
+            for process in set(multiprocessing.active_children()) - self._before if starting else self._processes:
+                if process.is_alive():
+                    self._kill(process.pid, include_parent=True, wait_timeout=None)
+                process.join(END_TIMEOUT)
             self._processes = []
             if self._loop is not None and self._loop.is_running():
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -232,7 +232,7 @@ class EngineThread:
             return
 
         def quit_signal(number: int, frame: object) -> None:
-            if any(one.is_alive() for one in self._processes) or self._ready.done():
+            if any(process.is_alive() for process in self._processes) or self._ready.done():
                 self._report("a process of SGLang failed and said so by SIGQUIT (its own log has the cause)")
             else:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)

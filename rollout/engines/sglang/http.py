@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toolgym.rollout.engines.http import error_text
+from toolgym.rollout.engines.http import decoded, error_text
 from toolgym.tools.concurrency.blocking import in_thread
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 from toolgym.tools.http.addresses import is_address
@@ -91,27 +90,14 @@ class SGLangReplica(Replica):
             raise NoAnswerError(f"{self.url}{path} gave no answer within {timeout:g} seconds") from error
         except BrokenError as error:
             raise ServerLostError(f"{self.url}{path} broke off: {error}", sent=True) from error
-        text = reply.body.decode("utf-8", "replace")
-        try:
-            return HttpReply(reply.status, json.loads(text) if text else None, reply.headers)
-        except ValueError as error:
-            if reply.status == 200 and path == "/generate":
-                raise EngineError(f"{self.url}{path} must answer with JSON, got {text[:200]!r}") from error
-            return HttpReply(reply.status, text, reply.headers)
+        answer = decoded(reply.body.decode("utf-8", "replace")) or None
+        if isinstance(answer, str) and reply.status == 200 and path == "/generate":
+            raise EngineError(f"{self.url}{path} must answer with JSON, got {answer[:200]!r}")
+        return HttpReply(reply.status, answer, reply.headers)
 
 
 def _is_large(body: Mapping[str, Any]) -> bool:
     return len(body.get("serialized_named_tensors", ())) > 0 or len(body.get("input_ids", ())) > LARGE_PROMPT
-
-
-def refusal(name: str, path: str, status: int, body: Any) -> ConfigError | EngineError:
-    """The error for an answer that is not 200."""
-    text = error_text(body)
-    if path == "/generate" and status == 400:
-        return ConfigError(f"SGLang refused the request: {text}")
-    if status in (401, 403):
-        return EngineError(f"{name}{path} answered {status}: {text}. Pass the server's api_key")
-    return EngineError(f"{name}{path} answered {status}: {text}")
 
 
 def is_overloaded(reply: HttpReply) -> bool:

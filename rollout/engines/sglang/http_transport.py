@@ -7,9 +7,10 @@ import contextlib
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from toolgym.rollout.engines.http import RefusedError, error_text, repeat_request
+from toolgym.rollout.engines.http import NotTakenError, error_text, refusal, repeat_request
 from toolgym.rollout.engines.sglang.http import (
     HttpReply,
     NoAnswerError,
@@ -17,12 +18,11 @@ from toolgym.rollout.engines.sglang.http import (
     SGLangReplica,
     check_url,
     is_overloaded,
-    refusal,
 )
 from toolgym.rollout.engines.sglang.messages import ServerInfo, merge_infos, read_info
 from toolgym.rollout.engines.sglang.transport import Body, ClientState, InFlightRequest, ReplicaError
 from toolgym.tools.concurrency.blocking import in_thread
-from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
+from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError, check_seconds
 from toolgym.tools.http.replicas import ReplicaPool, ReplicaState
 from toolgym.tools.http.retries import AttemptError, retry_after
 from toolgym.tools.http.session import HttpSession
@@ -41,20 +41,41 @@ MAX_ROUTING_KEYS = 65_536
 """Most trajectories remembered that a router had to place anew."""
 
 
-class HttpSettings(NamedTuple):
-    """How an `HttpTransport` speaks to its servers; `SGLangServer` documents each."""
+@dataclass(frozen=True)
+class HttpOptions:
+    """Options of the way to SGLang servers over HTTP.
 
-    request_timeout: float
-    connect_timeout: float
-    control_timeout: float
-    health_interval: float
-    health_timeout: float
-    unavailable_timeout: float
-    balance_abs_threshold: int
-    balance_rel_threshold: float
-    api_key: str | None
-    vocab_size: int | None
-    routing_shape: tuple[int, int] | None
+    Attributes:
+        connect_timeout: seconds to connect.
+        health_interval: seconds between two health checks of a server.
+        health_timeout: seconds for one.
+        unavailable_timeout: seconds that a request waits while no server is healthy.
+        balance_abs_threshold: requests that a server may have more than the least loaded one before it gives its
+            trajectories away,
+        balance_rel_threshold: if it also has this many times as many.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    connect_timeout: float = 5.0
+    health_interval: float = 5.0
+    health_timeout: float = 10.0
+    unavailable_timeout: float = 30.0
+    balance_abs_threshold: int = 32
+    balance_rel_threshold: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_seconds(
+            connect_timeout=self.connect_timeout,
+            health_interval=self.health_interval,
+            health_timeout=self.health_timeout,
+            unavailable_timeout=self.unavailable_timeout,
+        )
+        if self.balance_abs_threshold < 0:
+            raise ConfigError(f"balance_abs_threshold must be at least 0, got {self.balance_abs_threshold!r}")
+        if not self.balance_rel_threshold >= 1:
+            raise ConfigError(f"balance_rel_threshold must be at least 1, got {self.balance_rel_threshold!r}")
 
 
 class HttpTransport:
@@ -62,14 +83,25 @@ class HttpTransport:
 
     Args:
         urls: the servers, or one router.
-        workers: the urls of a router's workers, where they cannot be asked from it.
-        settings: see `HttpSettings`.
+        workers: the urls of a router's workers, if they cannot be asked from it.
+        options: see `HttpOptions`. The other arguments are as `SGLangServer` documents them.
 
     Raises:
         ConfigError: an argument is not usable.
     """
 
-    def __init__(self, urls: Sequence[str], workers: Sequence[str], settings: HttpSettings) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        workers: Sequence[str],
+        options: HttpOptions,
+        *,
+        request_timeout: float,
+        control_timeout: float,
+        api_key: str | None,
+        vocab_size: int | None,
+        routing_shape: tuple[int, int] | None,
+    ) -> None:
         if not urls:
             raise ConfigError("SGLangServer needs the url of at least one server")
         self.urls = tuple(check_url(url) for url in urls)
@@ -80,7 +112,13 @@ class HttpTransport:
                 raise ConfigError(f"the url {min(twice)!r} is there twice")
         if workers and len(urls) > 1:
             raise ConfigError("workers are those of one router: give one url with them")
-        self._settings = settings
+        if vocab_size is not None and vocab_size < 1:
+            raise ConfigError(f"vocab_size must be at least 1, got {vocab_size!r}")
+        if routing_shape is not None and not (len(routing_shape) == 2 and min(routing_shape) >= 1):
+            raise ConfigError(f"routing_shape must be (layers, experts per token), got {routing_shape!r}")
+        self._options = options
+        self._request_timeout, self._control_timeout = request_timeout, control_timeout
+        self._api_key, self._vocab_size, self._routing_shape = api_key, vocab_size, routing_shape
         self._state = ClientState()
         self._session: HttpSession | None = None
         self._routes: ReplicaPool[SGLangReplica] | None = None
@@ -100,22 +138,22 @@ class HttpTransport:
     @property
     def replicas(self) -> dict[str, ReplicaState]:
         """The servers (of a router: its workers) by url, and whether each takes requests."""
-        return {one.url: one.state for one in self._control_targets.all}
+        return {replica.url: replica.state for replica in self._control_targets.all}
 
     @property
     def requests_in_flight(self) -> dict[str, int]:
-        """How many requests of this client each server (or the router) has, by url."""
-        return {one.url: one.in_flight for one in self._routes.all} if self._routes is not None else {}
+        """Number of this client's requests at each server (or the router), by url."""
+        return {replica.url: replica.in_flight for replica in self._routes.all} if self._routes is not None else {}
 
     async def start(self, state: ClientState) -> ServerInfo:
         """Connect, and ask every server what it serves; see `SGLangTransport.start`."""
         self._state = state
-        session = HttpSession(self._settings.api_key, 0, self._settings.connect_timeout, MAX_ANSWER)
+        session = HttpSession(self._api_key, 0, self._options.connect_timeout, MAX_ANSWER)
         try:
             entries = [SGLangReplica(url, session) for url in self.urls]
             workers = await self._workers_of(entries, session)
-            infos = await asyncio.gather(*(self._handshake(one) for one in workers))
-            info = merge_infos({one.url: info for one, info in zip(workers, infos, strict=True)})
+            infos = await asyncio.gather(*(self._handshake(worker) for worker in workers))
+            info = merge_infos({worker.url: info for worker, info in zip(workers, infos, strict=True)})
         except BaseException:
             await session.close()
             raise
@@ -129,10 +167,10 @@ class HttpTransport:
         pool = ReplicaPool(
             members,
             self._probe,
-            balance_abs_threshold=self._settings.balance_abs_threshold,
-            balance_rel_threshold=self._settings.balance_rel_threshold,
+            balance_abs_threshold=self._options.balance_abs_threshold,
+            balance_rel_threshold=self._options.balance_rel_threshold,
         )
-        pool.watch(self._settings.health_interval)
+        pool.watch(self._options.health_interval)
         return pool
 
     async def close(self) -> None:
@@ -146,12 +184,12 @@ class HttpTransport:
 
     async def _workers_of(self, entries: list[SGLangReplica], session: HttpSession) -> list[SGLangReplica]:
         """Return the workers of a router, or the entries themselves where these are servers."""
-        first = min(FIRST_ANSWER, self._settings.control_timeout)
+        first = min(FIRST_ANSWER, self._control_timeout)
         if self._given_workers:
             await entries[0].call("GET", "/health", timeout=first)
             return [SGLangReplica(url, session) for url in self._given_workers]
-        found = await asyncio.gather(*(self._router_workers(entry, first) for entry in entries))
-        routers = [(entry, urls) for entry, urls in zip(entries, found, strict=True) if urls is not None]
+        workers_of = await asyncio.gather(*(self._router_workers(entry, first) for entry in entries))
+        routers = [(entry, urls) for entry, urls in zip(entries, workers_of, strict=True) if urls is not None]
         if not routers:
             return entries
         router, urls = routers[0]
@@ -170,59 +208,59 @@ class HttpTransport:
             return None
         return [str(worker["url"]) for worker in workers if isinstance(worker, Mapping) and "url" in worker]
 
-    async def _handshake(self, one: SGLangReplica) -> ServerInfo:
-        first = min(FIRST_ANSWER, self._settings.control_timeout)
-        model = await self._ask(one, "/model_info", "/get_model_info", "model_path", first)
+    async def _handshake(self, replica: SGLangReplica) -> ServerInfo:
+        first = min(FIRST_ANSWER, self._control_timeout)
+        model = await self._ask(replica, "/model_info", "/get_model_info", "model_path", first)
         server = await self._ask(
-            one, "/server_info", "/get_server_info", "max_req_input_len", self._settings.control_timeout
+            replica, "/server_info", "/get_server_info", "max_req_input_len", self._control_timeout
         )
         ranks = server.get("tp_size")
-        self._ranks[one.url] = ranks if isinstance(ranks, int) else 1
-        return await in_thread(
-            read_info, one.url, model, server, self._settings.vocab_size, self._settings.routing_shape
-        )
+        self._ranks[replica.url] = ranks if isinstance(ranks, int) else 1
+        return await in_thread(read_info, replica.url, model, server, self._vocab_size, self._routing_shape)
 
-    async def _ask(self, one: SGLangReplica, path: str, older_path: str, field: str, timeout: float) -> dict[str, Any]:
+    async def _ask(
+        self, replica: SGLangReplica, path: str, older_path: str, field: str, timeout: float
+    ) -> dict[str, Any]:
         for candidate in (path, older_path):
-            reply = await one.call("GET", candidate, timeout=timeout)
+            reply = await replica.call("GET", candidate, timeout=timeout)
             if reply.status == 200 and isinstance(reply.body, dict) and field in reply.body:
                 return reply.body
             if reply.status in (401, 403, 503):
-                raise refusal(one.url, candidate, reply.status, reply.body)
+                raise refusal(f"{replica.url}{candidate}", reply.status, reply.body)
         raise EngineError(
-            f"{one.url} answers, but not as an SGLang server does: {older_path} gave {reply.status} "
+            f"{replica.url} answers, but not as an SGLang server does: {older_path} gave {reply.status} "
             f"{error_text(reply.body)!r}. Point the url at an SGLang server, or at an sglang-router"
         )
 
     # ---- health
 
-    async def _probe(self, one: SGLangReplica) -> ReplicaState:
+    async def _probe(self, replica: SGLangReplica) -> ReplicaState:
         """Find out whether a server or the router takes requests; see `ReplicaPool`."""
         assert self._workers is not None
-        is_server = one in self._workers.all
+        is_server = replica in self._workers.all
         # A health check may generate a token, which a paused server does not.
         path = "/model_info" if is_server and self._state.pause_mode is not None else "/health"
         try:
-            reply = await one.call("GET", path, timeout=self._settings.health_timeout)
+            reply = await replica.call("GET", path, timeout=self._options.health_timeout)
             if reply.status >= 500:
-                raise refusal(one.url, path, reply.status, reply.body)
-            return await self._readmit(one) if is_server and not one.healthy else ReplicaState.HEALTHY
+                raise refusal(f"{replica.url}{path}", reply.status, reply.body, of_content=False)
+            return await self._readmit(replica) if is_server and not replica.healthy else ReplicaState.HEALTHY
         except ServerLostError:
             raise
         except EngineError as error:
             raise AttemptError(str(error), sent=True) from error
 
-    async def _readmit(self, one: SGLangReplica) -> ReplicaState:
+    async def _readmit(self, replica: SGLangReplica) -> ReplicaState:
         """Prepare a server that answers again, and return the state that it is to have."""
         if self._state.pause_mode is None:  # it may have missed the end of a pause
-            await one.call("POST", "/continue_generation", {}, timeout=self._settings.control_timeout)
+            await replica.call("POST", "/continue_generation", {}, timeout=self._control_timeout)
         # Asked last: an update that began before the answer came has missed this server.
-        model = await self._ask(one, "/model_info", "/get_model_info", "model_path", self._settings.health_timeout)
+        model = await self._ask(replica, "/model_info", "/get_model_info", "model_path", self._options.health_timeout)
         version = model.get("weight_version")
         if self._state.updates_begun == self._state.updates_ended and version == self._state.label:
             return ReplicaState.HEALTHY
-        one.trouble = (
-            f"{one.url} came back with weights {version!r}, the others have {self._state.label!r}: "
+        replica.trouble = (
+            f"{replica.url} came back with weights {version!r}, the others have {self._state.label!r}: "
             "it takes requests again after the next update of the weights"
         )
         return ReplicaState.SUSPENDED
@@ -261,7 +299,7 @@ class HttpTransport:
         """Send a request once. Raises `AttemptError` where it may be sent again."""
         assert self._routes is not None
         try:
-            replica = await self._routes.wait(self._settings.unavailable_timeout, affinity=affinity)
+            replica = await self._routes.wait(self._options.unavailable_timeout, affinity=affinity)
         except AttemptError as error:
             raise EngineUnavailableError(str(error)) from None
         rid = request.next_rid()
@@ -273,16 +311,16 @@ class HttpTransport:
         if self._routed and "x-smg-error-code" in reply.headers and reply.status >= 500:
             self._reroute(affinity)
             raise ServerLostError(f"the router lost its worker: {error_text(reply.body)}", sent=True)
-        refused = refusal(replica.url, "/generate", reply.status, reply.body)
+        refused = refusal(f"{replica.url}/generate", reply.status, reply.body, name="SGLang")
         if is_overloaded(reply):
-            raise RefusedError(refused, retry_after(reply.headers.get("Retry-After")))
+            raise NotTakenError(refused, retry_after(reply.headers.get("Retry-After")))
         raise refused
 
     async def _send(self, replica: SGLangReplica, body: dict[str, Any], headers: dict[str, str] | None) -> HttpReply:
         """Send a request and wait for its answer, as long as the replica has not left."""
         left = replica.left
         # The caller's deadline fires first; this one is a backstop.
-        timeout = self._settings.request_timeout + 1
+        timeout = self._request_timeout + 1
         call = asyncio.ensure_future(replica.call("POST", "/generate", body, timeout=timeout, headers=headers))
         given_up = asyncio.ensure_future(left.wait())
         try:
@@ -320,9 +358,9 @@ class HttpTransport:
         # Behind a router it is not known which worker has it; the others drop the unknown id.
         targets = [request.carrier] if request.carrier in self._workers.all else self._workers.reachable
 
-        async def ask(one: SGLangReplica) -> None:
+        async def ask(replica: SGLangReplica) -> None:
             with contextlib.suppress(ServerLostError):  # then so is the request
-                await self._call_one(one, "/abort_request", {"rid": request.rid}, self._settings.control_timeout)
+                await self._call_one(replica, "/abort_request", {"rid": request.rid}, self._control_timeout)
 
         await asyncio.gather(*map(ask, targets))
 
@@ -335,12 +373,12 @@ class HttpTransport:
         return self._workers
 
     async def _call_one(
-        self, one: SGLangReplica, path: str, body: Mapping[str, Any] | None, timeout: float, method: str = "POST"
+        self, replica: SGLangReplica, path: str, body: Mapping[str, Any] | None, timeout: float, method: str = "POST"
     ) -> Any:
-        reply = await one.call(method, path, body, timeout=timeout)
+        reply = await replica.call(method, path, body, timeout=timeout)
         failed = isinstance(reply.body, Mapping) and reply.body.get("success") is False
         if reply.status != 200 or failed:
-            raise refusal(one.url, path, reply.status, reply.body)
+            raise refusal(f"{replica.url}{path}", reply.status, reply.body, of_content=False)
         return reply.body
 
     async def command(self, path: str, body: Body, *, timeout: float, all_required: bool = False) -> dict[str, Any]:
@@ -353,32 +391,32 @@ class HttpTransport:
         self, method: str, path: str, body: Body, *, timeout: float, all_required: bool
     ) -> dict[str, Any]:
         group = self._control_targets
-        targets = [(number, one) for number, one in enumerate(group.all) if one in group.reachable]
+        targets = [(number, replica) for number, replica in enumerate(group.all) if replica in group.reachable]
         if not targets or (all_required and len(targets) < len(group.all)):
-            reasons = "; ".join(one.trouble for one in group.all if one not in group.reachable)
+            reasons = "; ".join(replica.trouble for replica in group.all if replica not in group.reachable)
             raise EngineUnavailableError(f"{path} cannot reach the servers that it needs: {reasons}")
         outcomes = await asyncio.gather(
             *(
-                self._call_one(one, path, body(number) if callable(body) else body, timeout, method)
-                for number, one in targets
+                self._call_one(replica, path, body(number) if callable(body) else body, timeout, method)
+                for number, replica in targets
             ),
             return_exceptions=True,
         )
         answers: dict[str, Any] = {}
         lost: list[ServerLostError] = []
         failed: dict[str, Exception] = {}
-        for (_, one), outcome in zip(targets, outcomes, strict=True):
+        for (_, replica), outcome in zip(targets, outcomes, strict=True):
             if isinstance(outcome, ServerLostError):
-                one.failed(str(outcome))
+                replica.failed(str(outcome))
                 lost.append(outcome)
             elif isinstance(outcome, Exception):
                 if isinstance(outcome, NoAnswerError) and method == "POST" and len(group.all) > 1:
-                    one.failed(str(outcome))  # what it did is not known: `_readmit` asks before it is used again
-                failed[one.url] = outcome
+                    replica.failed(str(outcome))  # what it did is not known: `_readmit` asks before it is used again
+                failed[replica.url] = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
-                answers[one.url] = outcome
+                answers[replica.url] = outcome
         if lost and (all_required or not (answers or failed)):
             raise lost[0]
         if failed:
@@ -386,6 +424,6 @@ class HttpTransport:
         return answers
 
     def mark_outdated(self, names: Sequence[str]) -> None:
-        for one in self._control_targets.all:
-            if one.url in names and one.healthy:
-                one.suspend(f"{one.url} did not take the last update of the weights")
+        for replica in self._control_targets.all:
+            if replica.url in names and replica.healthy:
+                replica.suspend(f"{replica.url} did not take the last update of the weights")

@@ -150,7 +150,7 @@ class InProcessTransport:
                 return thread.manager.abort_request(**fields)
             if path == "/update_weights_from_tensor":
                 fields["serialized_named_tensors"] = [
-                    base64.b64decode(one) for one in fields["serialized_named_tensors"]
+                    base64.b64decode(bucket) for bucket in fields["serialized_named_tensors"]
                 ]
             message = thread.message(_INPUTS[path], **fields)
             return await getattr(thread.manager, method)(message)

@@ -7,6 +7,7 @@ Formats as in SGLang 0.5.23: `GenerateReqInput` in `managers/io_struct.py`, `Sam
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import re
 import uuid
@@ -14,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolgym.rollout.engines.base import FinishReason, Generation, SamplingParams
+from toolgym.rollout.engines.base import EngineLoad, FinishReason, Generation, SamplingParams
 from toolgym.rollout.engines.model_config import read_model_config
+from toolgym.tools.concurrency.log_throttle import LogThrottle
 from toolgym.tools.errors import ConfigError, EngineError, shorten
 
 TINY_TOP_P = 1e-9
@@ -24,10 +26,13 @@ _KEPT = " toolgym:"
 """In a label, what divides the version from the random id of an update that kept the prefix cache."""
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?\s+(?P<value>\S+)(?:\s+\d+)?$")
 
+_log = logging.getLogger("toolgym.rollout")
+_silent = LogThrottle(3600.0)
+
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server says about itself.
+    """Facts of a server about itself.
 
     Attributes:
         model_path: folder or hub name of the model that it serves.
@@ -140,14 +145,14 @@ def merge_infos(infos: Mapping[str, ServerInfo]) -> ServerInfo:
     (first_url, first), *others = infos.items()
     for name in ("vocab_size", "weight_version", "deterministic", "returns_routed_experts", "routing_shape"):
         for url, info in others:
-            one, other = getattr(first, name), getattr(info, name)
-            if one != other:
+            value, other = getattr(first, name), getattr(info, name)
+            if value != other:
                 hint = (
                     ". Load the same weights into each alone first, without a pause: "
                     f"`async with SGLangServer({url!r}) as server: await server.update_weights(folder, version=...)`"
                 )
                 raise ConfigError(
-                    f"servers of one engine must be equal, but {first_url} has {name} {one!r} and {url} has {other!r}"
+                    f"servers of one engine must be equal, but {first_url} has {name} {value!r} and {url} has {other!r}"
                     + hint * (name == "weight_version")
                 )
     return dataclasses.replace(first, context_length=min(info.context_length for info in infos.values()))
@@ -316,3 +321,45 @@ def parse_metrics(text: Any) -> dict[str, float]:
             raise EngineError(f"/metrics must answer in Prometheus' text format, got the line {line[:200]!r}")
         samples[match["name"] + (match["labels"] or "")] = float(match["value"])
     return samples
+
+
+def read_load(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> EngineLoad | None:
+    """Read the answers of `/v1/loads`; None, with a line in the log, if a replica says nothing.
+
+    SGLang answers there without a flag (0.5.23, `srt/entrypoints/v1_loads.py`): one entry for each data-parallel rank,
+    whose `token_usage` is the share of its KV cache that running requests take. What the prefix cache merely keeps
+    counts as free.
+
+    Args:
+        answers: the entries of each replica, by its name.
+
+    Raises:
+        EngineError: an entry has not the fields of `/v1/loads`.
+    """
+    silent = [name for name, loads in answers.items() if not loads]
+    if silent or not answers:
+        if _silent.due(", ".join(silent)) is not None:
+            _log.warning(
+                "%s says nothing at /v1/loads of how busy it is, so the number of episodes cannot follow its KV cache: "
+                "look in its log for 'load snapshot', or give RunConfig(max_concurrent=...) as a number",
+                " and ".join(silent) or "no replica",
+            )
+        return None
+    loads = [load for entries in answers.values() for load in entries]
+    try:
+        return EngineLoad.of_replicas(
+            [
+                EngineLoad(
+                    kv_cache_use=min(1.0, max(0.0, float(load["token_usage"]))),
+                    running=int(load["num_running_reqs"]),
+                    queued=int(load["num_waiting_reqs"]),
+                    max_running=int(load["max_running_requests"]) or None,
+                )
+                for load in loads
+            ]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(
+            "/v1/loads must say token_usage, num_running_reqs, num_waiting_reqs and max_running_requests of each "
+            f"scheduler, as SGLang 0.5.23 does, got {shorten(repr(loads))}"
+        ) from error

@@ -114,31 +114,31 @@ class InFlightRequests:
             command: has all replicas do something.
             before: how SGLang is paused already.
         """
-        requests = [one for one in self._requests.values() if one.task is not None]
-        for one in requests:
-            one.aborted = True
-            if not one.sent and one.task is not None:
-                one.task.cancel()
+        requests = [request for request in self._requests.values() if request.task is not None]
+        for request in requests:
+            request.aborted = True
+            if not request.sent and request.task is not None:
+                request.task.cancel()
         if before in (PauseMode.IN_PLACE, PauseMode.RETRACT):
             # To SGLang's paused scheduler an aborting pause would never end: it waits for the requests, they for it.
-            await asyncio.gather(*(self._transport.abort(one) for one in requests if one.sent))
+            await asyncio.gather(*(self._transport.abort(request) for request in requests if request.sent))
             await command("/continue_generation", {})
         await command("/pause_generation", {"mode": PauseMode.ABORT.value})
         await self._collect(requests)
 
     async def _collect(self, requests: list[InFlightRequest]) -> None:
         """Wait until requests that a pause aborts have come back; give up those that it left waiting in SGLang."""
-        tasks = {one.task for one in requests if one.task is not None}
+        tasks = {request.task for request in requests if request.task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_GRACE)
         # A request that is still out reached SGLang after the pause began; it waits there and has no tokens.
-        late = [one for one in requests if one.task is not None and not one.task.done()]
-        for one in late:
-            one.dropped = True
-            if one.task is not None:
-                one.task.cancel()
+        late = [request for request in requests if request.task is not None and not request.task.done()]
+        for request in late:
+            request.dropped = True
+            if request.task is not None:
+                request.task.cancel()
         if late:
-            await asyncio.wait({one.task for one in late if one.task is not None})
+            await asyncio.wait({request.task for request in late if request.task is not None})
 
     async def try_abort(self, request: InFlightRequest) -> None:
         """Ask SGLang once to end a request whose caller gets an error in any case."""
@@ -150,7 +150,7 @@ class InFlightRequests:
 
     async def close(self) -> None:
         """End everything."""
-        await asyncio.gather(*(self._withdraw(one) for one in list(self._requests.values())))
+        await asyncio.gather(*(self._withdraw(request) for request in list(self._requests.values())))
         if self._withdrawals:
             await asyncio.wait(self._withdrawals, timeout=WITHDRAW_DEADLINE)
 

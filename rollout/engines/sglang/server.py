@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolgym.rollout.engines.sglang.client import SGLangClient
-from toolgym.rollout.engines.sglang.http_transport import HttpSettings, HttpTransport
-from toolgym.tools.errors import ConfigError, check_seconds
+from toolgym.rollout.engines.sglang.http_transport import HttpOptions, HttpTransport
 from toolgym.tools.http.replicas import ReplicaState
 
 
@@ -45,18 +44,13 @@ class SGLangServer(SGLangClient):
 
     Args:
         urls: the servers, for example "http://127.0.0.1:30000", or one router.
-        workers: the urls of a router's workers, where they cannot be asked from it.
+        workers: the urls of a router's workers, if they cannot be asked from it.
         aligned: what `Generation.aligned` is to hold, of `routed_experts` and `sampling_mask`; see
             `toolgym.rollout.engines.sglang.aligned` for shapes, and for the flags that the servers need.
         request_timeout: seconds for one generation, waiting on the server and pauses included.
-        connect_timeout: seconds to connect.
         control_timeout: seconds for every other call.
         weights_timeout: seconds for an update of the weights.
-        health_interval: seconds between two health checks of a server.
-        health_timeout: seconds for one.
-        unavailable_timeout: seconds that a request waits while no server is healthy.
-        balance_abs_threshold: see above.
-        balance_rel_threshold: see above.
+        options: of connections, health checks and balance, see `HttpOptions`.
         api_key: sent as a bearer token.
         vocab_size: number of token ids, for servers whose model folder is not on this machine: SGLang does not
             tell it.
@@ -72,46 +66,23 @@ class SGLangServer(SGLangClient):
         workers: Sequence[str] = (),
         aligned: Sequence[str] = (),
         request_timeout: float = 1800.0,
-        connect_timeout: float = 5.0,
         control_timeout: float = 30.0,
         weights_timeout: float = 600.0,
-        health_interval: float = 5.0,
-        health_timeout: float = 10.0,
-        unavailable_timeout: float = 30.0,
-        balance_abs_threshold: int = 32,
-        balance_rel_threshold: float = 1.5,
         api_key: str | None = None,
         vocab_size: int | None = None,
         routing_shape: tuple[int, int] | None = None,
+        options: HttpOptions | None = None,
     ) -> None:
-        check_seconds(
-            connect_timeout=connect_timeout,
-            health_interval=health_interval,
-            health_timeout=health_timeout,
-            unavailable_timeout=unavailable_timeout,
-        )
-        if balance_abs_threshold < 0:
-            raise ConfigError(f"balance_abs_threshold must be at least 0, got {balance_abs_threshold!r}")
-        if not balance_rel_threshold >= 1:
-            raise ConfigError(f"balance_rel_threshold must be at least 1, got {balance_rel_threshold!r}")
-        if vocab_size is not None and vocab_size < 1:
-            raise ConfigError(f"vocab_size must be at least 1, got {vocab_size!r}")
-        if routing_shape is not None and not (len(routing_shape) == 2 and min(routing_shape) >= 1):
-            raise ConfigError(f"routing_shape must be (layers, experts per token), got {routing_shape!r}")
-        settings = HttpSettings(
+        self._http = HttpTransport(
+            urls,
+            workers,
+            options or HttpOptions(),
             request_timeout=request_timeout,
-            connect_timeout=connect_timeout,
             control_timeout=control_timeout,
-            health_interval=health_interval,
-            health_timeout=health_timeout,
-            unavailable_timeout=unavailable_timeout,
-            balance_abs_threshold=balance_abs_threshold,
-            balance_rel_threshold=balance_rel_threshold,
             api_key=api_key,
             vocab_size=vocab_size,
             routing_shape=routing_shape,
         )
-        self._http = HttpTransport(urls, workers, settings)
         super().__init__(
             self._http,
             aligned=aligned,
@@ -132,5 +103,5 @@ class SGLangServer(SGLangClient):
 
     @property
     def requests_in_flight(self) -> dict[str, int]:
-        """How many requests of this engine each server (or the router) has, by url."""
+        """Number of this engine's requests at each server (or the router), by url."""
         return self._http.requests_in_flight

@@ -110,11 +110,11 @@ class ReplicaError(EngineError):
 
 
 class SGLangTransport(Protocol):
-    """Where SGLang is, and how it is reached. `start` before the first other call and `close` after the last."""
+    """Way to SGLang. `start` before the first other call and `close` after the last."""
 
     @property
     def name(self) -> str:
-        """What error messages call the whole."""
+        """Name of the whole in error messages."""
         ...
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from toolgym.rollout.engines import Generation, PauseMode, SamplingParams, SGLangServer
+from toolgym.rollout.engines import Generation, HttpOptions, PauseMode, SamplingParams, SGLangServer
 from toolgym.tools.errors import ConfigError, EngineError, EngineUnavailableError
 from toolgym.tools.http.replicas import BAD_CHECKS, ReplicaState
 
@@ -129,8 +130,12 @@ async def fakes(*servers: Fake) -> AsyncIterator[None]:
 
 
 def client(*servers: Fake, **changes: Any) -> SGLangServer:
-    settings = {"vocab_size": 320, "health_interval": 0.1, "health_timeout": 30.0, "unavailable_timeout": 60.0}
-    return SGLangServer(*(server.url for server in servers), **(settings | changes))
+    names = {field.name for field in dataclasses.fields(HttpOptions)}
+    options = {"health_interval": 0.1, "health_timeout": 30.0, "unavailable_timeout": 60.0}
+    options |= {name: value for name, value in changes.items() if name in names}
+    others = {name: value for name, value in changes.items() if name not in names}
+    urls = (server.url for server in servers)
+    return SGLangServer(*urls, vocab_size=320, options=HttpOptions(**options), **others)
 
 
 async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -409,15 +414,26 @@ async def test_one_dead_server_is_told_at_the_start() -> None:
         ((), {}, "at least one"),
         (("http://a", "http://a/"), {}, "twice"),
         (("http://a", "http://b"), {"workers": ["http://c"]}, "one router"),
-        (("http://a",), {"balance_abs_threshold": -1}, "balance_abs_threshold"),
-        (("http://a",), {"balance_rel_threshold": 0.5}, "balance_rel_threshold"),
-        (("http://a",), {"health_interval": 0}, "health_interval"),
-        (("http://a",), {"unavailable_timeout": -1}, "unavailable_timeout"),
     ],
 )
 def test_wrong_arguments_are_refused(urls: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SGLangServer(*urls, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("balance_abs_threshold", -1),
+        ("balance_rel_threshold", 0.5),
+        ("health_interval", 0),
+        ("unavailable_timeout", -1),
+        ("connect_timeout", 0),
+    ],
+)
+def test_wrong_options_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        HttpOptions(**{name: value})
 
 
 # ---- a router
