@@ -150,14 +150,7 @@ def _check_way_back(batch: Batch, fields: Sequence[Field], rows: Sequence[RowSou
 
 
 def _equal(array: NDArray[Any], mask: NDArray[np.bool_] | None, item: Field, rows: Sequence[RowSource]) -> bool:
-    """Whether some rows of a field hold the values that they should, as many in each row as there should be.
-
-    Args:
-        array: `[rows, ...]`.
-        mask: where in the rows the values are; None: there is one for each row.
-        item: the field.
-        rows: what the rows are made from.
-    """
+    """Whether some rows of a field hold the values that they should, as many in each row as there should be."""
     try:
         wanted = [item.values(row) for row in rows]
     except ConfigError:  # one lacks the payload

@@ -1,4 +1,7 @@
-"""Division of a batch's rows into parts that each keep to a number of tokens."""
+"""Division of a batch's rows into parts that each keep to a number of tokens.
+
+There are at least `parts` parts of at most `most` tokens (or nodes); no row alone has more.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,7 @@ Parts = list[list[int]]
 
 
 def padded_parts(prompts: Sequence[int], responses: Sequence[int], most: int, parts: int) -> Parts:
-    """Rows of like length together, in as few parts as the bound on padded tokens allows.
-
-    Args:
-        prompts: tokens of each row's prompt.
-        responses: tokens of each row's response.
-        most: tokens of a part; no row alone has more.
-        parts: at least so many.
-    """
+    """Rows of like length together, in as few parts as the bound on padded tokens allows."""
     order = sorted(range(len(prompts)), key=lambda row: -(prompts[row] + responses[row]))
 
     def grow(run: _Run, place: int) -> _Run:
@@ -40,13 +36,7 @@ def padded_parts(prompts: Sequence[int], responses: Sequence[int], most: int, pa
 
 
 def tree_parts(keys: Sequence[NDArray[np.int64]], most: int, parts: int) -> Parts:
-    """Rows with equal beginnings together, in as few parts as the bound on the nodes of their trees allows.
-
-    Args:
-        keys: each row's tokens as `prefix_keys` tells them apart.
-        most: nodes of a part; no row alone has more.
-        parts: at least so many.
-    """
+    """Rows with equal beginnings together, in as few parts as the bound on the nodes of their trees allows."""
     order, shared = shared_prefixes(keys)
 
     def grow(run: _Run, place: int) -> _Run:
@@ -57,13 +47,7 @@ def tree_parts(keys: Sequence[NDArray[np.int64]], most: int, parts: int) -> Part
 
 
 def packed_parts(lengths: Sequence[int], most: int, parts: int) -> Parts:
-    """The fewest parts that hold all rows when the longest come first, each to the part that has least.
-
-    Args:
-        lengths: tokens of each row.
-        most: tokens of a part; no row alone has more.
-        parts: at least so many.
-    """
+    """The fewest parts that hold all rows when the longest come first, each to the part that has least."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     for number in range(max(parts, -(-sum(lengths) // most)), len(lengths) + 1):
         bins: Parts = [[] for _ in range(number)]

@@ -18,9 +18,7 @@ READ_BY_MODELS = ("routed_experts",)
 def shared_prefixes(rows: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[int]]:
     """The order in which rows with equal beginnings follow each other, and how much each shares with the one before it.
 
-    Args:
-        rows: each row's tokens, int64 `[tokens]`, none below 0.
-    """
+    The rows are int64 `[tokens]`, none below 0."""
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">i8").tobytes())  # by bytes is by numbers then
     shared = [0]
     for last, row in itertools.pairwise(order):

@@ -71,11 +71,7 @@ def rows_of(
 ) -> list[RowSource]:
     """The rows that trajectories make. A sequence without a sampled token, where the engine gave nothing, makes none.
 
-    Args:
-        trajectories: in the order of the rows.
-        groups: see `Batch`; a group that is not among them gets the number -1.
-        version_numbers: see `Batch`.
-        reward_placement: see `Batch`.
+    A group that is not among `groups` gets the number -1.
 
     Raises:
         BatchError: the rewards cannot be placed.

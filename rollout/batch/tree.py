@@ -143,13 +143,7 @@ def pack_tree(batch: Batch, advantages: Tensor | None = None, *, split_by: Seque
 
 
 def _ends(lengths: Sequence[int], shared: Sequence[int], begins: Sequence[int]) -> NDArray[np.int64]:
-    """The ends of the nodes below each node: int64 `[nodes]`.
-
-    Args:
-        lengths: tokens of each row.
-        shared: how many of them the row before has too.
-        begins: the first node that is each row's own, and the number of nodes.
-    """
+    """The ends of the nodes below each node, int64 `[nodes]`; `begins` is the first node that is each row's own."""
     ends = np.empty(begins[-1], dtype=np.int64)
     open_ends = np.full(max(lengths), begins[-1])  # by depth: where a node of the present row ends
     for row in range(len(lengths) - 1, -1, -1):

@@ -35,9 +35,6 @@ def require_on_hub(source: str | Path) -> None:
 
     The loaders would ask a dozen times, and write a line each time.
 
-    Args:
-        source: a folder or a hub name.
-
     Raises:
         ConfigError: the hub has no such model, or cannot be reached.
     """
@@ -57,12 +54,7 @@ def require_on_hub(source: str | Path) -> None:
 
 
 def why_not_loaded(source: object, error: BaseException) -> str:
-    """Say in one line why loading failed.
-
-    Args:
-        source: a folder or a hub name.
-        error: what the loader raised.
-    """
+    """Say in one line why loading failed."""
     reason = " ".join(str(error).split()) or type(error).__name__
     folder = Path(str(source))
     if folder.exists():

@@ -33,9 +33,6 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     A folder with a `tokenizer.json` is loaded from that very file. (`AutoTokenizer` of transformers 5 may build
     another tokenizer from the model's type instead, with other ids.) A name that is no folder goes to the model hub.
 
-    Args:
-        source: a folder, or a model's name on the hub.
-
     Raises:
         UnknownNameError: it is a path, and there is no such folder; names the nearest one.
         ConfigError: it holds no tokenizer.

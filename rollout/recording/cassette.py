@@ -115,11 +115,7 @@ class CassetteWriter:
         self._prompts.pop(EpisodeKey(trajectory.task_index, trajectory.sample_index), None)
 
     def close(self, *, ended: bool = True) -> None:
-        """Write what is left to disk and close the file. Closing twice is fine.
-
-        Args:
-            ended: whether the run came to its end.
-        """
+        """Write what is left to disk and close the file. Closing twice is fine."""
         if self.closed:
             return
         try:

@@ -104,9 +104,6 @@ class CassetteEngine(Engine):
     not matter how many episodes are played at once. Equal requests of one episode get their replies in the order in
     which they were asked. A request that failed or was cancelled ends as it did, see `replay_outcome`.
 
-    Args:
-        cassette: the recording, or its path.
-
     Raises:
         ConfigError: see `Cassette.load`; or it holds no engine.
     """

@@ -31,17 +31,17 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
 from toolgym.rollout.engines.base import FinishReason, Generation, SamplingParams
 from toolgym.rollout.job import EpisodeKey
-from toolgym.rollout.trajectory.token_sequence import array_from_json, array_to_json
+from toolgym.rollout.trajectory.token_sequence import ArrayJson, array_from_json, array_to_json
 from toolgym.tools.errors import ConfigError, missing_file
 
 FORMAT = "toolgym-cassette"
@@ -200,9 +200,20 @@ def shared_length(ids: Sequence[int], others: Sequence[int]) -> int:
     return next(place for place in range(most) if ids[place] != others[place])
 
 
-def generation_to_json(generation: Generation) -> dict[str, Any]:
+class GenerationJson(TypedDict):
+    """A reply of an engine. Before version 4, log-probabilities were decimals."""
+
+    token_ids: list[int]
+    logprobs: ArrayJson | list[float]
+    finish_reason: str
+    weight_versions: list[tuple[str, int]]
+    cached_tokens: int
+    aligned: NotRequired[dict[str, ArrayJson]]
+
+
+def generation_to_json(generation: Generation) -> GenerationJson:
     """Return a generation as JSON can hold it; `generation_from_json` reads it back equal."""
-    versions = [[version, len(list(group))] for version, group in itertools.groupby(generation.weight_versions)]
+    versions = [(version, len(list(group))) for version, group in itertools.groupby(generation.weight_versions)]
     return {
         "token_ids": list(generation.token_ids),
         "logprobs": array_to_json(np.array(generation.logprobs)),  # decimals would take half of all the time
@@ -213,7 +224,7 @@ def generation_to_json(generation: Generation) -> dict[str, Any]:
     }
 
 
-def generation_from_json(reply: Mapping[str, Any]) -> Generation:
+def generation_from_json(reply: GenerationJson) -> Generation:
     """Read what `generation_to_json` returned.
 
     Raises:

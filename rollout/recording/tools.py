@@ -92,12 +92,7 @@ def _result_to_json(result: ToolResult) -> dict[str, Any]:
 
 
 class ReplayedTool(BaseTool):
-    """Answers each call as the recorded tool did. It opens nothing and runs nothing.
-
-    Args:
-        tool_schema: the recorded tool's schema in the OpenAI shape.
-        cassette: the recording.
-    """
+    """Answers each call as the recorded tool did. It opens nothing and runs nothing."""
 
     stays_on_loop = True
 

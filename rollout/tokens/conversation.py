@@ -25,7 +25,7 @@ from toolgym.rollout.engines.base import Generation
 from toolgym.rollout.limits import HistoryMode
 from toolgym.rollout.models.token_ids import TokenIds
 from toolgym.rollout.tokens.renderer import ChatRenderer
-from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence
+from toolgym.rollout.trajectory.token_sequence import Segment, TokenSequence, version_runs
 from toolgym.tools.errors import TemplateError
 from toolgym.tools.message import Message, assistant, user
 from toolgym.tools.parsers import ParsedTurn, split_reasoning
@@ -126,11 +126,9 @@ class Conversation:
     def add_generation(self, generation: Generation) -> None:
         """Keep what the engine generated, as it is."""
         if generation.token_ids:
-            self._segments.append(
-                Segment.policy(
-                    generation.ids.array, generation.logprob_array, generation.weight_versions, generation.aligned
-                )
-            )
+            runs = version_runs(generation.weight_versions)
+            ids, logprobs = generation.ids.array, generation.logprob_array
+            self._segments.append(Segment(ids, True, logprobs, runs, generation.aligned))
             self.context = self.context.followed_by(generation.ids)
 
     def add_turn(self) -> str:

@@ -80,12 +80,6 @@ class EndOfTurn:
     def cut(self, encoder: SafeEncoder, text: str, mark: str, turn: Message) -> tuple[str, str]:
         """Split rendered text after the turn whose last written word is `mark`.
 
-        Args:
-            encoder: knows the control tokens.
-            text: the rendered conversation, going on after the turn.
-            mark: a word that occurs nowhere but in that turn.
-            turn: the turn: the mark ends its content, or is the last argument of its last tool call.
-
         Returns:
             The token that ends the turn, and the text after it.
 

@@ -141,14 +141,7 @@ def delta_kind(messages: Sequence[Message]) -> DeltaKind:
 def probe_conversation(
     messages: Sequence[Message], mark: str, plan: Plan, earlier: Sequence[Message] = ()
 ) -> list[Message]:
-    """The short conversation that new messages are rendered in, the assistant's turn before them.
-
-    Args:
-        messages: the new messages.
-        mark: the last word of the probe's assistant.
-        plan: the form of the probe.
-        earlier: the conversation up to the turn, for plans that look at it.
-    """
+    """The short conversation that new messages are rendered in, the assistant's turn before them."""
     head = _outline(earlier, plan) if plan.earlier else [user("x")]
     return [*head, _turn_before(messages, mark, plan), *messages]
 
@@ -181,12 +174,6 @@ def analyze(
     template: ChatTemplate, encoder: SafeEncoder, variables: Mapping[str, Any], own_ends: Sequence[str] = ()
 ) -> TemplateAnalysis:
     """Find out what the template does; remembered, so that a process analyzes the same template once.
-
-    Args:
-        template: the template with its tools. Its `json_arguments` is set.
-        encoder: of the same tokenizer.
-        variables: the template's further variables, for the memory.
-        own_ends: see `find_end_of_turn`.
 
     Raises:
         TemplateError: no turn could ever end, or assistant messages are not rendered.

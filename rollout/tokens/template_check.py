@@ -383,12 +383,7 @@ def _read(file: Path) -> str:
 
 
 def byte_tokenizer(template: str, special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer for a chat template that came without one: a token per byte, and one per marker in the template.
-
-    Args:
-        template: the chat template's text.
-        special: further special tokens.
-    """
+    """A tokenizer for a chat template that came without one: a token per byte, and one per marker in the template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

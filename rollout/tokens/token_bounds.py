@@ -34,9 +34,6 @@ def longest_token(state: Mapping[str, Any]) -> int | None:
 
     There is none where a tokenizer may drop characters, or make one token of any number of them: of unknown ones, or of
     white space beside an added token.
-
-    Args:
-        state: the tokenizer, as its `tokenizer.json` has it.
     """
     model = state["model"]
     if model.get("type") != "BPE" or not _keeps_all(state["normalizer"]) or not _keeps_all(state["pre_tokenizer"]):

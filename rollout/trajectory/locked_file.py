@@ -54,11 +54,7 @@ def is_on_disk(file: io.FileIO) -> bool:
 
 
 class LineFile:
-    """A file to which whole lines are appended, each at once; what a full disk refused is tried again with the next.
-
-    Args:
-        file: the open and locked file, which is unbuffered.
-    """
+    """A file to which whole lines are appended, each at once; what a full disk refused is tried again with the next."""
 
     def __init__(self, file: io.FileIO) -> None:
         self.file = file

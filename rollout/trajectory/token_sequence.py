@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,46 @@ KINDS = "biuf"
 
 FILLERS = {"sampling_mask": -1}
 """What fills up the rows of payloads `[tokens, width]` whose width may differ from one generation to the next."""
+
+
+class ArrayJson(TypedDict):
+    """An array to the last bit: its little-endian bytes in C order as base64."""
+
+    dtype: str
+    shape: list[int]
+    base64: str
+
+
+class PayloadJson(ArrayJson):
+    """A payload of a segment."""
+
+    name: str
+
+
+class VersionRunJson(TypedDict):
+    """A number of tokens in a row that one version of the weights sampled."""
+
+    version: str
+    tokens: int
+
+
+class SegmentJson(TypedDict):
+    """A `Segment` in a line of a file."""
+
+    token_ids: list[int]
+    is_policy: bool
+    logprobs: list[float]
+    version_runs: list[VersionRunJson]
+    aligned: list[PayloadJson]
+
+
+class SequenceJson(TypedDict):
+    """A `TokenSequence` in a line of a file."""
+
+    prompt_ids: list[int]
+    segments: list[SegmentJson]
+    start_reason: str
+
 
 _VERSION = operator.itemgetter(0)
 _UNSIGNED: dict[Any, type[np.unsignedinteger[Any]]] = {np.dtype(np.int32): np.uint32, np.dtype(np.int64): np.uint64}
@@ -201,18 +241,18 @@ class Segment:
         """The version of the weights that sampled each id; empty for the env's tokens."""
         return tuple(version for version, count in self.version_runs for _ in range(count))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SegmentJson:
         """The segment as JSON can hold it; `from_json` reads it back equal, to the last bit."""
         return {
             "token_ids": self.token_ids.tolist(),
             "is_policy": self.is_policy,
             "logprobs": self.logprobs.tolist(),
             "version_runs": [{"version": version, "tokens": count} for version, count in self.version_runs],
-            "aligned": [{"name": name, **array_to_json(array)} for name, array in self.aligned.items()],
+            "aligned": [PayloadJson(name=name, **array_to_json(array)) for name, array in self.aligned.items()],
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Segment:
+    def from_json(cls, value: SegmentJson) -> Segment:
         """Read what `to_json` made.
 
         Raises:
@@ -257,13 +297,13 @@ def _same(array: NDArray[Any], other: NDArray[Any]) -> bool:
     return array.dtype == other.dtype and np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
 
 
-def array_to_json(array: NDArray[Any]) -> dict[str, Any]:
-    """An array as JSON can hold it, to the last bit: dtype, shape, and the little-endian bytes in C order as base64."""
+def array_to_json(array: NDArray[Any]) -> ArrayJson:
+    """An array as JSON can hold it; `array_from_json` reads it back equal."""
     raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": base64.b64encode(raw).decode("ascii")}
 
 
-def array_from_json(value: Mapping[str, Any]) -> NDArray[Any]:
+def array_from_json(value: ArrayJson) -> NDArray[Any]:
     """Read what `array_to_json` made.
 
     Raises:
@@ -352,7 +392,7 @@ class TokenSequence:
         """Number of ids that the policy sampled."""
         return sum(map(len, self.policy_segments))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SequenceJson:
         """The sequence as JSON can hold it; `from_json` reads it back equal."""
         return {
             "prompt_ids": self.prompt_ids.tolist(),
@@ -361,7 +401,7 @@ class TokenSequence:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TokenSequence:
+    def from_json(cls, value: SequenceJson) -> TokenSequence:
         """Read what `to_json` made.
 
         Raises:

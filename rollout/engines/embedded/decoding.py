@@ -113,12 +113,7 @@ def _new_cache() -> Cache:
 
 
 class DecodingBatch:
-    """The rows being decoded and their keys and values. Belongs to one thread.
-
-    Args:
-        model: any causal LM of transformers; see the module docstring.
-        device: where the model is.
-    """
+    """The rows being decoded and their keys and values. Belongs to one thread."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.rows: list[DecodingRow] = []

@@ -74,10 +74,6 @@ class ChatClient:
     async def turn(self, body: Mapping[str, Any], limit: float) -> ChatTurn:
         """Have the model say its next turn.
 
-        Args:
-            body: of the request.
-            limit: seconds for one attempt.
-
         Raises:
             ConfigError: the server refused the request's content.
             ContextFullError: the conversation is too long for the model.

@@ -20,14 +20,7 @@ DRAIN_DEADLINE = 1.0
 
 
 class CompletionsClient:
-    """Talks to one server. `open` before the first call and `close` after the last.
-
-    Args:
-        url: the server, without "/v1".
-        api_key: sent as a bearer token.
-        connect_timeout: seconds to connect.
-        control_timeout: seconds for every call that is no generation; generations have the caller's deadline.
-    """
+    """Talks to one server. `open` before the first call and `close` after the last."""
 
     def __init__(self, url: str, api_key: str | None, connect_timeout: float, control_timeout: float) -> None:
         self.url = url
@@ -57,12 +50,6 @@ class CompletionsClient:
 
         It is sent again, as `RETRIES` says, when the connection was refused before anything was sent, and when the
         server says 429 or 503 with `Retry-After`. Cancelling the call closes its connection.
-
-        Args:
-            body: see `messages.request_body`.
-            answer: filled with what comes.
-            headers: sent with this request.
-            progress: called whenever something has come.
 
         Raises:
             ConfigError: the server refused the request's content.

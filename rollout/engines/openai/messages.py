@@ -89,11 +89,6 @@ class ModelInfo:
 def read_models(url: str, answer: Any, wanted: str | None) -> ModelInfo:
     """Read the answer of `/v1/models`.
 
-    Args:
-        url: the server, for error messages.
-        answer: the decoded body.
-        wanted: the model to use; None takes the only one.
-
     Raises:
         EngineError: it is no list of models.
         ConfigError: the wanted model is not served, or none was named and there are several.
@@ -126,13 +121,6 @@ def request_body(
 
     Every parameter that changes the distribution is explicit: both families take defaults from the model's
     `generation_config.json` otherwise.
-
-    Args:
-        model: the served model.
-        prompt_ids: the whole context.
-        params: how to sample.
-        seed: the seed to send; None sends none.
-        top: how many of the most probable tokens to tell beside the sampled one.
 
     Raises:
         ConfigError: the seed is not a non-negative 63-bit integer.

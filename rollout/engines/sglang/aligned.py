@@ -103,13 +103,6 @@ def read_payloads(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Decode the payloads of one answer.
 
-    Args:
-        names: those that were asked for.
-        meta: `meta_info` of the answer.
-        token_ids: the sampled ids.
-        request: what was asked for.
-        info: the server's facts about itself.
-
     Raises:
         EngineError: one is missing, or does not fit the tokens.
     """

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,7 +161,7 @@ class SGLangClient(Engine):
         self._state.label = info.weight_version
         self._info = info
 
-    async def _generate(self, request: GenerationRequest) -> Generation:
+    def _generate(self, request: GenerationRequest) -> Coroutine[Any, Any, Generation]:
         self._require_open()
         params = request.params
         check_params(self._aligned, params)
@@ -169,7 +169,7 @@ class SGLangClient(Engine):
             request.prompt_ids, params, self._seed(params), mask=SAMPLING_MASK in self._aligned
         )
         body |= payload_fields(self._aligned, len(request.prompt_ids))
-        return await self._in_flight.run(request, body, functools.partial(self._read, request))
+        return self._in_flight.run(request, body, functools.partial(self._read, request))
 
     def _read(self, request: GenerationRequest, answer: Any) -> Generation:
         generation = messages.read_generation(answer, request.params)

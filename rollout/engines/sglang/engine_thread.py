@@ -34,11 +34,7 @@ class About(NamedTuple):
 
 
 class EngineThread:
-    """Runs one `sglang.Engine` in a thread, with an event loop of its own.
-
-    Args:
-        server_args: what the engine is made with.
-    """
+    """Runs one `sglang.Engine` in a thread, with an event loop of its own."""
 
     def __init__(self, server_args: dict[str, Any]) -> None:
         try:

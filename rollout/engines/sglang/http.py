@@ -48,12 +48,7 @@ def check_url(url: str) -> str:
 
 
 class SGLangReplica(Replica):
-    """One SGLang server or router.
-
-    Args:
-        url: as `check_url` returns it.
-        session: sends; its owner closes it.
-    """
+    """One SGLang server or router."""
 
     def __init__(self, url: str, session: HttpSession) -> None:
         super().__init__(url)

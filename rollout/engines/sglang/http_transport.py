@@ -81,11 +81,6 @@ class HttpOptions:
 class HttpTransport:
     """Carries requests and control calls to servers, or to a router and its workers. An `SGLangTransport`.
 
-    Args:
-        urls: the servers, or one router.
-        workers: the urls of a router's workers, if they cannot be asked from it.
-        options: see `HttpOptions`. The other arguments are as `SGLangServer` documents them.
-
     Raises:
         ConfigError: an argument is not usable.
     """

@@ -40,12 +40,7 @@ _INPUTS = {
 
 
 class InProcessTransport:
-    """Carries requests and control calls to one `sglang.Engine` in this process. An `SGLangTransport`.
-
-    Args:
-        server_args: SGLang's own arguments, `model_path` among them.
-        start_timeout: seconds until SGLang is ready.
-    """
+    """Carries requests and control calls to one `sglang.Engine` in this process. An `SGLangTransport`."""
 
     def __init__(self, server_args: Mapping[str, Any], start_timeout: float) -> None:
         self._server_args = dict(server_args)

@@ -71,13 +71,6 @@ def read_info(
     derives `max_req_input_len` from its memory: a prompt must be shorter than that, and the server silently cuts a
     generation whose prompt and `max_new_tokens` together are a few tokens longer.
 
-    Args:
-        url: the server, for error messages.
-        model: the answer of `/model_info`.
-        server: the answer of `/server_info`.
-        vocab_size: as the user gave it; None takes it from the model's local `config.json`.
-        routing_shape: the same, see `ServerInfo`.
-
     Raises:
         EngineError: a field is missing.
         ConfigError: the vocabulary's size is not known.
@@ -174,12 +167,6 @@ def request_body(
 
     Every parameter that changes the distribution is explicit: a server may have other defaults
     (`--preferred-sampling-params`).
-
-    Args:
-        prompt_ids: the whole context.
-        params: how to sample.
-        seed: the seed to send; None sends none.
-        mask: whether a sampling mask will be asked for, which wants a finite top-k.
 
     Raises:
         ConfigError: the seed is not a non-negative 63-bit integer.
@@ -329,9 +316,6 @@ def read_load(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> EngineLoad 
     SGLang answers there without a flag (0.5.23, `srt/entrypoints/v1_loads.py`): one entry for each data-parallel rank,
     whose `token_usage` is the share of its KV cache that running requests take. What the prefix cache merely keeps
     counts as free.
-
-    Args:
-        answers: the entries of each replica, by its name.
 
     Raises:
         EngineError: an entry has not the fields of `/v1/loads`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,7 @@ NOTHING = Generation((), (), FinishReason.ABORT, ())
 
 
 class InFlightRequests:
-    """The requests that one client has out.
-
-    Args:
-        state: shared with the client.
-        transport: carries them, and their aborts.
-        timeout: seconds for one, waiting and pauses included.
-    """
+    """The requests that one client has out."""
 
     def __init__(self, state: ClientState, transport: SGLangTransport, timeout: float) -> None:
         self._state = state
@@ -44,11 +39,6 @@ class InFlightRequests:
         self, wanted: GenerationRequest, body: dict[str, Any], read: Callable[[Any], Generation]
     ) -> Generation:
         """Run one request to its end. Cancelling the call ends the request in SGLang, too.
-
-        Args:
-            wanted: its id is unique among those that run.
-            body: of `/generate`, without the `rid`.
-            read: reads SGLang's answer.
 
         Raises:
             ConfigError: the id is running already.
@@ -90,7 +80,9 @@ class InFlightRequests:
                 return generation
         except TimeoutError as error:
             if request.sent:
-                await self.try_abort(request)
+                with contextlib.suppress(TimeoutError, EngineError):  # the caller gets an error in any case
+                    async with asyncio.timeout(WITHDRAW_DEADLINE):
+                        await self._transport.abort(request)
             raise EngineError(f"{self._transport.name} gave no answer within {self._timeout:g} seconds") from error
 
     def _began_stale(self, request: InFlightRequest, labels: Sequence[str]) -> bool:
@@ -108,45 +100,26 @@ class InFlightRequests:
     async def end_all(
         self, command: Callable[[str, Mapping[str, Any]], Awaitable[None]], before: PauseMode | None
     ) -> None:
-        """Pause SGLang in the mode that aborts, and wait until all requests have come back.
-
-        Args:
-            command: has all replicas do something.
-            before: how SGLang is paused already.
-        """
-        requests = [request for request in self._requests.values() if request.task is not None]
+        """Pause SGLang in the mode that aborts, and wait until all requests have come back."""
+        requests = list(self._requests.values())
         for request in requests:
             request.aborted = True
-            if not request.sent and request.task is not None:
+            if not request.sent:
                 request.task.cancel()
         if before in (PauseMode.IN_PLACE, PauseMode.RETRACT):
             # To SGLang's paused scheduler an aborting pause would never end: it waits for the requests, they for it.
             await asyncio.gather(*(self._transport.abort(request) for request in requests if request.sent))
             await command("/continue_generation", {})
         await command("/pause_generation", {"mode": PauseMode.ABORT.value})
-        await self._collect(requests)
-
-    async def _collect(self, requests: list[InFlightRequest]) -> None:
-        """Wait until requests that a pause aborts have come back; give up those that it left waiting in SGLang."""
-        tasks = {request.task for request in requests if request.task is not None}
-        if tasks:
-            await asyncio.wait(tasks, timeout=ABORT_GRACE)
+        if requests:
+            await asyncio.wait({request.task for request in requests}, timeout=ABORT_GRACE)
         # A request that is still out reached SGLang after the pause began; it waits there and has no tokens.
-        late = [request for request in requests if request.task is not None and not request.task.done()]
+        late = [request for request in requests if not request.task.done()]
         for request in late:
             request.dropped = True
-            if request.task is not None:
-                request.task.cancel()
+            request.task.cancel()
         if late:
-            await asyncio.wait({request.task for request in late if request.task is not None})
-
-    async def try_abort(self, request: InFlightRequest) -> None:
-        """Ask SGLang once to end a request whose caller gets an error in any case."""
-        try:
-            async with asyncio.timeout(WITHDRAW_DEADLINE):
-                await self._transport.abort(request)
-        except (TimeoutError, EngineError):
-            return  # the caller already raises that the server does not answer
+            await asyncio.wait({request.task for request in late})
 
     async def close(self) -> None:
         """End everything."""
@@ -158,7 +131,7 @@ class InFlightRequests:
         """Ask SGLang to end a request, until it ended or SGLang has certainly been asked."""
         request.aborted = True
         task = request.task
-        if task is None or task.done():
+        if task.done():
             return
         if not request.sent:
             task.cancel()
@@ -180,16 +153,15 @@ class InFlightRequests:
             try:
                 async with asyncio.timeout(WITHDRAW_DEADLINE):
                     await self._abort(request)
-                    if request.task is not None and self._state.running.is_set():
+                    if self._state.running.is_set():
                         await asyncio.wait({request.task})
             except (TimeoutError, EngineError):
                 pass  # closing the connection, below, makes the server abort too, some seconds later
             finally:
-                if request.task is not None:
-                    request.task.cancel()
-                    await asyncio.wait({request.task})
-                    if not request.task.cancelled():
-                        request.task.exception()  # seen: asyncio must not log it as never retrieved
+                request.task.cancel()
+                await asyncio.wait({request.task})
+                if not request.task.cancelled():
+                    request.task.exception()  # seen: asyncio must not log it as never retrieved
 
         task = asyncio.create_task(withdraw())
         self._withdrawals.add(task)

@@ -37,6 +37,8 @@ class InFlightRequest:
         task: the task that runs it.
     """
 
+    task: asyncio.Task[Generation]
+
     def __init__(self) -> None:
         self.rid = ""
         self.updates = 0
@@ -46,7 +48,6 @@ class InFlightRequest:
         self.aborted = False
         self.dropped = False
         self.carrier: Any = None
-        self.task: asyncio.Task[Generation] | None = None
 
     def next_rid(self) -> str:
         """Return a new id for one send, always of one length: SGLang aborts every request whose id *begins* so."""
